@@ -13,6 +13,8 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant
+from oscar_zoo.engines.sglang.layer_values import one_or_text
+from oscar_zoo.engines.sglang.served_artifact import recipe_values
 from oscar_zoo.errors import OscarZooError, ServerFailed, UsageError
 from oscar_zoo.evaluate.server_client import ServerClient
 from oscar_zoo.registry.model_names import ModelChoice
@@ -120,8 +122,15 @@ def _wanted_server(
 
 def check_recipe(client: ServerClient, recipe: ServingRecipe) -> None:
     """Refuse a running server whose settings differ from those of the reference."""
-    windows, clip = recipe.windows, recipe.clip
-    ours = {"sink": windows.sink, "recent": windows.recent, "k_clip": clip.k, "v_clip": clip.v}
+    values = recipe_values(recipe)
+    assert values.k_clip is not None and values.v_clip is not None
+    ours = {
+        "sink": values.sink,
+        "recent": values.recent,
+        "bits": str(values.bits),
+        "k_clip": one_or_text(values.k_clip),
+        "v_clip": one_or_text(values.v_clip),
+    }
     told = client.facts().recipe
     for name, value in ours.items():
         if told.get(name, value) != value:

@@ -7,9 +7,9 @@ may read any slot of a shared prefix.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -28,22 +28,42 @@ class SlotShape:
     """Size of the store of one worker.
 
     Attributes:
-        num_layers: local layers.
+        specs: what a row of keys and of values is, for every local layer. Layers differ in bits
+            and clip only.
         num_slots: slots, the dummy page included.
         num_kv_heads: local KV heads.
-        k, v: what a row of keys and of values is.
     """
 
-    num_layers: int
+    specs: tuple[tuple[QuantSpec, QuantSpec], ...]
     num_slots: int
     num_kv_heads: int
-    k: QuantSpec
-    v: QuantSpec
+
+    @classmethod
+    def alike(
+        cls, num_layers: int, num_slots: int, num_kv_heads: int, k: QuantSpec, v: QuantSpec
+    ) -> Self:
+        """A store whose layers have the same rows."""
+        return cls(((k, v),) * num_layers, num_slots, num_kv_heads)
+
+    @property
+    def num_layers(self) -> int:
+        """Local layers."""
+        return len(self.specs)
+
+    @property
+    def k(self) -> QuantSpec:
+        """Keys of the first layer: the channels and groups of all of them."""
+        return self.specs[0][0]
+
+    @property
+    def v(self) -> QuantSpec:
+        """Values of the first layer: the channels and groups of all of them."""
+        return self.specs[0][1]
 
     def token_bytes(self) -> int:
         """Bytes of one token over all layers and heads."""
-        per_head = layout.row_bytes(self.k) + layout.row_bytes(self.v)
-        return self.num_layers * self.num_kv_heads * per_head
+        rows = (layout.row_bytes(spec) for both in self.specs for spec in both)
+        return self.num_kv_heads * sum(rows)
 
 
 def zeros(size: tuple[int, ...], dtype: torch.dtype, device: str | torch.device) -> Tensor:
@@ -66,26 +86,29 @@ class SlotStore:
 
     def __init__(self, shape: SlotShape, device: str | torch.device) -> None:
         self.shape = shape
-        k, v = shape.k, shape.v
-        self.codes = self.rows(layout.code_bytes(k) + layout.code_bytes(v), torch.uint8, device)
-        self.affine = self.rows(
-            2 * (k.num_groups + v.num_groups), quantizer.SCALE_DTYPES[k.scale_dtype], device
-        )
+        codes = [layout.code_bytes(k) + layout.code_bytes(v) for k, v in shape.specs]
+        affine = [2 * (k.num_groups + v.num_groups) for k, v in shape.specs]
+        self.codes = self.rows(codes, torch.uint8, device)
+        self.affine = self.rows(affine, quantizer.SCALE_DTYPES[shape.k.scale_dtype], device)
 
-    def rows(self, width: int, dtype: torch.dtype, device: str | torch.device) -> list[Tensor]:
+    def rows(
+        self, widths: Sequence[int], dtype: torch.dtype, device: str | torch.device
+    ) -> list[Tensor]:
         """Zeros `[num_slots, num_kv_heads, width]`, one tensor per layer.
 
         On a CPU the system gives a page when it is first written, so that a store of many gigabytes
         is there at once.
+
+        Args:
+            widths: of each layer.
         """
-        size = (self.shape.num_slots, self.shape.num_kv_heads, width)
-        return [zeros(size, dtype, device) for _ in range(self.shape.num_layers)]
+        size = (self.shape.num_slots, self.shape.num_kv_heads)
+        return [zeros((*size, width), dtype, device) for width in widths]
 
     def layer(self, index: int, windows: WindowStore) -> LayerCache:
         """The cache of one layer: its slots, with the windows that lie on top of them."""
         return LayerCache(
-            self.shape.k,
-            self.shape.v,
+            *self.shape.specs[index],
             self.codes[index],
             self.affine[index],
             windows.ring_k[index],

@@ -2,8 +2,8 @@
 compiler.
 
 Decode needs no warm-up: SGLang captures its graphs before it is ready, which compiles what they
-hold. All steps belong to the padding row and to slot 0, which no request owns, and to the first
-layer: the other layers have the same shapes.
+hold. All steps belong to the padding row and to slot 0, which no request owns, and to one layer for
+each pair of widths: the other layers have the same shapes.
 """
 
 from __future__ import annotations
@@ -67,15 +67,24 @@ def warm_up(executor: Executor, source: SlotSource, config: CacheConfig) -> None
             piece_tokens=config.piece_tokens,
         )
         executor.begin(batch)
-        _run(executor, batch, config.softmax)
+        for layer in _first_layers(executor):
+            _run(executor, layer, batch, config.softmax)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _run(executor: Executor, batch: Batch, softmax: Softmax) -> None:
-    cache, new = executor.caches[0], batch.num_tokens
+def _first_layers(executor: Executor) -> list[int]:
+    """The first layer of every kind of rows: bits and clip make kernels of their own."""
+    first: dict[object, int] = {}
+    for index, cache in enumerate(executor.caches):
+        first.setdefault((cache.k_spec, cache.v_spec), index)
+    return list(first.values())
+
+
+def _run(executor: Executor, layer: int, batch: Batch, softmax: Softmax) -> None:
+    cache, new = executor.caches[layer], batch.num_tokens
     heads, dtype, device = executor.num_q_heads, cache.ring_k.dtype, cache.ring_k.device
     widths = ((heads, cache.k_spec.head_dim), (cache.num_kv_heads, cache.k_spec.head_dim))
     q, k = (torch.zeros(new, *width, dtype=dtype, device=device) for width in widths)
     v = torch.zeros(new, cache.num_kv_heads, cache.v_spec.head_dim, dtype=dtype, device=device)
-    executor.forward(0, q, k, v, batch, softmax)
+    executor.forward(layer, q, k, v, batch, softmax)

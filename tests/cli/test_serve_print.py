@@ -86,7 +86,7 @@ def test_the_plugin_reads_what_the_command_names(
     chosen = settings.read_settings(environ)
     served = served_artifact.load(chosen.source.value, chosen.expected_digest)
     assert served.digest == facts["digest"] and served.where == str(artifact)
-    assert (chosen.k_clip.value, chosen.v_clip.value) == (0.5, 0.25)
+    assert (chosen.k_clip.value, chosen.v_clip.value) == ((0.5,), (0.25,))
     assert given["--kv-cache-dtype"] == "int2" and given["--host"] == "127.0.0.1"
     assert (
         given["--model-path"] == str(MODEL) and given["--cuda-graph-backend-prefill"] == "disabled"

@@ -37,7 +37,7 @@ from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 HEADS, GROUP, DIM, SINK, RECENT, ROWS, SLOTS, LONGEST = 2, 2, 32, 4, 8, 4, 200, 100
 SPEC = QuantSpec(DIM, DIM, 0.9, "float16")
 FIRST_LAYER = 7
-SLOT_SHAPE = SlotShape(1, SLOTS, HEADS, SPEC, SPEC)
+SLOT_SHAPE = SlotShape.alike(1, SLOTS, HEADS, SPEC, SPEC)
 WINDOW_SHAPE = WindowShape(1, ROWS, HEADS, DIM, DIM, SINK, RECENT, torch.float32)
 CONFIG = CacheConfig(
     layer_ids=(FIRST_LAYER,),

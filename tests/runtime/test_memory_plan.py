@@ -15,7 +15,7 @@ from oscar_zoo.runtime.transforms import TransformTable, transform_bytes
 from oscar_zoo.runtime.window_store import WindowShape
 
 SPEC = QuantSpec(128, 128, 0.96)
-QWEN3_8B = SlotShape(36, 0, 8, SPEC, SPEC)
+QWEN3_8B = SlotShape.alike(36, 0, 8, SPEC, SPEC)
 
 
 def windows(rows: int, idle: int = 0) -> WindowShape:

@@ -60,7 +60,7 @@ class Machine:
         for buffer in self.windows.buffers():
             buffer.fill_(float("nan") if buffer.is_floating_point() else 0)
         make = exact.ExactStore if self.mode == "lossless" else SlotStore
-        self.store = make(SlotShape(1, 400, HEADS, *self.specs), self.device)
+        self.store = make(SlotShape.alike(1, 400, HEADS, *self.specs), self.device)
         table = TransformTable.build(
             *self.sets, range(1), kv_heads=range(HEADS), device=self.device
         )

@@ -27,8 +27,8 @@ MODES = ["int2", "lossless"]
 
 def make(mode: str = "int2") -> SlotStore:
     if mode == "lossless":
-        return exact.ExactStore(exact.ExactShape(2, 20, 3, K, V), "cpu")
-    return SlotStore(SlotShape(2, 20, 3, K, V), "cpu")
+        return exact.ExactStore(exact.ExactShape.alike(2, 20, 3, K, V), "cpu")
+    return SlotStore(SlotShape.alike(2, 20, 3, K, V), "cpu")
 
 
 def some(tokens: int = 5) -> tuple[Tensor, Tensor]:
@@ -107,14 +107,14 @@ def test_the_numbers_of_the_design() -> None:
     """Qwen3-8B: 36 layers, 8 KV heads, head_dim 128: 20,736 bytes per token, 2.25 bits per
     element."""
     spec = QuantSpec(128, 128, 0.96)
-    token = SlotShape(36, 0, 8, spec, spec).token_bytes()
+    token = SlotShape.alike(36, 0, 8, spec, spec).token_bytes()
     assert token == 20_736
     assert 8 * token / (36 * 8 * 2 * 128) == 2.25
 
 
 def test_a_store_on_a_cpu_takes_memory_when_it_is_written() -> None:
     before = resident()
-    store = SlotStore(SlotShape(1, 40_000_000, 3, K, V), "cpu")
+    store = SlotStore(SlotShape.alike(1, 40_000_000, 3, K, V), "cpu")
     assert store.nbytes > 4e9 and resident() - before < 1e9
     last = torch.tensor([39_999_999])
     write(store, 0, last, some(1))

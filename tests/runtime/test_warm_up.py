@@ -35,7 +35,7 @@ def test_only_the_padding_row_and_slot_zero_are_written(monkeypatch: pytest.Monk
     monkeypatch.setattr(executor, "SHORT", 4)
     heads, dim = 1, 32
     spec = QuantSpec(dim, dim, 0.9, "float16")
-    slots = SlotStore(SlotShape(1, 40, heads, spec, spec), "cpu")
+    slots = SlotStore(SlotShape.alike(1, 40, heads, spec, spec), "cpu")
     windows = WindowStore(WindowShape(1, 3, heads, dim, dim, 4, 8, torch.float32), "cpu")
     sets = [general_set(role, 1, heads, dim, seed=1) for role in ("k", "v")]
     table = TransformTable.build(*sets, range(1), kv_heads=range(1), device="cpu")

@@ -28,7 +28,7 @@ def store(
 
 def layer(side: WindowStore, index: int) -> LayerCache:
     """A layer whose slots all read as NaN."""
-    slots = SlotStore(SlotShape(2, 1, 2, QuantSpec(8, 8), QuantSpec(12, 12)), "cpu")
+    slots = SlotStore(SlotShape.alike(2, 1, 2, QuantSpec(8, 8), QuantSpec(12, 12)), "cpu")
     slots.affine[index].fill_(float("nan"))
     return slots.layer(index, side)
 

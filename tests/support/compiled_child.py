@@ -50,7 +50,7 @@ def main() -> None:
     spec = QuantSpec(DIM, DIM, 0.9, "float16")
     sets = [general_set(role, 1, HEADS, DIM, seed=1) for role in ("k", "v")]
     windows = WindowStore(WindowShape(1, ROWS, HEADS, DIM, DIM, 4, 8, torch.bfloat16), "cpu")
-    slots = SlotStore(SlotShape(1, 100, HEADS, spec, spec), "cpu")
+    slots = SlotStore(SlotShape.alike(1, 100, HEADS, spec, spec), "cpu")
     config = CacheConfig((0,), HEADS * GROUP, Softmax(0.1), ROWS, 2000, PIECE, "cpu")
     executor = Executor(
         [slots.layer(0, windows)],

@@ -341,7 +341,7 @@ def pool_contract() -> dict[str, Any]:
         head_dim=64,
         v_head_dim=64,
         layer_num=3,
-        slot_shape=SlotShape(3, 0, 2, spec, spec),
+        slot_shape=SlotShape.alike(3, 0, 2, spec, spec),
         window_shape=WindowShape(3, 5, 2, 64, 64, 4, 8, torch.float32),
         make_stores=lambda slots, windows, device: (
             SlotStore(slots, device),

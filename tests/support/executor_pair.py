@@ -85,7 +85,9 @@ class Machine:
             self.windows.sink_v,
         ):
             ring.fill_(float("nan"))  # what was never written must not be read
-        self.slots = SlotStore(SlotShape(1, shape.slots, shape.heads, *shape.specs), shape.device)
+        self.slots = SlotStore(
+            SlotShape.alike(1, shape.slots, shape.heads, *shape.specs), shape.device
+        )
         self.tables = BatchTables(3, shape.longest, shape.device)
         self.executor = Executor(
             [self.slots.layer(0, self.windows)],

@@ -29,6 +29,7 @@ def ready_facts(server: RunningServer, *, port: int, key_file: Path | None) -> d
         "device": server.device,
         "tensor_parallel": server.tensor_parallel,
         "bits_per_element": ready.bits,
+        "code_bits": ready.code_bits,
         "windows": {"sink": ready.sink, "recent": ready.recent},
         "clip": {"k": ready.k_clip, "v": ready.v_clip},
         "capacity_tokens": ready.capacity,
@@ -82,9 +83,9 @@ def print_ready(facts: dict[str, Any], *, stop: str, new_key: bool = False) -> N
         "Model": f"{facts['model_id']}, SGLang {facts['sglang']} on {where}",
         "Artifact": f"{facts['artifact']}  {facts['digest']}, verified to level {facts['level']}",
         "Cache": (
-            f"INT2, {facts['bits_per_element']:.2f} bits per element, K clip {clip['k']}, V clip"
-            f" {clip['v']}, first {windows['sink']} and last {windows['recent']} tokens"
-            " uncompressed"
+            f"INT2{_wider(facts['code_bits'])}, {facts['bits_per_element']:.2f} bits per element, K"
+            f" clip {clip['k']}, V clip {clip['v']}, first {windows['sink']} and last"
+            f" {windows['recent']} tokens uncompressed"
         ),
         "Capacity": (
             f"{facts['capacity_tokens']:,} tokens{more}, {facts['max_running_requests']} requests"
@@ -99,3 +100,8 @@ def print_ready(facts: dict[str, Any], *, stop: str, new_key: bool = False) -> N
         key = Path(facts["key_file"]).read_text("utf-8").strip()
         console.print(f"{'Key':<9} only shown here; oscar-zoo chat knows it")
         console.print(f"OPENAI_API_KEY={key}")
+
+
+def _wider(code_bits: str) -> str:
+    """What to say of codes that do not have 2 bits everywhere."""
+    return "" if code_bits == "2" else f" with codes of {code_bits} bits (keys/values)"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from oscar_kernels.layout import row_bytes
 from oscar_kernels.spec import QuantSpec, group_channels
+from oscar_zoo.artifact.formats import Role
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.models.other_layers import OtherLayers
@@ -89,7 +90,6 @@ def caches(
     """
     other = other or OtherLayers()
     dims = geometry.head_dims
-    rows = int2_row_bytes(geometry, serving)
     layers, heads = len(geometry.attention_layers), geometry.num_kv_heads
 
     def token(itemsize: int) -> int:
@@ -109,20 +109,27 @@ def caches(
         Cache(kind, token(size), sliding(size), other.window, state) for kind, size in plain.items()
     ]
     windows = serving.windows.recent + 2 * serving.windows.sink  # as `usual_requests` counts
-    int2 = bf16 * rows // (BF16_BYTES * sum(dims))
+    int2 = bf16 * code_bytes(geometry, serving) // (BF16_BYTES * sum(dims) * layers)
     found.append(Cache("INT2", int2, sliding(BF16_BYTES), other.window, windows * bf16 + state))
     return tuple(found)
 
 
-def int2_row_bytes(geometry: Geometry, serving: ServingRecipe) -> int:
-    """Bytes of a token's row of K and of V in INT2, in one layer and head, with scales.
+def code_bytes(geometry: Geometry, serving: ServingRecipe) -> int:
+    """Bytes of a token's rows of codes with scales, of K and V in all layers of one head.
 
     Raises:
         ValueError: the INT2 cache does not take such heads.
     """
+    roles: tuple[tuple[Role, int], ...] = (("k", geometry.head_dim), ("v", geometry.v_head_dim))
     return sum(
         row_bytes(
-            QuantSpec(dim, group_channels(dim, serving.group_size), scale_dtype=serving.scale_dtype)
+            QuantSpec(
+                dim,
+                group_channels(dim, serving.group_size),
+                scale_dtype=serving.scale_dtype,
+                bits=serving.code_bits(role, index),
+            )
         )
-        for dim in geometry.head_dims
+        for index in range(len(geometry.attention_layers))
+        for role, dim in roles
     )

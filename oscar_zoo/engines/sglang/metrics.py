@@ -100,6 +100,7 @@ INFO_LABELS = (
     "format_version",
     "sink",
     "recent",
+    "bits",
     "k_clip",
     "v_clip",
     "group_size",

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oscar_kernels.spec import CLIP_ALGORITHM, QUANTIZER
+from oscar_kernels.spec import CLIP_ALGORITHM, MIXED_QUANTIZER, QUANTIZER
 from oscar_zoo.artifact import tree
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.files import read_file
@@ -21,6 +21,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME, SUFFIX, Manifest
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines.sglang.layer_values import CodeBits
 from oscar_zoo.engines.sglang.settings import ArtifactSource, RecipeValues
 from oscar_zoo.errors import (
     ArtifactNotFound,
@@ -159,18 +160,19 @@ def recipe_values(recipe: ServingRecipe) -> RecipeValues:
     Raises:
         UsageError: the recipe has another quantizer or clip algorithm; nothing is approximated.
     """
-    clip = recipe.clip
-    if recipe.quantizer != QUANTIZER or clip.algorithm not in ("none", CLIP_ALGORITHM):
+    clip, widths, known = recipe.clip, recipe.widths, (QUANTIZER, MIXED_QUANTIZER)
+    if recipe.quantizer not in known or clip.algorithm not in ("none", CLIP_ALGORITHM):
         raise UsageError(
             f"the recipe asks for quantizer {recipe.quantizer} with clip {clip.algorithm}.",
-            hint=f"this server has {QUANTIZER} with {CLIP_ALGORITHM}",
+            hint=f"this server has {' and '.join(known)} with {CLIP_ALGORITHM}",
         )
     unclipped = clip.algorithm == "none"
     return RecipeValues(
         sink=recipe.windows.sink,
         recent=recipe.windows.recent,
-        k_clip=0.0 if unclipped else clip.k,
-        v_clip=0.0 if unclipped else clip.v,
+        bits=CodeBits() if widths is None else CodeBits(widths.k.bits, widths.v.bits),
+        k_clip=widths.k.clip if widths else (0.0 if unclipped else clip.k,),
+        v_clip=widths.v.clip if widths else (0.0 if unclipped else clip.v,),
         group_size=recipe.group_size,
     )
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from oscar_kernels.spec import QUANTIZER
+from oscar_kernels.spec import MIXED_QUANTIZER, QUANTIZER
+from oscar_zoo.engines.sglang.layer_values import one_or_text
 from oscar_zoo.engines.sglang.served_artifact import ServedArtifact
 from oscar_zoo.engines.sglang.settings import PluginSettings
 from oscar_zoo.runtime import memory_plan
@@ -17,14 +18,15 @@ KEY = "oscar_int2"
 
 
 def recipe(chosen: PluginSettings, slots: SlotShape) -> dict[str, Any]:
-    """The serving recipe in force: windows in tokens, clip ratios, and channels that share a
-    scale."""
+    """The serving recipe in force: windows in tokens, bits and clip ratios (as `layer_values`
+    writes them where layers differ), and channels that share a scale."""
     return {
-        "quantizer": QUANTIZER,
+        "quantizer": QUANTIZER if chosen.bits.value.narrow else MIXED_QUANTIZER,
+        "bits": str(chosen.bits.value),
         "sink": chosen.sink.value,
         "recent": chosen.recent.value,
-        "k_clip": chosen.k_clip.value,
-        "v_clip": chosen.v_clip.value,
+        "k_clip": one_or_text(chosen.k_clip.value),
+        "v_clip": one_or_text(chosen.v_clip.value),
         "group_size": max(slots.k.group_size, slots.v.group_size),
         "scale_dtype": slots.k.scale_dtype,
         "window_on_hit": chosen.window_on_hit.value,
@@ -63,7 +65,7 @@ def describe(
         "recipe": recipe(chosen, slots),
         "origins": {
             name: getattr(chosen, name).origin
-            for name in ("sink", "recent", "k_clip", "v_clip", "group_size")
+            for name in ("sink", "recent", "bits", "k_clip", "v_clip", "group_size")
         },
         "bits_per_element": memory_plan.bits_per_element(plan.slot, slots),
         "bits_per_element_in_all": memory_plan.bits_per_element(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oscar_zoo.engines.sglang.layer_values import CodeBits, parse_layers
 from oscar_zoo.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,10 @@ def _ratio(text: str) -> float:
     return value
 
 
+def _ratios(text: str) -> tuple[float, ...]:
+    return parse_layers(text, _ratio)
+
+
 def _name(text: str) -> str:
     if not text.isprintable():
         raise ValueError("must be one line of printable characters")
@@ -127,11 +132,21 @@ OPTIONS = {
         "finished prompts whose first tokens are kept; as many as --max-running-requests by"
         " default",
     ),
+    "bits": Option(
+        "--oscar-bits",
+        "OSCAR_INT2_BITS",
+        CodeBits.parse,
+        "bits of a code, 2 or 4: of keys and values (4), of each (4/2), or of each layer"
+        " (4,2*35/2); codes of 4 bits are not clipped where the clip is one ratio",
+    ),
     "k_clip": Option(
-        "--oscar-k-clip", "OSCAR_INT2_K_CLIP", _ratio, "clip ratio of keys; 0 is no clipping"
+        "--oscar-k-clip",
+        "OSCAR_INT2_K_CLIP",
+        _ratios,
+        "clip ratio of keys, of all layers or of each (0,0.96*35); 0 is no clipping",
     ),
     "v_clip": Option(
-        "--oscar-v-clip", "OSCAR_INT2_V_CLIP", _ratio, "clip ratio of values; 0 is no clipping"
+        "--oscar-v-clip", "OSCAR_INT2_V_CLIP", _ratios, "clip ratio of values, as --oscar-k-clip"
     ),
     "group_size": Option(
         "--oscar-group-size",

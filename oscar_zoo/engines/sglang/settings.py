@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, TypeVar
 
+from oscar_kernels.spec import BITS
 from oscar_zoo.engines.sglang import fork_environment
+from oscar_zoo.engines.sglang.layer_values import CodeBits, layers_text, of_layer
 from oscar_zoo.engines.sglang.setting_flags import (
     FORK_NAMES,
     FROM_FLAGS,
@@ -33,7 +35,8 @@ class Setting(Generic[T]):
     origin: Origin
 
     def __str__(self) -> str:
-        return f"{self.value} ({self.origin})"
+        shown = layers_text(self.value) if isinstance(self.value, tuple) else self.value
+        return f"{shown} ({self.origin})"
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,15 @@ class RecipeValues:
 
     sink: int | None = None
     recent: int | None = None
-    k_clip: float | None = None
-    v_clip: float | None = None
+    bits: CodeBits | None = None
+    k_clip: tuple[float, ...] | None = None
+    v_clip: tuple[float, ...] | None = None
     group_size: int | None = None
 
 
-DEFAULTS = RecipeValues(sink=64, recent=256, k_clip=0.96, v_clip=0.92, group_size=None)
+DEFAULTS = RecipeValues(
+    sink=64, recent=256, bits=CodeBits(), k_clip=(0.96,), v_clip=(0.92,), group_size=None
+)
 """The published serving recipe of OSCAR, where a group is the whole row."""
 
 
@@ -76,12 +82,45 @@ class PluginSettings:
     sink: Setting[int]
     recent: Setting[int]
     idle_sinks: Setting[int | None]
-    k_clip: Setting[float]
-    v_clip: Setting[float]
+    bits: Setting[CodeBits]
+    k_clip: Setting[tuple[float, ...]]
+    v_clip: Setting[tuple[float, ...]]
     group_size: Setting[int | None]
     window_on_hit: Setting[str]
     warnings: tuple[str, ...] = ()
     name: str | None = None
+
+    def check_layers(self, count: int) -> None:
+        """Refuse lists that do not have an entry for each of `count` layers with full attention.
+
+        Raises:
+            UsageError: names the flag.
+        """
+        lists = {
+            "--oscar-bits": (self.bits.value.k, self.bits.value.v),
+            "--oscar-k-clip": (self.k_clip.value,),
+            "--oscar-v-clip": (self.v_clip.value,),
+        }
+        for flag, values in lists.items():
+            for one in values:
+                if len(one) not in (1, count):
+                    raise UsageError(
+                        f"{flag} has {len(one)} entries, and the model has {count} layers with"
+                        " full attention.",
+                        hint="give one value, or one for each of these layers",
+                    )
+
+    def code(self, role: Literal["k", "v"], index: int) -> tuple[int, float]:
+        """Bits and clip ratio of one side in a layer, counted among those with full attention.
+
+        A ratio that is one for all layers belongs to codes of 2 bits, and wider ones are not
+        clipped.
+        """
+        bits = of_layer(getattr(self.bits.value, role), index)
+        ratios = getattr(self, f"{role}_clip").value
+        if len(ratios) == 1 and bits > BITS:
+            return bits, 0.0
+        return bits, of_layer(ratios, index)
 
     def describe(self) -> str:
         """Each value with its origin, one line."""
@@ -122,6 +161,7 @@ def read_settings(environ: Mapping[str, str], recipe: RecipeValues | None = None
         sink=final("sink"),
         recent=final("recent"),
         idle_sinks=given["idle_sinks"] or Setting(None, "default"),
+        bits=final("bits"),
         k_clip=final("k_clip"),
         v_clip=final("v_clip"),
         group_size=final("group_size"),

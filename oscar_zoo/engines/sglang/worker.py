@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -155,16 +155,22 @@ def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
     chosen, model = served()[0], configurator.model_config
     dims = model.head_dim, model.v_head_dim
     size = chosen.group_size.value or max(dims)
+    layers = geometry.full_layers(model)
+    chosen.check_layers(len(layers))
+
+    def spec(role: Literal["k", "v"], dim: int, layer: int) -> QuantSpec:
+        bits, clip = chosen.code(role, layers.index(layer))
+        return QuantSpec(dim, group_channels(dim, size), clip, bits=bits)
+
     try:
         check_group_size(dims, size)
-        specs = [
-            QuantSpec(dim, group_channels(dim, size), clip.value)
-            for dim, clip in zip(dims, (chosen.k_clip, chosen.v_clip), strict=True)
-        ]
+        specs = tuple(
+            (spec("k", dims[0], layer), spec("v", dims[1], layer))
+            for layer in geometry.worker_layers(configurator)
+        )
     except ValueError as error:
         raise UsageError(f"INT2 rows of this model: {error}.", hint="--oscar-group-size") from None
-    layers = len(geometry.worker_layers(configurator))
-    return SlotShape(layers, num_slots, len(geometry.local_kv_heads(model)), specs[0], specs[1])
+    return SlotShape(specs, num_slots, len(geometry.local_kv_heads(model)))
 
 
 def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:

@@ -14,6 +14,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.writer import rotation_bytes
+from oscar_zoo.engines.sglang.layer_values import CodeBits
 from oscar_zoo.engines.sglang.served_artifact import load, recipe_values
 from oscar_zoo.engines.sglang.settings import ArtifactSource, RecipeValues
 from oscar_zoo.errors import (
@@ -33,7 +34,12 @@ def test_a_folder_with_a_manifest(tmp_path: Path) -> None:
     loaded = load(ArtifactSource(folder=str(folder)))
     assert loaded.digest == manifest(payload()).digest
     assert loaded.recipe == RecipeValues(
-        sink=64, recent=256, k_clip=0.96, v_clip=0.92, group_size=64
+        sink=64,
+        recent=256,
+        bits=CodeBits(),
+        k_clip=(0.96,),
+        v_clip=(0.92,),
+        group_size=64,
     )
     assert loaded.k.declared_role == "k" and loaded.v.declared_role == "v"
     loaded.check_geometry(**FIT)
@@ -157,7 +163,7 @@ def test_another_model_than_the_artifact_was_made_for(
 def test_recipes_are_followed_or_refused() -> None:
     recipe = ServingRecipe(group_size=32, clip=Clip(k=0.5, v=0.4, algorithm="none"))
     assert recipe_values(recipe) == RecipeValues(
-        sink=64, recent=256, k_clip=0.0, v_clip=0.0, group_size=32
+        sink=64, recent=256, bits=CodeBits(), k_clip=(0.0,), v_clip=(0.0,), group_size=32
     )
     for refused in (
         ServingRecipe(group_size=32, clip=Clip(k=0.5, v=0.4), quantizer="lloydmax-uniform-u2/1"),

@@ -23,7 +23,7 @@ from oscar_zoo.engines.sglang.settings import RecipeValues, Setting, read_settin
 from oscar_zoo.errors import UsageError
 
 DIR = {"OSCAR_INT2_ROTATION_PATH": "/artifact"}
-RECIPE = RecipeValues(sink=32, recent=128, k_clip=0.9, v_clip=0.8, group_size=64)
+RECIPE = RecipeValues(sink=32, recent=128, k_clip=(0.9,), v_clip=(0.8,), group_size=64)
 
 
 def flags(*arguments: str, environ: dict[str, str] | None = None) -> dict[str, str]:
@@ -43,7 +43,10 @@ def flags(*arguments: str, environ: dict[str, str] | None = None) -> dict[str, s
 def test_defaults_are_the_published_recipe() -> None:
     chosen = read_settings(DIR)
     assert (chosen.sink, chosen.recent) == (Setting(64, "default"), Setting(256, "default"))
-    assert (chosen.k_clip, chosen.v_clip) == (Setting(0.96, "default"), Setting(0.92, "default"))
+    assert (chosen.k_clip, chosen.v_clip) == (
+        Setting((0.96,), "default"),
+        Setting((0.92,), "default"),
+    )
     assert chosen.group_size == Setting(None, "default")
     assert chosen.window_on_hit == Setting("recompute", "default")
     assert chosen.source.value.folder == "/artifact"
@@ -55,8 +58,8 @@ def test_flag_beats_environment_beats_recipe_beats_default() -> None:
     chosen = read_settings(environ, RECIPE)
     assert chosen.sink == Setting(16, "flag")
     assert chosen.recent == Setting(99, "environment")
-    assert chosen.k_clip == Setting(0.9, "recipe")
-    assert read_settings(environ, RecipeValues()).v_clip == Setting(0.92, "default")
+    assert chosen.k_clip == Setting((0.9,), "recipe")
+    assert read_settings(environ, RecipeValues()).v_clip == Setting((0.92,), "default")
 
 
 @pytest.mark.parametrize("name", FORK_NAMES)
@@ -65,7 +68,7 @@ def test_a_variable_of_the_fork_loses_against_ours_with_one_warning(name: str) -
     assert read_settings(environ, RECIPE).warnings == ()
     environ[OPTIONS[name].variable] = "0.5" if "clip" in name else "9"
     chosen = read_settings(environ, RECIPE)
-    assert getattr(chosen, name).value in (0.5, 9)
+    assert getattr(chosen, name).value in ((0.5,), 9)
     assert len(chosen.warnings) == 1 and FORK_NAMES[name] in chosen.warnings[0]
 
 
@@ -195,3 +198,41 @@ def test_other_variables_of_sglang_are_not_ours() -> None:
         "SGLANG_MIXED_KV_B",
         "SGLANG_OSCAR_A",
     )
+
+
+def test_layers_may_have_bits_and_clips_of_their_own() -> None:
+    environ = {
+        **DIR,
+        "OSCAR_INT2_BITS": "4,2*2/2",
+        "OSCAR_INT2_K_CLIP": "0,0.9,0.95",
+        "OSCAR_INT2_V_CLIP": "0.8",
+    }
+    chosen = read_settings(environ, RECIPE)
+    chosen.check_layers(3)
+    assert [chosen.code("k", layer) for layer in range(3)] == [(4, 0.0), (2, 0.9), (2, 0.95)]
+    assert [chosen.code("v", layer) for layer in range(3)] == [(2, 0.8)] * 3
+    assert "bits 4,2*2/2 (environment), k_clip 0,0.9,0.95 (environment)" in chosen.describe()
+    with pytest.raises(UsageError, match="--oscar-bits has 3 entries, and the model has 4 layers"):
+        chosen.check_layers(4)
+
+
+def test_one_ratio_for_all_layers_does_not_clip_wider_codes() -> None:
+    chosen = read_settings({**DIR, "OSCAR_INT2_BITS": "4/2"}, RECIPE)
+    assert (chosen.code("k", 7), chosen.code("v", 7)) == ((4, 0.0), (2, 0.8))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("OSCAR_INT2_BITS", "3", "codes have 2 or 4 bits, not '3'"),
+        ("OSCAR_INT2_BITS", "", "''"),
+        ("OSCAR_INT2_BITS", "4*0", "repeated 0 times"),
+        ("OSCAR_INT2_BITS", "4*x", "invalid literal"),
+        ("OSCAR_INT2_BITS", "2*600,2*600", "1200 entries are more than a model has layers"),
+        ("OSCAR_INT2_K_CLIP", "0.9,1.5", r"must lie in 0 \.\. 1"),
+        ("OSCAR_INT2_K_CLIP", "nan", r"must lie in 0 \.\. 1"),
+    ],
+)
+def test_lists_that_are_none_are_refused(name: str, text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        read_settings({**DIR, name: text}, RECIPE)

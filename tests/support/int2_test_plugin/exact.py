@@ -35,7 +35,8 @@ class ExactStore(SlotStore):
     def __init__(self, shape: SlotShape, device: str | torch.device) -> None:
         super().__init__(shape, device)
         self.exact_k, self.exact_v = (
-            self.rows(dim, torch.float32, device) for dim in (shape.k.head_dim, shape.v.head_dim)
+            self.rows([dim] * shape.num_layers, torch.float32, device)
+            for dim in (shape.k.head_dim, shape.v.head_dim)
         )
 
     def layer(self, index: int, windows: WindowStore) -> LayerCache:

@@ -78,6 +78,12 @@ def check_format(k: RotationSet, v: RotationSet) -> None:
 def variables(options: ForkOptions) -> dict[str, str]:
     """The environment that the fork needs, beside that of its user."""
     recipe = options.recipe
+    if recipe.widths is not None:
+        raise UsageError(
+            "the fork has codes of 2 bits, and this artifact has codes of 4 bits too.",
+            hint="serve it with stock SGLang, or make one that both read: oscar-zoo compute MODEL"
+            " --compat",
+        )
     clipped = recipe.clip.algorithm != "none"
     env = {
         "SGLANG_ENABLE_MIXED_KV_WINDOWS": "1",

@@ -19,6 +19,7 @@ from oscar_zoo.engines.sglang.flags import device_flags, device_switches
 from oscar_zoo.engines.sglang.front.settings import ON
 from oscar_zoo.engines.sglang.launch.environment import child_environment, set_variables
 from oscar_zoo.engines.sglang.launch.user_flags import SERVED_NAME, TENSOR_PARALLEL, UserFlags
+from oscar_zoo.engines.sglang.layer_values import CodeBits, layers_text
 from oscar_zoo.engines.sglang.setting_flags import OPTIONS
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 
@@ -97,9 +98,20 @@ def cache_flags(
         "--oscar-rotation-sha256": rotations_sha256,
         "--oscar-sink-size": str(recipe.windows.sink),
         "--oscar-recent-size": str(recipe.windows.recent),
-        "--oscar-k-clip": repr(recipe.clip.k),
-        "--oscar-v-clip": repr(recipe.clip.v),
+        **_code_flags(recipe),
         "--oscar-group-size": str(recipe.group_size),
+    }
+
+
+def _code_flags(recipe: ServingRecipe) -> dict[str, str]:
+    """Bits and clips; bits only where they are not 2 everywhere."""
+    widths = recipe.widths
+    if widths is None:
+        return {"--oscar-k-clip": repr(recipe.clip.k), "--oscar-v-clip": repr(recipe.clip.v)}
+    return {
+        "--oscar-bits": str(CodeBits(widths.k.bits, widths.v.bits)),
+        "--oscar-k-clip": layers_text(widths.k.clip),
+        "--oscar-v-clip": layers_text(widths.v.clip),
     }
 
 

@@ -25,7 +25,8 @@ class ReadyFacts:
             capacity was limited by a flag.
         bits: per cached element, scales and offsets included.
         sink, recent: tokens kept uncompressed.
-        k_clip, v_clip: ratios in force; 0 is no clipping.
+        code_bits: of keys and values, as `layer_values.CodeBits` writes them.
+        k_clip, v_clip: ratios in force; 0 is no clipping, and a text lists those of the layers.
         requests: concurrent requests, over all data-parallel workers.
         context: tokens of the longest request.
     """
@@ -37,8 +38,9 @@ class ReadyFacts:
     bits: float
     sink: int
     recent: int
-    k_clip: float
-    v_clip: float
+    code_bits: str
+    k_clip: float | str
+    v_clip: float | str
     requests: int
     context: int | None
 
@@ -66,8 +68,9 @@ def read_facts(client: ServerClient) -> ReadyFacts:
             bits=bits,
             sink=int(recipe["sink"]),
             recent=int(recipe["recent"]),
-            k_clip=float(recipe["k_clip"]),
-            v_clip=float(recipe["v_clip"]),
+            code_bits=str(recipe["bits"]),
+            k_clip=_clip(recipe["k_clip"]),
+            v_clip=_clip(recipe["v_clip"]),
             requests=sum(int(memory["request_rows"]) - 1 for memory in memories),
             context=int(model["max_model_len"]) if model.get("max_model_len") else None,
         )
@@ -76,6 +79,10 @@ def read_facts(client: ServerClient) -> ReadyFacts:
             f"{client.url} does not describe its INT2 cache: {type(error).__name__} {error}.",
             hint="see its log",
         ) from None
+
+
+def _clip(told: Any) -> float | str:
+    return told if isinstance(told, str) else float(told)
 
 
 def _plain_tokens(memory: Mapping[str, Any], bits: float) -> int:

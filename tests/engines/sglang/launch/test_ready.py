@@ -27,7 +27,7 @@ def worker(slots: int) -> dict[str, Any]:
         "request_rows": 65,
         "found_bytes": 59 * GB,
     }
-    recipe = {"sink": 64, "recent": 256, "k_clip": 0.96, "v_clip": 0.92}
+    recipe = {"sink": 64, "recent": 256, "bits": "2", "k_clip": 0.96, "v_clip": 0.92}
     return {"oscar_int2": {"bits_per_element": 2.25, "recipe": recipe, "memory": memory}}
 
 
