@@ -7,6 +7,7 @@ so the comparison can fail.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from engines import CHUNK, ENGINE, MODEL, Engines, needs_sglang, recall_prompts,
 from reference_server import ReferenceServer, Served, equal_tokens
 from tiny_artifacts import artifact_files, manifest, payload, write_folder
 
+from oscar_zoo.artifact.manifest import FILE_NAME, WITH_WIDTHS
 from oscar_zoo.artifact.reader import read_rotation
-from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.artifact.specs import SideWidths, Widths, Windows
 from oscar_zoo.engines.sglang.metrics import INFO_LABELS, METRICS
 from oscar_zoo.evaluate.generate import greedy_generate
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
@@ -27,6 +29,10 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
 SINK, RECENT = 16, 32
 INT2 = {"kv_cache_dtype": "int2"}
+MIXED = Widths(
+    k=SideWidths(bits=(4, 2, 4, 2), clip=(0.0, 0.96, 0.98, 0.94)),
+    v=SideWidths(bits=(2, 4, 2, 2), clip=(0.92, 0.0, 0.92, 0.9)),
+)
 NEW = 24
 SHORT = 6
 """Tokens of a turn that does not fill its window by itself."""
@@ -52,8 +58,22 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
         env={**env, "INT2_TEST_MUTANT": "clip_one_rank_lower"},
         job={"engine": INT2, "groups": groups},
     )
+    runs.start(
+        "mixed",
+        env={**env, "OSCAR_INT2_ROTATION_PATH": str(write_folder(folder / "mixed", mixed_files()))},
+        job={"engine": INT2, "groups": groups[: 2 * len(recall_prompts())]},
+    )
     yield runs
     runs.close()
+
+
+def mixed_files() -> dict[str, bytes]:
+    """The artifact with codes of 4 bits for keys of two layers and values of another."""
+    given = manifest(payload())
+    made = given.model_copy(
+        update={"recipe": given.recipe.with_widths(MIXED), "schema_": WITH_WIDTHS}
+    )
+    return {**payload(), FILE_NAME: made.to_bytes()}
 
 
 def one_at_a_time() -> list[dict[str, Any]]:
@@ -133,7 +153,7 @@ def test_the_server_says_what_it_serves(engines: Engines) -> None:
     }
     assert recipe.items() <= info["recipe"].items()
     assert info["origins"] == {"sink": "environment", "recent": "environment"} | dict.fromkeys(
-        ("k_clip", "v_clip", "group_size"), "recipe"
+        ("bits", "k_clip", "v_clip", "group_size"), "recipe"
     )
     assert info["bits_per_element"] == 2.5
     memory = info["memory"]
@@ -217,6 +237,34 @@ def third_turn(groups: dict[str, Any], reference: ReferenceServer, second: Serve
         equal_tokens(groups["turn3"]["tokens"][0], reference.generate(turn, NEW, second, cached))
     third = reference.generate(turn, NEW, second, cached, ring_from=first)
     return equal_tokens(groups["turn3"]["tokens"][0], third)
+
+
+def test_widths_of_layers_and_sides_are_those_of_the_recipe(
+    engines: Engines, reference: ReferenceServer
+) -> None:
+    """Chunked prefill and hits over codes of 2 and 4 bits, token by token."""
+    run = engines.result("mixed")
+    (info,), (report,) = run["info"], run["reports"]
+    recipe = reference.spec.recipe.with_widths(MIXED)
+    mixed = ReferenceServer(reference.model, replace(reference.spec, recipe=recipe), CHUNK)
+    told = info["recipe"]
+    assert (told["bits"], told["quantizer"]) == ("4,2,4,2/2,4,2*2", recipe.quantizer)
+    assert (told["k_clip"], told["v_clip"]) == ("0,0.96,0.98,0.94", "0.92,0,0.92,0.9")
+    assert info["origins"]["bits"] == "recipe"
+    assert info["bits_per_element"] == recipe.bits_per_element == 2.5 + 2 * 3 / 8
+    assert report["facts"]["slot_bytes"] == 2 * (5 * 20 + 3 * 36)
+    assert report["slot_store"] == (report["tokens"] + 1) * report["facts"]["slot_bytes"]
+    equal = 0
+    for i, ids in enumerate(recall_prompts()):
+        donor, groups = mixed.generate(ids, NEW), run["groups"]
+        equal += equal_tokens(groups[f"new{i}"]["tokens"][0], donor)
+        cached = donor.prompt - RECENT
+        again = mixed.generate(donor.ids[: donor.prompt], NEW, donor, cached)
+        equal += equal_tokens(groups[f"hit{i}"]["tokens"][0], again)
+    assert equal > 0.7 * NEW * len(run["groups"])
+    with pytest.raises(AssertionError, match="which leads by"):
+        for i, ids in enumerate(recall_prompts()):
+            equal_tokens(run["groups"][f"new{i}"]["tokens"][0], reference.generate(ids, NEW))
 
 
 def test_a_short_turn_takes_the_ring_of_the_last_one(engines: Engines) -> None:
