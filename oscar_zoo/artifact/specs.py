@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from oscar_kernels.spec import GROUPS, MIXED_QUANTIZER, QUANTIZER
+from oscar_zoo.errors import UsageError
 
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Hex40 = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
@@ -242,7 +243,16 @@ class ServingRecipe(Spec):
         sink: int | None = None,
         recent: int | None = None,
     ) -> ServingRecipe:
-        """A copy of this recipe in which the given settings replace its own; `None` keeps them."""
+        """A copy of this recipe in which the given settings replace its own; `None` keeps them.
+
+        Raises:
+            UsageError: `clip` for a recipe with `widths`, which has one for each layer.
+        """
+        if clip is not None and self.widths is not None:
+            raise UsageError(
+                "the recipe has a clip ratio for each layer, which --clip does not change.",
+                hint="leave out --clip",
+            )
         given = {"clip": clip, "group_size": group_size}
         changes: dict[str, object] = {n: value for n, value in given.items() if value is not None}
         tokens = {"sink": sink, "recent": recent}

@@ -145,11 +145,6 @@ class TimeLeft:
 
 
 def _setting(recipe: ServingRecipe, values: Mapping[str, Any]) -> Setting:
-    if recipe.widths is not None and "clip" in values:
-        raise UsageError(
-            "the recipe has a clip ratio for each layer, which --clip does not change.",
-            hint="leave out --clip",
-        )
     try:
         changed = recipe.override(**values)
     except ValueError:
