@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from oscar_zoo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -147,7 +149,7 @@ class TimeLeft:
 def _setting(recipe: ServingRecipe, values: Mapping[str, Any]) -> Setting:
     try:
         changed = recipe.override(**values)
-    except ValueError:
+    except ValidationError:
         said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
         raise UsageError(
             f"no recipe has {said}.", hint="windows have at most 1,048,576 tokens"
