@@ -18,6 +18,8 @@ from oscar_zoo.registry.catalog import can_be_found
 from oscar_zoo.registry.publish import PublishResult
 from oscar_zoo.registry.publishable import Publishable
 from oscar_zoo.registry.quality_gate import Shown, check_quality
+from oscar_zoo.registry.signing_key import VARIABLE as SIGN_VARIABLE
+from oscar_zoo.registry.signing_key import SigningKey
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class PublishRequest:
         allow_poor: publish although perplexity is more than 5 % above BF16; the index says so.
         unmeasured: publish although perplexity or recall was not measured; the index says so.
         dry_run: send nothing; the plan of each result says what would be sent.
+        sign: refuse to publish without a key for the index of the hub.
     """
 
     folder: Path
@@ -47,6 +50,7 @@ class PublishRequest:
     allow_poor: bool = False
     unmeasured: bool = False
     dry_run: bool = False
+    sign: bool = False
 
 
 def publish_all(
@@ -75,6 +79,8 @@ def publish_all(
     if not folder.is_dir():
         raise PathNotFound.for_path(path_text(folder), "artifact folder")
 
+    if request.sign and SigningKey.configured() is None:
+        raise UsageError("no key to sign with is named.", hint=f"export {SIGN_VARIABLE}=zoo.pem")
     hubs = writable_hubs(request.hubs)
     made = Publishable.read(folder, allow_warnings=request.allow_warnings, aliases=request.aliases)
     made = _past_gate(_with_scores(made, folder, request.scores), request)

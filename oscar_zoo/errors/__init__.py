@@ -28,9 +28,11 @@ from oscar_zoo.errors.hubs import (
 )
 from oscar_zoo.errors.integrity import (
     DigestMismatchError,
+    FrozenIndex,
     MalformedFile,
     RevisionGone,
     RollbackError,
+    SignatureError,
     UnsupportedFormat,
     VerificationFailed,
 )
@@ -76,6 +78,7 @@ __all__ = [
     "ConflictError",
     "DigestMismatchError",
     "Forbidden",
+    "FrozenIndex",
     "GatedRepository",
     "GeometryMismatch",
     "HubTimeout",
@@ -103,6 +106,7 @@ __all__ = [
     "ScoreNotFound",
     "ServerFailed",
     "ServerNotFound",
+    "SignatureError",
     "StaleRevision",
     "StorageError",
     "UnsupportedFormat",

@@ -62,6 +62,35 @@ class RevisionGone(IntegrityError):
     code = "integrity.revision_gone"
 
 
+class SignatureError(IntegrityError):
+    """The index of a hub is not signed by the key that it was signed with before."""
+
+    code = "integrity.signature"
+
+    @classmethod
+    def for_hub(cls, hub: str, seen: str) -> Self:
+        """Build the error for an index of `hub` that `seen`."""
+        return cls(
+            f"the index of {hub} {seen}.",
+            hint="ask its owner; if the key is a new one: --accept-new-digest",
+        )
+
+
+class FrozenIndex(IntegrityError):
+    """The timestamp of a hub has expired: its owner stopped, or somebody serves an old state."""
+
+    code = "integrity.frozen"
+
+    @classmethod
+    def for_hub(cls, hub: str, expired: str) -> Self:
+        """Build the error for a timestamp that `expired`."""
+        return cls(
+            f"the index of {hub} was valid until {expired}: its owner did not renew it, or an old"
+            " state is served.",
+            hint="ask its owner; to use it all the same: --allow-downgrade",
+        )
+
+
 class RollbackError(IntegrityError):
     """A hub offers an older index than it did before."""
 

@@ -18,6 +18,7 @@ Progress = Callable[[str, int, int], None]
 """Called with a file's path, the bytes fetched so far and the bytes in total."""
 
 INDEX_NAME = "index.json"
+TIMESTAMP_NAME = "timestamp.json"
 CARD_NAME = "README.md"
 MAX_ROOT_BYTES = 8 << 20
 """Largest index or card that is read."""

@@ -32,7 +32,15 @@ from oscar_zoo.errors import (
     UsageError,
 )
 from oscar_zoo.hubs import turns
-from oscar_zoo.hubs.base import INDEX_NAME, MAX_ROOT_BYTES, Change, Commit, HubFile, Progress
+from oscar_zoo.hubs.base import (
+    INDEX_NAME,
+    MAX_ROOT_BYTES,
+    TIMESTAMP_NAME,
+    Change,
+    Commit,
+    HubFile,
+    Progress,
+)
 
 _LOCK_NAME = ".lock"
 _LOCK_SECONDS = 60
@@ -170,11 +178,13 @@ class LocalHub:
             raise StaleRevision.for_hub(self.title)
         if change.artifact is not None:
             self._place(change.artifact, change.files)
-        for name in sorted(change.root.keys() - {INDEX_NAME}):
+        for name in sorted(change.root.keys() - {INDEX_NAME, TIMESTAMP_NAME}):
             durable.replace_file(self.root / name, change.root[name])
         index = change.root.get(INDEX_NAME)
         if index is not None and not turns.write(self.root, change.parent, index):
             raise StaleRevision.for_hub(self.title, placed=change.artifact is not None)
+        if (stamp := change.root.get(TIMESTAMP_NAME)) is not None:  # by who has the turn alone
+            durable.replace_file(self.root / TIMESTAMP_NAME, stamp)
 
     def _place(self, artifact: ArtifactId, files: Mapping[str, bytes]) -> None:
         if any(other.key == artifact.key for other in self._listed()):

@@ -24,9 +24,11 @@ from oscar_zoo.errors import (
     RepositoryNotFound,
     StaleRevision,
 )
-from oscar_zoo.hubs.base import CARD_NAME, INDEX_NAME, Change, Commit, Hub
+from oscar_zoo.hubs.base import CARD_NAME, INDEX_NAME, TIMESTAMP_NAME, Change, Commit, Hub
+from oscar_zoo.registry import timestamp
 from oscar_zoo.registry.card import update_card
 from oscar_zoo.registry.index import Index
+from oscar_zoo.registry.signing_key import SigningKey
 
 ATTEMPTS = 5
 """Commits tried before giving up."""
@@ -53,6 +55,7 @@ class HubState:
         artifacts: every artifact listed.
         index: empty where the hub has none.
         card: `README.md`, or `None`.
+        stamp: `timestamp.json`, or `None`.
     """
 
     hub: Hub
@@ -60,6 +63,7 @@ class HubState:
     artifacts: tuple[ArtifactId, ...]
     index: Index
     card: bytes | None
+    stamp: bytes | None = None
 
     @classmethod
     def read(cls, hub: Hub) -> Self:
@@ -77,7 +81,8 @@ class HubState:
             if data is None
             else Index.from_bytes(data, what=f"{INDEX_NAME} of {hub.title}")
         )
-        return cls(hub, revision, hub.artifacts(), index, hub.root_file(CARD_NAME))
+        card, stamp = hub.root_file(CARD_NAME), hub.root_file(TIMESTAMP_NAME)
+        return cls(hub, revision, hub.artifacts(), index, card, stamp)
 
     @classmethod
     def empty(cls, hub: Hub, revision: str | None) -> Self:
@@ -89,9 +94,14 @@ class HubState:
         return next((other for other in self.artifacts if other.key == artifact.key), None)
 
     def root_files(self, index: Index) -> dict[str, bytes]:
-        """The root files to write so that the hub has `index` and a card that fits it; empty when
-        it has."""
+        """The root files to write so that the hub has `index`, a card that fits it, and a timestamp
+        where it signs; empty when it has."""
         files = {} if index == self.index else {INDEX_NAME: index.to_bytes()}
+        key = SigningKey.configured()
+        if self.stamp is not None or key is not None:
+            data = files.get(INDEX_NAME) or self.hub.root_file(INDEX_NAME) or index.to_bytes()
+            stamp = timestamp.renewed(self.stamp, data, index.serial, key)
+            files |= {} if stamp is None else {TIMESTAMP_NAME: stamp}
         card = update_card(self.card, self.index, index, hub=self.hub.name)
         return files if card == self.card else {**files, CARD_NAME: card}
 

@@ -88,11 +88,16 @@ class Pin(Spec):
 
 
 class Pins(Spec):
-    """The content of a lock file. `serials` holds the highest index serial seen, per hub."""
+    """The content of a lock file.
+
+    `serials` holds the highest index serial seen, and `keys` the fingerprint of the key that signs
+    the index, per hub.
+    """
 
     schema_: Literal["oscar-zoo.lock/1"] = Field(alias="schema")
     artifacts: tuple[Pin, ...] = ()
     serials: dict[str, Annotated[int, Field(ge=0, lt=1 << 53)]] = Field(default_factory=dict)
+    keys: dict[str, Hex64] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _unique(self) -> Self:
@@ -147,6 +152,14 @@ class Pins(Spec):
             return self
         return self.model_copy(
             update={"serials": dict(sorted({**self.serials, hub: serial}.items()))}
+        )
+
+    def with_key(self, hub: str, fingerprint: str) -> Pins:
+        """These pins and the `fingerprint` of the key that signed the index of `hub`."""
+        if self.keys.get(hub) == fingerprint:
+            return self
+        return self.model_copy(
+            update={"keys": dict(sorted({**self.keys, hub: fingerprint}.items()))}
         )
 
 
@@ -246,6 +259,8 @@ def _plain(pins: Pins) -> dict[str, object]:
     value: dict[str, object] = pins.model_dump(mode="json", by_alias=True)
     if not pins.serials:
         del value["serials"]
+    if not pins.keys:
+        del value["keys"]
     return value
 
 

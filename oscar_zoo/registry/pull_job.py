@@ -231,7 +231,7 @@ class PullJob:
         hub = offer.resolved.hub
         revision = hub.revision if offer.view.is_remote else None
         pin = _pin(result.artifact.record, hub.name, revision, _source(offer.resolved))
-        self.trust.remember(pin, hub=hub.name, index=offer.view.index)
+        self.trust.remember(pin, hub=hub.name, index=offer.view.index, key=offer.view.key)
 
 
 @dataclass(frozen=True)

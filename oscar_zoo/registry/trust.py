@@ -18,6 +18,7 @@ from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.index import Index, IndexEntry
 from oscar_zoo.registry.pins import Pin, PinFile, Pins
 from oscar_zoo.registry.record import Record
+from oscar_zoo.registry.timestamp import checked_key
 
 
 @dataclass(frozen=True)
@@ -135,10 +136,18 @@ class Trust:
         if index.serial < seen and not self.allow_downgrade:
             raise RollbackError.for_serial(hub, seen, index.serial)
 
-    def remember(self, pin: Pin, *, hub: str = "", index: Index | None = None) -> None:
+    def check_timestamp(self, hub: str, stamp: bytes | None, index: bytes | None) -> str | None:
+        """The fingerprint of the key that signed an index, or `None`; see
+        `timestamp.checked_key`."""
+        pinned = None if self.accept_new else self.known.read().keys.get(hub)
+        return checked_key(stamp, index, hub=hub, pinned=pinned, allow_old=self.allow_downgrade)
+
+    def remember(
+        self, pin: Pin, *, hub: str = "", index: Index | None = None, key: str | None = None
+    ) -> None:
         """Write down what was used: for this user, and for the project where its lock may be
         written."""
-        self.known.update(lambda pins: _with(pins, pin, hub, index))
+        self.known.update(lambda pins: _with(pins, pin, hub, index, key))
         if self.lock is not None and self.write_lock and not self.locked:
             self.lock.update(lambda pins: pins.with_pin(pin))
 
@@ -153,8 +162,9 @@ def _of_pin(pin: Pin, name: str) -> Promise:
     return Promise(pin.digest, pin.manifest_sha256, f"{name} (first seen {pin.first_seen[:10]})")
 
 
-def _with(pins: Pins, pin: Pin, hub: str, index: Index | None) -> Pins:
+def _with(pins: Pins, pin: Pin, hub: str, index: Index | None, key: str | None) -> Pins:
     changed = pins.with_pin(pin)
+    changed = changed if key is None else changed.with_key(hub, key)
     return changed.with_serial(hub, index.serial) if index is not None and index.serial else changed
 
 

@@ -3,6 +3,7 @@ artifact id."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from oscar_zoo.artifact import strict_json
@@ -10,12 +11,15 @@ from oscar_zoo.artifact.digest import FileDigest, artifact_digest, sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Status, is_payload
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.errors import ArtifactNotFound, MalformedFile
-from oscar_zoo.hubs.base import INDEX_NAME, Hub, HubFile
+from oscar_zoo.errors import ArtifactNotFound, MalformedFile, SignatureError
+from oscar_zoo.hubs.base import INDEX_NAME, TIMESTAMP_NAME, Hub, HubFile
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.index import ACCEPTED, Index, IndexEntry
 from oscar_zoo.registry.known_digests import KnownDigest
 from oscar_zoo.registry.trust import Promise, Trust
+
+_READS, _BETWEEN_READS = 4, 0.1
+"""How often a folder is read until its index and timestamp fit, and the seconds in between."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +99,13 @@ class HubView:
         hub: the hub, pinned to one commit by its first answer.
         catalog: recipes and packaged manifests.
         index: of the hub; empty when it has none.
+        key: fingerprint of the key that signed the index, or `None`.
     """
 
     hub: Hub
     catalog: Catalog
     index: Index
+    key: str | None = None
 
     @classmethod
     def open(
@@ -110,8 +116,11 @@ class HubView:
         Raises:
             MalformedFile: the index is none.
             RollbackError: the index is older than one that `trust` has seen from this hub.
+            SignatureError, FrozenIndex: see `timestamp.checked_key`.
         """
-        data = hub.root_file(INDEX_NAME)
+        key, data = None, hub.root_file(INDEX_NAME)
+        if trust is not None:
+            key, data = _signed(hub, data, trust)
         index = (
             Index.empty()
             if data is None
@@ -119,7 +128,7 @@ class HubView:
         )
         if trust is not None:
             trust.check_serial(hub.name, index)
-        return cls(hub, catalog or Catalog.packaged(), index)
+        return cls(hub, catalog or Catalog.packaged(), index, key)
 
     @property
     def is_remote(self) -> bool:
@@ -186,6 +195,24 @@ class HubView:
         if entry is not None and "poor" in entry.accepted:
             sentences.append(f"{artifact.reference} {ACCEPTED['poor']}")
         return tuple(sentences)
+
+
+def _signed(hub: Hub, data: bytes | None, trust: Trust) -> tuple[str | None, bytes | None]:
+    """The key that signed the index `data` of `hub`, and the index.
+
+    A folder is not read at one moment, so it is read again where its timestamp is of another index:
+    somebody may be publishing.
+    """
+    for attempt in range(_READS):
+        try:
+            return trust.check_timestamp(hub.name, hub.root_file(TIMESTAMP_NAME), data), data
+        except SignatureError:
+            if not hub.name.startswith("file:") or attempt == _READS - 1:
+                raise
+        time.sleep(_BETWEEN_READS)
+        hub.refresh()
+        data = hub.root_file(INDEX_NAME)
+    raise AssertionError
 
 
 def status_sentence(artifact: ArtifactId, status: Status) -> str:

@@ -42,6 +42,11 @@ from oscar_zoo.cli import options
     is_flag=True,
     help="Publish although perplexity or recall was not measured; the index says so.",
 )
+@click.option(
+    "--sign",
+    is_flag=True,
+    help="Refuse to publish without a key in OSCAR_ZOO_SIGN_KEY, which signs the index of the hub.",
+)
 @click.option("--dry-run", is_flag=True, help="Show exactly what would be sent, and send nothing.")
 @options.targets_option
 @options.quiet_option
@@ -59,6 +64,9 @@ def command(
     Perplexity and recall must have been measured under the recipe, by oscar-zoo compute when it
     chose the method or by oscar-zoo eval, which leaves scores.json in the folder. A GPQA score is
     recommended.
+
+    With a private key of the curve P-256 in the file that OSCAR_ZOO_SIGN_KEY names, the index of
+    the hub gets a signed timestamp, valid for 90 days. Publishing again renews it.
 
     \b
     Examples:
