@@ -1,7 +1,7 @@
 """Values that may differ from layer to layer, as text of flags. Needs neither torch nor sglang.
 
-One value holds for every layer. A list has one entry for each layer with full attention, and `N*M`
-stands for `N`, `M` times: `4,2*35` is 4 in the first layer and 2 in the 35 that follow.
+One value holds for every layer. A list has one entry for each layer with full attention, and `NxM`
+stands for `N`, `M` times: `4,2x35` is 4 in the first layer and 2 in the 35 that follow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def parse_layers(text: str, read: Callable[[str], T]) -> tuple[T, ...]:
     """
     values: list[T] = []
     for entry in text.split(","):
-        value, star, times = entry.strip().partition("*")
+        value, star, times = entry.strip().partition("x")
         count = int(times) if star else 1
         if not 1 <= count <= MOST_LAYERS:
             raise ValueError(f"{entry.strip()!r} is repeated {count} times")
@@ -38,7 +38,7 @@ def parse_layers(text: str, read: Callable[[str], T]) -> tuple[T, ...]:
 def layers_text(values: Sequence[float]) -> str:
     """`values` as a flag has them, and as people read them."""
     runs = [(value, sum(1 for _ in run)) for value, run in itertools.groupby(values)]
-    return ",".join(f"{value:g}" if count == 1 else f"{value:g}*{count}" for value, count in runs)
+    return ",".join(f"{value:g}" if count == 1 else f"{value:g}x{count}" for value, count in runs)
 
 
 def of_layer(values: Sequence[T], index: int) -> T:
@@ -56,7 +56,7 @@ class CodeBits:
     """Bits of the codes of keys and of values: lists as of `parse_layers`.
 
     As text the two lists stand on both sides of a slash, and one list is for both: `2`, `4/2`,
-    `4,2*35/2`.
+    `4,2x35/2`.
     """
 
     k: tuple[int, ...] = (BITS,)

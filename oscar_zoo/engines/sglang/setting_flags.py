@@ -137,13 +137,13 @@ OPTIONS = {
         "OSCAR_INT2_BITS",
         CodeBits.parse,
         "bits of a code, 2 or 4: of keys and values (4), of each (4/2), or of each layer"
-        " (4,2*35/2); codes of 4 bits are not clipped where the clip is one ratio",
+        " (4,2x35/2); codes of 4 bits are not clipped where the clip is one ratio",
     ),
     "k_clip": Option(
         "--oscar-k-clip",
         "OSCAR_INT2_K_CLIP",
         _ratios,
-        "clip ratio of keys, of all layers or of each (0,0.96*35); 0 is no clipping",
+        "clip ratio of keys, of all layers or of each (0,0.96x35); 0 is no clipping",
     ),
     "v_clip": Option(
         "--oscar-v-clip", "OSCAR_INT2_V_CLIP", _ratios, "clip ratio of values, as --oscar-k-clip"

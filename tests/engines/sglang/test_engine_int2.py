@@ -248,7 +248,7 @@ def test_widths_of_layers_and_sides_are_those_of_the_recipe(
     recipe = reference.spec.recipe.with_widths(MIXED)
     mixed = ReferenceServer(reference.model, replace(reference.spec, recipe=recipe), CHUNK)
     told = info["recipe"]
-    assert (told["bits"], told["quantizer"]) == ("4,2,4,2/2,4,2*2", recipe.quantizer)
+    assert (told["bits"], told["quantizer"]) == ("4,2,4,2/2,4,2x2", recipe.quantizer)
     assert (told["k_clip"], told["v_clip"]) == ("0,0.96,0.98,0.94", "0.92,0,0.92,0.9")
     assert info["origins"]["bits"] == "recipe"
     assert info["bits_per_element"] == recipe.bits_per_element == 2.5 + 2 * 3 / 8

@@ -19,7 +19,7 @@ WIDTHS = st.lists(st.sampled_from([2, 4]), min_size=1, max_size=40).map(tuple)
 
 @pytest.mark.parametrize(
     ("text", "values"),
-    [("2", (2,)), ("4,2*3", (4, 2, 2, 2)), (" 4 , 2 ", (4, 2)), ("4*1", (4,))],
+    [("2", (2,)), ("4,2x3", (4, 2, 2, 2)), (" 4 , 2 ", (4, 2)), ("4x1", (4,))],
 )
 def test_a_list_may_repeat_entries(text: str, values: tuple[int, ...]) -> None:
     assert parse_layers(text, int) == values
@@ -40,5 +40,5 @@ def test_ratios_come_back_from_their_text(ratios: list[float]) -> None:
 def test_one_value_is_that_of_every_layer() -> None:
     assert [of_layer((4,), layer) for layer in range(3)] == [4, 4, 4]
     assert [of_layer((4, 2, 2), layer) for layer in range(3)] == [4, 2, 2]
-    assert (one_or_text((0.9,)), one_or_text((0.0, 0.9, 0.9))) == (0.9, "0,0.9*2")
+    assert (one_or_text((0.9,)), one_or_text((0.0, 0.9, 0.9))) == (0.9, "0,0.9x2")
     assert str(CodeBits((4,), (4,))) == "4"

@@ -203,7 +203,7 @@ def test_other_variables_of_sglang_are_not_ours() -> None:
 def test_layers_may_have_bits_and_clips_of_their_own() -> None:
     environ = {
         **DIR,
-        "OSCAR_INT2_BITS": "4,2*2/2",
+        "OSCAR_INT2_BITS": "4,2x2/2",
         "OSCAR_INT2_K_CLIP": "0,0.9,0.95",
         "OSCAR_INT2_V_CLIP": "0.8",
     }
@@ -211,7 +211,7 @@ def test_layers_may_have_bits_and_clips_of_their_own() -> None:
     chosen.check_layers(3)
     assert [chosen.code("k", layer) for layer in range(3)] == [(4, 0.0), (2, 0.9), (2, 0.95)]
     assert [chosen.code("v", layer) for layer in range(3)] == [(2, 0.8)] * 3
-    assert "bits 4,2*2/2 (environment), k_clip 0,0.9,0.95 (environment)" in chosen.describe()
+    assert "bits 4,2x2/2 (environment), k_clip 0,0.9,0.95 (environment)" in chosen.describe()
     with pytest.raises(UsageError, match="--oscar-bits has 3 entries, and the model has 4 layers"):
         chosen.check_layers(4)
 
@@ -226,9 +226,9 @@ def test_one_ratio_for_all_layers_does_not_clip_wider_codes() -> None:
     [
         ("OSCAR_INT2_BITS", "3", "codes have 2 or 4 bits, not '3'"),
         ("OSCAR_INT2_BITS", "", "''"),
-        ("OSCAR_INT2_BITS", "4*0", "repeated 0 times"),
-        ("OSCAR_INT2_BITS", "4*x", "invalid literal"),
-        ("OSCAR_INT2_BITS", "2*600,2*600", "1200 entries are more than a model has layers"),
+        ("OSCAR_INT2_BITS", "4x0", "repeated 0 times"),
+        ("OSCAR_INT2_BITS", "4xx", "invalid literal"),
+        ("OSCAR_INT2_BITS", "2x600,2x600", "1200 entries are more than a model has layers"),
         ("OSCAR_INT2_K_CLIP", "0.9,1.5", r"must lie in 0 \.\. 1"),
         ("OSCAR_INT2_K_CLIP", "nan", r"must lie in 0 \.\. 1"),
     ],

@@ -14,6 +14,7 @@ from typing import Any
 
 from oscar_zoo.engines.sglang import fork_environment, refusal, refusals
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.setting_flags import OPTIONS
 from oscar_zoo.errors import UsageError
 
 OTHER_NAMES = {
@@ -36,10 +37,15 @@ def check_flags(flags: UserFlags, device: str) -> None:
         device: `cpu` or `cuda`.
 
     Raises:
-        UsageError: as `refusals.check_server`.
+        UsageError: as `refusals.check_server`, or a value that an option of the cache does not
+            take.
     """
     config = _configuration(flags, device)
     refusal.check_rows(config, refusals.SERVER, UsageError)
+    for option in OPTIONS.values():
+        text = flags.text(*option.names)
+        if text is not None:
+            option.parse(text, option.flag)
 
 
 def check_environment(environ: Mapping[str, str]) -> tuple[str, ...]:

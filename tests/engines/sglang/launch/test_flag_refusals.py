@@ -84,3 +84,21 @@ def test_variables_that_the_server_would_refuse() -> None:
     ):
         with pytest.raises(UsageError, match=name):
             flag_refusals.check_environment({name: value})
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--oscar-bits=4/3", "codes have 2 or 4 bits, not '3'"),
+        ("--oscar-bits=4,2", None),
+        ("--oscar-k-clip=2", r"must lie in 0 \.\. 1"),
+        ("--oscar-recent-size=0", "must be at least 1"),
+        ("--kv-cache-quant-group-size=x", "invalid literal"),
+    ],
+)
+def test_values_of_the_cache_are_read_before_anything_starts(flag: str, said: str | None) -> None:
+    if said is None:
+        check_flags(UserFlags([flag]), "cuda")
+        return
+    with pytest.raises(UsageError, match=said):
+        check_flags(UserFlags([flag]), "cuda")
