@@ -6,6 +6,7 @@ with a list when the last has ended.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -20,6 +21,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 SIGNAL_CODE = -int(signal.SIGKILL)
+BROKEN = 70
+"""Exit code of a fork in which something else than the command failed."""
+SUPPORT = Path(__file__).resolve().parents[1] / "support"
 IMPORTS = ("huggingface_hub", "requests")
 
 
@@ -32,14 +36,14 @@ class Job:
         folder: where it runs.
         environment: variables beside those of the process.
         killed_after: seconds after which it is killed, if it still runs.
-        locks: whether `flock` works.
+        before: `MODULE:NAME` of a function of this folder that is called before the command.
     """
 
     arguments: Sequence[str]
     folder: str
     environment: Mapping[str, str]
     killed_after: float | None = None
-    locks: bool = True
+    before: str | None = None
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,11 @@ class ManyCommands:
         self._server.stdin.write(json.dumps([asdict(job) for job in jobs]) + "\n")
         self._server.stdin.flush()
         codes = json.loads(self._server.stdout.readline())
-        return [Done(code, *self._said(number)) for number, code in enumerate(codes)]
+        done = [Done(code, *self._said(number)) for number, code in enumerate(codes)]
+        broken = next((one for one in done if one.code == BROKEN), None)
+        if broken is not None:
+            raise RuntimeError(f"a command could not run: {broken.err}")
+        return done
 
     def _said(self, number: int) -> tuple[str, str]:
         out, err = (
@@ -103,6 +111,7 @@ def main(work: Path) -> None:
     """Answer lists of jobs until stdin ends."""
     from fault_server import import_all
 
+    sys.path.append(str(SUPPORT))
     import_all(IMPORTS)
     for line in sys.stdin:
         jobs = json.loads(line)
@@ -145,7 +154,7 @@ def _fork(job: dict[str, Any], place: Path, ready: int, go: int) -> int:
 
 
 def _run(job: dict[str, Any], place: Path) -> NoReturn:
-    code = 70
+    code = BROKEN
     try:
         signal.alarm(600)
         for number, name in ((1, "out"), (2, "err")):
@@ -154,10 +163,12 @@ def _run(job: dict[str, Any], place: Path) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.environ.update(job["environment"])
         os.chdir(job["folder"])
-        if not job["locks"]:
-            without_locks()
+        if job["before"] is not None:
+            module, _, name = job["before"].partition(":")
+            getattr(importlib.import_module(module), name)()
         from oscar_zoo.cli.main import run
 
+        code = 1  # with tracebacks asked for, errors of commands are not caught
         code = run(job["arguments"])
     except BaseException:
         traceback.print_exc()
@@ -165,17 +176,6 @@ def _run(job: dict[str, Any], place: Path) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)
-
-
-def without_locks() -> None:
-    """From now on this process is on a file system that has no locks."""
-    import errno
-    import fcntl
-
-    def flock(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "no locks here")
-
-    fcntl.flock = flock  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

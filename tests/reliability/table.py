@@ -18,6 +18,7 @@ import race_experiments
 import reading_experiments
 import real_files
 import same_bytes_experiments
+import secret_experiments
 import serving_experiments
 from experiment import Experiment
 
@@ -99,6 +100,12 @@ EXPERIMENTS = (
         "lying-hubs",
         "What a hub offers in place of what was published is refused.",
         lying_hub_experiments.lies,
+    ),
+    Experiment(
+        "S12",
+        "secrets",
+        "A token goes to its hub and nowhere else; a key is in no text, file or argument.",
+        secret_experiments.stay_secret,
     ),
     Experiment(
         "S13",
