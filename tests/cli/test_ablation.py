@@ -12,6 +12,7 @@ from random_qwen3 import write_model
 from refusals import refused
 
 import oscar_zoo
+from oscar_zoo.cli.render.evaluation import print_bits
 
 TEXT = (Path(__file__).resolve().parents[2] / "examples/text/validation.txt").read_text("utf-8")
 
@@ -118,3 +119,18 @@ def test_python_takes_one_value_or_a_list(measured: list[str]) -> None:
     changes = [json.loads(json.dumps(row.changes)) for row in report.rows]
     same = {"sink": 0, "recent": 16}
     assert changes == [{}, {**same, "clip": "0.9,0.9"}, {**same, "clip": "0,0"}]
+
+
+def test_the_bits_that_are_told_are_those_of_the_artifact(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = {"cache": "int2", "changes": {}, "perplexity": 3.0, "recall": None}
+    narrow = {"bits_per_element": 2.5, "bits_per_element_with_windows": 5.0}
+    wide = {"bits_per_element": 3.25, "bits_per_element_with_windows": 5.75}
+    rows = [
+        row | {"cache": "bf16"} | narrow | {"bits_per_element_at": {"8192": 16.0}},
+        row | narrow | {"bits_per_element_at": {"8192": 3.125}},
+        row | {"cache": "artifact"} | wide | {"bits_per_element_at": {"8192": 3.875}},
+    ]
+    print_bits(rows)
+    assert "of it by tokens of a sequence, with windows: 3.88 at 8k" in capsys.readouterr().out

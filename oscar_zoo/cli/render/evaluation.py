@@ -28,7 +28,7 @@ def print_report(report: EvalReport, data: str) -> None:
     facts = report.to_json()
     rows = facts["rows"]
     terminal.out().print(_measured(rows, facts["length"]))
-    _print_bits(rows)
+    print_bits(rows)
     if "perplexity" in facts["tasks"]:
         cut = facts["tasks"]["perplexity"]
         terminal.prose(
@@ -65,7 +65,7 @@ def _measured(rows: Sequence[Row], length: int) -> Table:
     return table
 
 
-def _print_bits(rows: Sequence[Row]) -> None:
+def print_bits(rows: Sequence[Row]) -> None:
     """Bits of an element in long sequences: a line where all rows have the same, else a table."""
     from oscar_zoo.evaluate.long_context.grid import length_text
 
@@ -73,9 +73,10 @@ def _print_bits(rows: Sequence[Row]) -> None:
     heads = [length_text(int(tokens)) for tokens in rows[-1]["bits_per_element_at"]]
     several = list(_distinct(rows[1:], changed))
     if len(several) == 1:
-        bits = several[0]["bits_per_element_at"].values()
+        bits = rows[-1]["bits_per_element_at"].values()  # of the artifact, where there is one
         each = ", ".join(f"{count:.2f} at {head}" for head, count in zip(heads, bits, strict=True))
-        terminal.prose(f"Bits of an element by tokens of a sequence, with windows: {each}")
+        whose = "" if several[0]["bits_per_element"] == rows[-1]["bits_per_element"] else " of it"
+        terminal.prose(f"Bits of an element{whose} by tokens of a sequence, with windows: {each}")
         return
     columns = [*list(changed.values())[1:], *(f"BITS AT {head}" for head in heads)]
     first = next(iter(changed.values()))
