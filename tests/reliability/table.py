@@ -17,6 +17,7 @@ import mathematics_experiments
 import race_experiments
 import reading_experiments
 import real_files
+import request_experiments
 import same_bytes_experiments
 import secret_experiments
 import serving_experiments
@@ -125,6 +126,13 @@ EXPERIMENTS = (
         "mistakes",
         "A rotation that is wrong does not match its statistics, and a right one does.",
         mathematics_experiments.mistakes_found,
+    ),
+    Experiment(
+        "S16",
+        "requests",
+        "No request ends a server, or changes what others are answered.",
+        request_experiments.end_no_server,
+        request_experiments.lacking_sglang,
     ),
     Experiment(
         "S17",

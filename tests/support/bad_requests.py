@@ -140,5 +140,11 @@ BAD = {
         "top_logprobs", logprobs=True, top_logprobs=100000
     ),
     "a negative bias of a chat": chat("logit_bias", logit_bias={"-5": 1}),
+    "text of a token that is none": (
+        "/detokenize",
+        {"model": "default", "tokens": [5, 99999999]},
+        "tokens",
+    ),
+    "no videos for two prompts": native("video_data", input_ids=[[5], [6]], video_data=[]),
     "a seed of a chat": chat("seed", seed=2**63),
 }

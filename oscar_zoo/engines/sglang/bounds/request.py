@@ -84,11 +84,11 @@ ROWS: dict[str, Row] = {
     "text": Row(values.text(1 << 30), each=True),
     "input_ids": Row(lambda value: None),  # `check_prompt` sees them all
     "input_embeds": Row(values.absent(NOT_FOREIGN)),
-    "image_data": Row(_media),
-    "video_data": Row(_media),
-    "audio_data": Row(_media),
-    "mm_hashes": Row(_media),
-    "mm_content_hashes": Row(_media),
+    "image_data": Row(_media, each=True),
+    "video_data": Row(_media, each=True),
+    "audio_data": Row(_media, each=True),
+    "mm_hashes": Row(_media, each=True),
+    "mm_content_hashes": Row(_media, each=True),
     "mm_data_mooncake": Row(values.absent(NOT_DIVIDED)),
     "use_audio_in_video": Row(values.flag),
     "video_config": Row(values.plain),
@@ -212,6 +212,16 @@ def wrong_body(body: Any, known: Collection[str], *, longest: int) -> str | None
         check_request(request, known, longest=longest)
     except RefusedField as refused:
         return refused.message
+    return None
+
+
+def wrong_tokens(tokens: Any, vocabulary: int) -> str | None:
+    """What is wrong with tokens to make text of: one list, or a list of lists."""
+    lists = tokens if tokens and isinstance(tokens[0], list) else [tokens]
+    for one in lists:
+        wrong = values.token_ids(one, vocabulary) if isinstance(one, list) else "is no list"
+        if wrong is not None:
+            return f"tokens {wrong}."
     return None
 
 

@@ -110,8 +110,18 @@ def _observed_places() -> dict[str, tuple[Target, ...]]:
         "model": (Target("sglang.srt.configs.model_config.ModelConfig.from_server_args", "AFTER"),),
         "sampling": verify if beams else (),
         "media": (Target(f"{manager}._validate_one_request", "BEFORE"),),
+        "divided": (
+            Target("sglang.srt.managers.io_struct.GenerateReqInput.__getitem__", "AROUND"),
+            Target(
+                "sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments",
+                "AROUND",
+            ),
+        ),
         "arrives": (Target(f"{manager}.generate_request", "BEFORE"),),
         "prompt": (Target(f"{manager}._validate_one_request", "BEFORE"),),
+        "logprobs": (
+            Target("sglang.srt.layers.logprob_processor.LogprobResult.write_output_to", "AFTER"),
+        ),
         "http": (Target(f"{manager}.__init__", "AFTER"),),
         "server_info": (
             Target("sglang.srt.managers.scheduler.Scheduler.get_internal_state", "AFTER"),

@@ -100,6 +100,22 @@ def check_bodies(wrong: Callable[[Any], str | None]) -> None:
         server.generate_contract_error = lambda body: wrong(body) or schema(body)
 
 
+def check_detokenized(wrong: Callable[[Any], str | None]) -> None:
+    """Let `/detokenize` ask `wrong` of the tokens of a request; SGLang answers 500 where its
+    tokenizer fails."""
+    from sglang.srt.entrypoints.openai.serving_tokenize import OpenAIServingDetokenize
+
+    original = OpenAIServingDetokenize.handle_request
+
+    async def handle(self: Any, request: Any, *given: Any, **named: Any) -> Any:
+        message = wrong(request.tokens)
+        if message is not None:
+            return self.create_error_response(message)
+        return await original(self, request, *given, **named)
+
+    OpenAIServingDetokenize.handle_request = handle
+
+
 def _naming(original: Any, field_of: Callable[[str], str | None]) -> Any:
     from fastapi.responses import ORJSONResponse
 

@@ -27,6 +27,22 @@ def arrives(tokenizer_manager: Any, request: Any, *_: Any, **__: Any) -> None:
         bounds.check_request(request, requests.sampling_parameters(), longest=longest)
 
 
+def divided(original: Any, request: Any, *given: Any, **named: Any) -> Any:
+    """Refuse a request that SGLang cannot divide into prompts, in place of an internal error.
+
+    Raises:
+        UsageError: fields do not fit together in a way that `arrives` does not know.
+    """
+    try:
+        return original(request, *given, **named)
+    except (AttributeError, LookupError, TypeError) as error:
+        if not _checked():
+            raise
+        raise UsageError(
+            f"the fields of the request do not fit together ({type(error).__name__}: {error})."
+        ) from error
+
+
 def prompt(tokenizer_manager: Any, request: Any, input_ids: Any, *_: Any, **__: Any) -> None:
     """Refuse tokens that the model does not have, wherever they come from.
 
@@ -38,6 +54,23 @@ def prompt(tokenizer_manager: Any, request: Any, input_ids: Any, *_: Any, **__: 
         bounds.check_prompt(request, input_ids, vocabulary)
 
 
+class NoLogprobs(list[float]):
+    """What a request without `token_ids_logprob` gets in a batch where another one has it."""
+
+    def tolist(self) -> list[float]:
+        """As a tensor has it: SGLang 0.5.17 calls it for every request, and ends without it."""
+        return list(self)
+
+
+def logprobs(_result: None, _self: Any, output: Any, *_: Any, **__: Any) -> None:
+    """Let requests with and without `token_ids_logprob` share a batch."""
+    found = output.next_token_token_ids_logprobs_val
+    if found and "kv_dtype" in FIRED:
+        output.next_token_token_ids_logprobs_val = [
+            one if hasattr(one, "tolist") else NoLogprobs(one) for one in found
+        ]
+
+
 def http(_result: None, tokenizer_manager: Any, *_: Any, **__: Any) -> None:
     """Prepare the HTTP server of this process, if there is one."""
     if _checked() and requests.http_server() is not None and "http" not in FIRED:
@@ -45,6 +78,8 @@ def http(_result: None, tokenizer_manager: Any, *_: Any, **__: Any) -> None:
         known, longest = requests.sampling_parameters(), requests.context(tokenizer_manager)
         requests.name_fields(bounds.field_of)
         _put_in_front()
+        vocabulary = requests.vocabulary(tokenizer_manager)
+        requests.check_detokenized(lambda tokens: bounds.wrong_tokens(tokens, vocabulary))
         requests.check_bodies(lambda body: bounds.wrong_body(body, known, longest=longest))
 
 
