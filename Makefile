@@ -35,6 +35,8 @@ TEST_PROCESSES ?= 3
 HUB_2 ?= huggingface_hub==2.4.0
 # A mirror of Hugging Face that others wrote, an independent read path for the tests.
 OLAH ?= olah==0.5.4
+# Fuzzing that follows coverage; only `make reliability` has it.
+FUZZER ?= atheris==3.0.0
 
 # The GPU check runs with what the README installs on a GPU server. A Python that has it already: GPU_PYTHON=python3.
 GPU_PYTHON ?= .venv-gpu/bin/python
@@ -85,8 +87,13 @@ models: $(STAMP)
 	$(BIN)/python tests/architectures/table.py $(MODELS_FLAGS)
 
 # Put every promise to the test and write docs/reliability.md; RELIABILITY_FLAGS="--only kill".
-reliability: $(STAMP)
+reliability: $(STAMP) $(VENV)/fuzzer
 	$(BIN)/python tests/reliability/run.py $(RELIABILITY_FLAGS)
+
+# Without a build for this Python, coverage-guided fuzzing is left out.
+$(VENV)/fuzzer: $(STAMP)
+	$(PIP) install -q --no-deps --target "$@" "$(FUZZER)" || mkdir -p "$@"
+	touch "$@"
 
 # Walk the documented paths on a GPU and write docs/gpu-check.md; DEVICE=cpu rehearses and writes nothing.
 gpu-check:

@@ -93,7 +93,7 @@ def rollback(schedule: Schedule) -> Iterator[str]:
 
 
 def freeze(schedule: Schedule) -> Iterator[str]:
-    """An old state for ever. Nothing shows it: an index has no expiry date."""
+    """An old state for ever, of a hub that does not sign the time; nothing shows it."""
     schedule.has(schedule.truth.older)
     schedule.server.clear()
     yield from _ended(schedule.pull(), 0)
@@ -206,7 +206,7 @@ def lies(scale: Scale) -> Found:
             violations += [f"{label}: {line}" for line in _poisoned(schedule, allowed)]
             outcomes[attack.__name__.replace("_", " ")] += 1
     figures: dict[str, int | float | str] = {"schedules": outcomes.total(), **outcomes}
-    figures["not detected, as documented"] = "freeze"
+    figures["not detected, as documented"] = "freeze without a signed timestamp"
     return Found(figures, tuple(violations))
 
 

@@ -28,6 +28,7 @@ CANARIES = {
     "MODELSCOPE_API_TOKEN": "ms-canary-of-modelscope-0123456789",
 }
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
+KINDS: tuple[Kind, ...] = ("hf", "ms")
 KEY = "key-canary-of-a-server-0123456789"
 FIRST, SECOND = "tiny-qwen3-hard/first", "tiny-qwen3-hard/second"
 NAME, NEXT = "tiny-qwen3-hard:first", "tiny-qwen3-hard:second"
@@ -122,9 +123,11 @@ def stay_secret(scale: Scale) -> Found:
             environment |= {} if path is None else {"PYTHONPATH": str(path)}
             many = stack.enter_context(ManyCommands(scale.work / f"out{client}", environment))
             for number, situation in enumerate(situations):
-                for kind in ("hf", "ms") if scale.whole else ("hf", "ms")[number % 2 :][:1]:
+                both = scale.whole and client == "1"
+                every_mode = both and "redirected" not in situation.name
+                for kind in KINDS if both else (KINDS[0 if scale.whole else number % 2],):
                     folder = scale.work / f"{client}-{kind}-{number}"
-                    for words, done in _all(server, many, situation, kind, folder, scale.whole):
+                    for words, done in _all(server, many, situation, kind, folder, every_mode):
                         runs, refusals = runs + 1, refusals + (done.code != 0)
                         label = f"{situation.name} on {kind}, {' '.join(words)[:60]}"
                         violations += [f"{label}: {line}" for line in _wrong(done, server)]
@@ -143,7 +146,7 @@ def _all(
     situation: Situation,
     kind: Kind,
     folder: Path,
-    whole: bool,
+    every_mode: bool,
 ) -> Iterator[tuple[tuple[str, ...], Done]]:
     """The commands one after the other, as each leaves it to the next."""
     _fill(folder)
@@ -153,7 +156,7 @@ def _all(
     server.repository(repository, kind, files=files, private=private, token=situation.token)
     situation.begin(server)
     for number, words in enumerate(commands(f"{kind}:{repository}", folder)):
-        modes = MODES if whole else [tuple(MODES)[number % len(MODES)]]
+        modes = MODES if every_mode else [tuple(MODES)[number % len(MODES)]]
         for mode in modes:
             more, variables = MODES[mode]
             job = Job(

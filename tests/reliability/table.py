@@ -1,7 +1,8 @@
 """Every experiment of `make reliability`, one row each, in the order of the page.
 
 To add one, write a function that takes a `Scale` and returns a `Found`, and add its row. The short
-form of every row runs in `make test`, so it takes a few seconds at most.
+form of every row runs in `make test`, so it takes a few seconds at most; `short_form` names other
+tests where there can be none.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import disk_experiments
 import disk_faults
 import download_experiments
 import full_disk
+import fuzz_coverage
 import fuzz_experiments
+import load_experiments
 import lying_hub_experiments
 import mathematics_experiments
 import race_experiments
@@ -41,6 +44,14 @@ EXPERIMENTS = (
         "fuzz",
         "No file crashes or hangs the reader or exhausts memory.",
         fuzz_experiments.never_harmful,
+    ),
+    Experiment(
+        "S3",
+        "guided-fuzz",
+        "No file crashes or hangs the reader, also where coverage leads from file to file.",
+        fuzz_coverage.guided,
+        fuzz_coverage.lacking,
+        short_form="tests/reliability/fuzz_experiments.py",
     ),
     Experiment(
         "S4",
@@ -133,6 +144,14 @@ EXPERIMENTS = (
         "No request ends a server, or changes what others are answered.",
         request_experiments.end_no_server,
         request_experiments.lacking_sglang,
+    ),
+    Experiment(
+        "S16",
+        "load",
+        "A server holds under load, and leaves nothing behind when a process of it is killed.",
+        load_experiments.held_under_load,
+        load_experiments.lacking_sglang,
+        short_form="tests/cli/test_load.py",
     ),
     Experiment(
         "S17",

@@ -9,8 +9,11 @@ from experiment import Experiment, Found, Scale
 from page import Row, page
 from table import EXPERIMENTS
 
+ROOT = Path(__file__).resolve().parents[2]
+SHORT = [one for one in EXPERIMENTS if one.short_form is None]
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: f"{one.number} {one.name}")
+
+@pytest.mark.parametrize("experiment", SHORT, ids=lambda one: f"{one.number} {one.name}")
 def test_the_promise_holds(experiment: Experiment, tmp_path: Path) -> None:
     lacking = experiment.lacking()
     if lacking is not None:
@@ -18,6 +21,13 @@ def test_the_promise_holds(experiment: Experiment, tmp_path: Path) -> None:
     found = experiment.run(Scale(tmp_path, whole=False))
     assert found.violations == ()
     assert found.figures
+
+
+def test_every_promise_has_a_row_and_a_short_form() -> None:
+    assert {one.number for one in EXPERIMENTS} == {f"S{number}" for number in range(1, 18)}
+    assert len({one.name for one in EXPERIMENTS}) == len(EXPERIMENTS)
+    elsewhere = [one.short_form for one in EXPERIMENTS if one.short_form is not None]
+    assert all((ROOT / place).is_file() for place in elsewhere)
 
 
 def test_the_page_says_what_held() -> None:

@@ -1,0 +1,202 @@
+"""S16: a server under load, and servers of which a process is killed. Only in the long form; see
+`tests/cli/test_load.py` and `tests/cli/test_serve.py` for short ones."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from disk_faults import state
+from experiment import Found, Scale
+from tiny_artifacts import artifact_files, write_folder
+
+MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
+CLIENTS, SECONDS, KILLS = 200, 300, 20
+FLAGS = ("--oscar-sink-size=16", "--oscar-recent-size=32", "--max-total-tokens=4000")
+SIZES = ("--context=200", "--new-tokens=16", "--aborts=0.3", "--growth=64")
+START, END = 900, 10
+"""Seconds in which a server must start, and in which it must be gone after a kill."""
+
+
+def held_under_load(scale: Scale) -> Found:
+    """200 clients for minutes, a fifth of them hang up; then kill processes of servers."""
+    artifact = write_folder(scale.work / "rotation", artifact_files())
+    report = _bench(scale.work, artifact)
+    violations = [f"under load: {line}" for line in report["violations"]]
+    ended: Counter[str] = Counter()
+    slowest = 0.0
+    for number in range(KILLS):
+        folder = scale.work / f"server{number}"
+        folder.mkdir()
+        killed = _killed(folder, artifact, number)
+        ended[killed.victim] += 1
+        slowest = max(slowest, killed.seconds)
+        violations += [f"{killed.victim} killed, server {number}: {line}" for line in killed.wrong]
+    memory = report["host_memory"] or {}
+    figures: dict[str, int | float | str] = {
+        "clients": CLIENTS,
+        "seconds of load": SECONDS,
+        "requests finished": report["finished"],
+        "requests whose client hung up": report["aborted"],
+        "peak memory in MiB": int(memory.get("peak", 0)) >> 20,
+        "servers killed": ended.total(),
+        "processes killed": ", ".join(f"{name}: {count}" for name, count in ended.items()),
+        "slowest end after a kill in seconds": round(slowest, 1),
+    }
+    return Found(figures, tuple(violations))
+
+
+def lacking_sglang() -> str | None:
+    """Why no server can be started, or `None`."""
+    return None if importlib.util.find_spec("sglang") else "sglang is not installed"
+
+
+def _bench(work: Path, artifact: Path) -> dict[str, Any]:
+    command = ["bench", "load", str(artifact), "--model", str(MODEL), f"--clients={CLIENTS}"]
+    command += [f"--seconds={SECONDS}", *SIZES, "--json", "--", *FLAGS]
+    done = subprocess.run(
+        [sys.executable, "-m", "oscar_zoo", *command],
+        env=_environment(work / "bench"),
+        capture_output=True,
+        text=True,
+        timeout=START + 4 * SECONDS,
+    )
+    try:
+        return dict(json.loads(done.stdout))
+    except ValueError:
+        raise RuntimeError(f"bench load ended with {done.returncode}: {done.stderr}") from None
+
+
+@dataclass(frozen=True)
+class _Killed:
+    """A server of which one process was killed: which, how long it took to end, and what did not
+    hold."""
+
+    victim: str
+    seconds: float
+    wrong: tuple[str, ...]
+
+
+def _killed(folder: Path, artifact: Path, number: int) -> _Killed:
+    port = _free_port()
+    command = ["serve", str(artifact), "--model", str(MODEL), "--port", str(port), "--json"]
+    serve = subprocess.Popen(
+        [sys.executable, "-m", "oscar_zoo", *command, "--", *FLAGS],
+        env=_environment(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        ready = _wait_until_ready(serve)
+        tree = [serve.pid, *_children(serve.pid)]
+        victim = tree[number % len(tree)]
+        name = "oscar-zoo" if victim == serve.pid else f"process {tree.index(victim)} of SGLang"
+        with _asking(ready["url"], ready["model_id"]):
+            os.kill(victim, signal.SIGKILL)
+            began = time.monotonic()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                serve.wait(START)
+            while any(map(_alive, tree)) and time.monotonic() - began < START:
+                time.sleep(0.1)
+            seconds = time.monotonic() - began
+    finally:
+        serve.kill()
+        serve.wait()
+    return _Killed(name, seconds, tuple(_left(serve, tree, port, seconds)))
+
+
+def _left(
+    serve: subprocess.Popen[str], tree: list[int], port: int, seconds: float
+) -> Iterator[str]:
+    if seconds > END:
+        yield f"it took {seconds:.0f} s until all was over"
+    if serve.returncode == 0:
+        yield "the exit code is 0"
+    orphans = [pid for pid in tree if _alive(pid)]
+    if orphans:
+        yield f"{len(orphans)} orphans"
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            yield f"port {port} is not free: {error.strerror}"
+
+
+def _wait_until_ready(serve: subprocess.Popen[str]) -> dict[str, Any]:
+    assert serve.stdout is not None
+    timer = threading.Timer(START, serve.kill)
+    timer.start()
+    text = ""
+    for line in serve.stdout:
+        text += line
+        if line.startswith("}"):
+            break
+    timer.cancel()
+    if not text:
+        raise RuntimeError(f"the server ended with {serve.wait()} before it was ready")
+    return dict(json.loads(text))
+
+
+@contextlib.contextmanager
+def _asking(url: str, model: str) -> Iterator[None]:
+    """Requests that run when the process dies."""
+    body = {"model": model, "prompt": "Once upon a time", "max_tokens": 200}
+    request = urllib.request.Request(
+        f"{url.removesuffix('/v1')}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+
+    def ask() -> None:
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=60) as answer:
+            answer.read()
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    yield
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """Variables of a user of his own, whose temporary files are in `folder`."""
+    folder.mkdir(exist_ok=True)
+    own = {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, **state(folder), **own}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _children(pid: int) -> list[int]:
+    direct = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            direct += [int(child) for child in task.read_text().split()]
+    return [found for child in direct for found in (child, *_children(child))]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
