@@ -53,6 +53,8 @@ def compute_artifact(
     allow_poor: bool = False,
     fast: bool = False,
     tune: bool = True,
+    bits: float | Literal["auto"] | None = None,
+    max_loss: float | None = None,
     revision: str | None = None,
     model_id: str | None = None,
     observer: Observer = SILENT,
@@ -86,6 +88,10 @@ def compute_artifact(
         allow_poor: write a result that fails its quality gates.
         fast: with `auto`, choose by errors of attention alone, without perplexity and recall.
         tune: with `auto`, also try `wush-tuned`, which reads the text once more.
+        bits: average bits of an element at most, scales and offsets included: layers and sides
+            where it gains most get codes of 4 bits. 4 gives all codes 4 bits, and `auto` the
+            fewest with the quality of BF16. `None` for codes of 2 bits everywhere.
+        max_loss: in place of `bits`: the fewest with at most this rise of perplexity, in percent.
         revision: commit, branch or tag of a model on a hub.
         model_id: identity to record for a local folder, `ORG/NAME`.
         observer: hears of progress and remarks.
@@ -126,6 +132,8 @@ def compute_artifact(
         allow_poor=allow_poor,
         fast=fast,
         tune=tune,
+        bits=bits,
+        max_loss=max_loss,
         revision=revision,
         model_id=model_id,
     )
@@ -209,6 +217,7 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
     check_fetchable(choice.source, request.revision)
     # What follows imports torch and transformers, which takes seconds.
     from oscar_zoo.compute.options import ComputeOptions
+    from oscar_zoo.compute.width_wish import check_wish, width_wish
     from oscar_zoo.models.device import pick_device
     from oscar_zoo.models.inspect import read_model_config
 
@@ -216,6 +225,9 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
     recipe = serving_recipe(choice.recipe, model.block.geometry)
     device = pick_device(request.device, several=request.engine == "transformers")
     usual = choice.recipe.calibration if choice.recipe else None
+    recipe = recipe.override(clip=request.clip, group_size=request.group_size)
+    wish = width_wish(request.bits, request.max_loss)
+    check_wish(wish, recipe, model.block)
     options = ComputeOptions(
         model=choice.source,
         model_id=model.block.id,
@@ -224,7 +236,7 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
         calib_data=request.calib_data,
         calib_tokens=request.calib_tokens or (usual.tokens if usual else CALIB_TOKENS),
         seq_len=request.seq_len or (usual.sequence_length if usual else None),
-        recipe=recipe.override(clip=request.clip, group_size=request.group_size),
+        recipe=recipe,
         method=request.method,
         output_dir=request.output,
         device=device,
@@ -240,6 +252,7 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
         allow_poor=request.allow_poor,
         fast=request.fast,
         tune=request.tune,
+        widths=wish,
         fixed_clip=request.clip is not None,
     )
     return options, model

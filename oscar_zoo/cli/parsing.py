@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from oscar_zoo.errors import UsageError
 
@@ -30,6 +31,42 @@ def parse_clip(text: str | None) -> Clip | None:
             f"--clip {text!r} is not two ratios between 0 and 1.",
             hint="for example --clip 0.96,0.92; 0 turns it off",
         ) from None
+
+
+def parse_bits(text: str | None) -> float | Literal["auto"] | None:
+    """The value of `--bits`, or `None` where the option was not given.
+
+    Raises:
+        UsageError: `text` is neither `auto` nor a number.
+    """
+    if text is None:
+        return None
+    if text == "auto":
+        return "auto"
+    return _real(text, "--bits", "a number of bits such as 2.5, or auto")
+
+
+def parse_percent(text: str | None, option: str) -> float | None:
+    """The value of an option in percent, with or without the sign; `None` where it was not given.
+
+    Raises:
+        UsageError: `text` is no number.
+    """
+    if text is None:
+        return None
+    return _real(text.removesuffix("%").strip(), option, "a number in percent such as 0.1%")
+
+
+def _real(text: str, option: str, wanted: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UsageError(
+            f"{option} {text!r} is not {wanted.partition(' such')[0]}.", hint=f"use {wanted}"
+        )
+    return value
 
 
 def numbers(option: str, text: str, *, least: int = 1) -> tuple[int, ...]:

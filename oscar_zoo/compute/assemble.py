@@ -29,6 +29,7 @@ from oscar_zoo.artifact.manifest import (
     FILE_NAME,
     SCHEMA,
     STATISTICS_NAME,
+    WITH_WIDTHS,
     FileEntry,
     FileRole,
     License,
@@ -167,7 +168,7 @@ def _manifest(
     k, v = result.k, result.v
     digests = [file_digest(name, content) for name, (_, content) in files.items()]
     content = {
-        "schema": SCHEMA,
+        "schema": SCHEMA if facts.recipe.widths is None else WITH_WIDTHS,
         "id": str(facts.artifact_id),
         "created": facts.created,
         "digest": artifact_digest(digests),

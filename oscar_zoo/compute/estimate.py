@@ -21,10 +21,13 @@ from oscar_zoo.compute.phases import (
     CAPTURE,
     FAST_PASSES,
     FIT,
+    GAINS,
     LOAD,
     MEASURED_PASSES,
     ROWS,
     TUNE,
+    VERIFY,
+    VERIFY_PASSES,
     WRITE,
     expected_phases,
     tunes,
@@ -109,6 +112,12 @@ def estimate(options: ComputeOptions, model: ModelConfig) -> Estimate | None:
             cost |= {ROWS: min(options.calib_tokens, MOST_TOKENS) * forward, TUNE: tuning}
     if options.method == AUTO:
         passes = FAST_PASSES if options.fast else MEASURED_PASSES
+        cost |= {name: options.heldout_tokens * times * simulated for name, times in passes.items()}
+    if options.widths is not None:
+        # A raise in one layer needs only the layers from there on, on average half of them.
+        raises = len(block.attention_layers) if options.widths.measures else 0
+        rounds = 2 if options.widths.bits is None else 1
+        passes = {GAINS: 3 + raises, VERIFY: VERIFY_PASSES * rounds}
         cost |= {name: options.heldout_tokens * times * simulated for name, times in passes.items()}
     known = {phase.name: phase for phase in expected_phases(options)}
     phases = [

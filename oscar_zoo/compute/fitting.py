@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.compute.capture.calibration_rows import CalibrationRows
-from oscar_zoo.compute.capture.running import RunningModel
+from oscar_zoo.compute.capture.running import InProcess, RunningModel
 from oscar_zoo.compute.data import CalibrationData
 from oscar_zoo.compute.estimate import LONGEST_TUNING, tuning_seconds
 from oscar_zoo.compute.fit import FitResult, Fits, Tick, fit, fit_all, with_tuned
@@ -15,8 +16,11 @@ from oscar_zoo.compute.methods.table import TUNED
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.options import AUTO, ComputeOptions
 from oscar_zoo.compute.phases import ROWS, TUNE, tunes
-from oscar_zoo.compute.select.choose import choose
+from oscar_zoo.compute.select.choose import choose, refuse_poor
 from oscar_zoo.compute.select.decision import Choice
+from oscar_zoo.compute.select.width_choice import Verified, WidthChoice
+from oscar_zoo.compute.select.width_runner import Known
+from oscar_zoo.compute.select.widths import choose_widths
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.phases import Progress
 from oscar_zoo.next_step import AddOption
@@ -29,8 +33,8 @@ def fit_or_choose(
     data: CalibrationData,
     moments: Moments,
     progress: Progress,
-) -> tuple[FitResult, Choice | None]:
-    """The fit of an artifact, and how it was chosen when the method is `auto`.
+) -> tuple[FitResult, Choice | None, WidthChoice | None]:
+    """The fit of an artifact, how it was chosen when the method is `auto`, and its bits.
 
     Args:
         options: what to compute.
@@ -45,14 +49,16 @@ def fit_or_choose(
         ComputeFailed: see `choose.choose`.
     """
     if model is None:
-        return fit(moments, methods[0]), None
-    if options.method in TUNED:
-        rows = _rows(options, model, data, progress)
-        return fit(moments, methods[0], rows, tick=_tuning(progress)), None
-    if options.method != AUTO:
-        return fit(moments, methods[0]), None
-    choice = _choose(options, model, data, moments, progress)
-    return choice.result, choice
+        return fit(moments, methods[0]), None, None
+    if options.method == AUTO:
+        choice = _choose(options, model, data, moments, progress)
+        return choice.result, choice, choice.widths
+    rows = _rows(options, model, data, progress) if options.method in TUNED else None
+    result = fit(moments, methods[0], rows, tick=_tuning(progress))
+    widths = _widths(options, model, data, result, options.recipe, None, progress)
+    if widths is not None and not options.allow_poor:
+        refuse_poor(result.method.name, widths.gates)
+    return result, None, widths
 
 
 def _choose(
@@ -68,16 +74,51 @@ def _choose(
             hint="use more text",
             next_step=AddOption("--method", "wush"),
         )
-    return choose(
+    choice = choose(
         model,
         data.heldout,
         _fits(options, model, data, moments, progress),
         options.recipe,
         fixed_clip=options.fixed_clip,
         fast=options.fast,
-        allow_poor=options.allow_poor,
+        allow_poor=options.allow_poor or options.widths is not None,
         progress=progress,
     )
+    widths = _widths(options, model, data, choice.result, choice.recipe, _known(choice), progress)
+    if widths is None:
+        return choice
+    choice = replace(choice, recipe=widths.recipe, widths=widths)
+    if not options.allow_poor:
+        refuse_poor(choice.chosen.method, widths.gates)
+    return choice
+
+
+def _widths(
+    options: ComputeOptions,
+    model: RunningModel,
+    data: CalibrationData,
+    result: FitResult,
+    recipe: ServingRecipe,
+    known: Known | None,
+    progress: Progress,
+) -> WidthChoice | None:
+    """The bits of every layer and side, when they were asked for."""
+    if options.widths is None:
+        return None
+    assert isinstance(model, InProcess)  # `check_options` refuses an engine
+    if data.heldout is None:
+        raise UsageError("there is no held-out text to choose bits with.", hint="use more text")
+    return choose_widths(
+        model, data.heldout, result, recipe, options.widths, known=known, progress=progress
+    )
+
+
+def _known(choice: Choice) -> Known | None:
+    """What need not be measured again; `None` when only errors were measured."""
+    kept = choice.trials[choice.at]
+    if choice.base is None:
+        return None
+    return Known(choice.base, choice.questions, Verified(None, kept.perplexity, kept.recall))
 
 
 def _fits(

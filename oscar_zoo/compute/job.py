@@ -39,6 +39,7 @@ from oscar_zoo.compute.options import ComputeOptions, check_options
 from oscar_zoo.compute.phases import CAPTURE, FIT, LOAD, WRITE
 from oscar_zoo.compute.report.build import report_of, save_report
 from oscar_zoo.compute.select.decision import Choice
+from oscar_zoo.compute.select.width_choice import WidthChoice
 from oscar_zoo.compute.subject import (
     ENOUGH_TOKENS,
     Subject,
@@ -69,6 +70,7 @@ class ComputeResult:
         moments: the file from which every method can be fitted again, or `None` without data.
         report: the page, or `None` when it could not be drawn.
         choice: of `auto`, else `None`.
+        widths: of bits per layer and side, when these were asked for.
     """
 
     path: Path
@@ -80,6 +82,7 @@ class ComputeResult:
     moments: Path | None = None
     report: Path | None = None
     choice: Choice | None = None
+    widths: WidthChoice | None = None
 
 
 @dataclass
@@ -173,12 +176,21 @@ def _finish(
     """Fit, choose, verify and write, given the moments."""
     with clock.phase(FIT):
         moments = captured.moments if captured else Moments(subject.block, {})
-        chosen, choice = fit_or_choose(options, methods, model, data, moments, clock.progress)
+        chosen, choice, widths = fit_or_choose(
+            options, methods, model, data, moments, clock.progress
+        )
         target = options.output_dir or _place(options, chosen.method, data)
         facts = _facts(options, chosen, subject, data, captured)
         if choice is not None:
             facts = replace(
                 facts, recipe=choice.recipe, selection=choice.selection, quality=choice.quality
+            )
+        elif widths is not None and data.heldout is not None:
+            facts = replace(
+                facts,
+                recipe=widths.recipe,
+                selection=widths.selection_of(chosen.method.name, data.heldout),
+                quality=widths.quality,
             )
         verified = _require_verified(verify_files(assemble(chosen, facts), strict=True))
     with clock.phase(WRITE):
@@ -196,7 +208,16 @@ def _finish(
         notes = (*notes, *more)
     place = _moments_path(target) if saved else None
     return ComputeResult(
-        target, facts.artifact_id, manifest, verified, notes, clock.seconds, place, report, choice
+        target,
+        facts.artifact_id,
+        manifest,
+        verified,
+        notes,
+        clock.seconds,
+        place,
+        report,
+        choice,
+        widths,
     )
 
 

@@ -16,6 +16,7 @@ from oscar_zoo.compute.data import check_budget, check_source
 from oscar_zoo.compute.folder import check_target
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.methods.table import METHODS, find_method
+from oscar_zoo.compute.width_wish import WidthWish
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models.device import AUTO as DEVICES
 from oscar_zoo.models.device import check_device
@@ -59,6 +60,7 @@ class ComputeOptions:
         allow_poor: write a result that fails its gates.
         fast: `auto` decides by errors of attention alone.
         tune: `auto` tries the methods of `table.TUNED`, where that does not take too long.
+        widths: bits of codes to choose per layer and side; `None` for 2 bits everywhere.
         fixed_clip: keep the clip of `recipe`; otherwise `auto` fits it.
         seed: of the document order; `None` keeps the order of the file.
         created: RFC 3339 UTC time for the manifest; `None` for now.
@@ -88,6 +90,7 @@ class ComputeOptions:
     allow_poor: bool = False
     fast: bool = False
     tune: bool = True
+    widths: WidthWish | None = None
     fixed_clip: bool = False
     seed: int | None = None
     created: str | None = None
@@ -115,6 +118,12 @@ def check_options(options: ComputeOptions) -> tuple[Method, ...]:
         raise UsageError(
             "transformers runs tensor parallel 1.",
             hint="use --engine sglang, or data parallel: torchrun",
+        )
+    if options.engine != "transformers" and options.widths is not None:
+        raise UsageError(
+            f"{options.widths.option} compares whole distributions of tokens, which the sglang"
+            " engine does not hand over.",
+            hint="use --engine transformers; it streams weights that do not fit",
         )
     check_device(options.device, several=options.engine == "transformers")
     if options.device == DEVICES and rank_and_size()[1] > 1:

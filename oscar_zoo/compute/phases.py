@@ -11,6 +11,7 @@ from oscar_zoo.evaluate.phases import Phase
 LOAD, CAPTURE, FIT, ROWS, TUNE, WRITE = "load", "capture", "fit", "rows", "tune", "write"
 HELD_OUT, ERRORS, PERPLEXITY = "held-out rows", "errors", "perplexity"
 RECALL, MORE_RECALL = "recall", "more recall"
+GAINS, VERIFY = "bits by layer", "bits verified"
 """Names of phases."""
 MEASURED_PASSES: Mapping[str, int] = {
     HELD_OUT: 1,
@@ -22,6 +23,12 @@ MEASURED_PASSES: Mapping[str, int] = {
 """How often `auto` reads as many tokens as are held out, in each of its phases."""
 FAST_PASSES: Mapping[str, int] = {HELD_OUT: 1, ERRORS: 9}
 """As `MEASURED_PASSES`, with `fast`."""
+
+
+USUAL_LAYERS = 36
+"""Full-attention layers, where only shares of a usual computation are wanted."""
+VERIFY_PASSES = 5
+"""Reads of as many tokens as are held out, to verify bits once."""
 
 
 def expected_phases(options: ComputeOptions) -> tuple[Phase, ...]:
@@ -38,6 +45,9 @@ def expected_phases(options: ComputeOptions) -> tuple[Phase, ...]:
             Phase(name, "layers" if name == ERRORS else "sequences", times)
             for name, times in passes.items()
         ]
+    if options.widths is not None:
+        gains = 2 * USUAL_LAYERS if options.widths.measures else 3
+        phases += [Phase(GAINS, "sequences", gains), Phase(VERIFY, "sequences", VERIFY_PASSES)]
     return (*phases, Phase(WRITE, "", 2))
 
 

@@ -22,6 +22,7 @@ from oscar_zoo.compute.methods.table import METHODS
 from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions, sequence_length
 from oscar_zoo.compute.phases import CAPTURE
 from oscar_zoo.compute.select.trial_runner import recall_lengths
+from oscar_zoo.compute.width_wish import check_wish
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.phases import Progress
 from oscar_zoo.models.inspect import inspect_model
@@ -67,13 +68,14 @@ def load_subject(options: ComputeOptions) -> Subject:
 def read_data(
     options: ComputeOptions, subject: Subject, methods: tuple[Method, ...]
 ) -> CalibrationData:
-    """The sequences to calibrate with, and those held out for `auto`.
+    """The sequences to calibrate with, and those held out for `auto` and for a choice of bits.
 
     Raises:
-        UsageError: see `data.load_calibration` and `data.check_overlap`.
+        UsageError: see `data.load_calibration`, `data.check_overlap` and `width_wish.check_wish`.
         ComputeFailed: there are fewer tokens than channels per head.
     """
     auto = options.method == AUTO
+    check_wish(options.widths, options.recipe, subject.block)
     data = load_calibration(
         options.calib_data,
         subject.tokenizer,
@@ -81,7 +83,7 @@ def read_data(
         seq_len=sequence_length(options, subject.block),
         seed=options.seed,
         chat_template=options.chat_template,
-        heldout_tokens=options.heldout_tokens if auto else 0,
+        heldout_tokens=options.heldout_tokens if auto or options.widths else 0,
     )
     if any(method.needs for method in methods) and data.tokens_used < subject.block.head_dim:
         raise ComputeFailed(

@@ -10,7 +10,7 @@ import torch
 from oscar_kernels.layout import row_bytes
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.hadamard import hadamard_set
-from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel
 
@@ -54,12 +54,22 @@ def bits_of(spec: CacheSpec | None, model: LoadedModel, length: int) -> tuple[fl
     each element of its rows, high-precision windows included."""
     if spec is None:
         return BF16_BITS, BF16_BITS
-    layers = range(len(model.block.attention_layers))
-    specs = [spec.quant_spec("k", model.block.head_dim, index) for index in layers]
-    specs += [spec.quant_spec("v", model.block.v_head_dim, index) for index in layers]
-    bits = 8 * sum(map(row_bytes, specs)) / sum(one.head_dim for one in specs)
+    return stored_bits(spec, model.block), bits_with_windows(spec, model.block, length)
+
+
+def stored_bits(spec: CacheSpec, geometry: Geometry) -> float:
+    """Bits of one stored element, scales and offsets included, on average over the layers."""
+    layers = range(len(geometry.attention_layers))
+    specs = [spec.quant_spec("k", geometry.head_dim, index) for index in layers]
+    specs += [spec.quant_spec("v", geometry.v_head_dim, index) for index in layers]
+    return 8 * sum(map(row_bytes, specs)) / sum(one.head_dim for one in specs)
+
+
+def bits_with_windows(spec: CacheSpec, geometry: Geometry, length: int) -> float:
+    """Bits of all that a sequence of `length` tokens occupies, for each element of its rows."""
+    windows = spec.recipe.windows
     # INT2 rows exist for every token, the windows on top of them.
-    return bits, bits + BF16_BITS * (spec.recipe.windows.sink + spec.recipe.windows.recent) / length
+    return stored_bits(spec, geometry) + BF16_BITS * (windows.sink + windows.recent) / length
 
 
 def bits_at_contexts(spec: CacheSpec | None, model: LoadedModel) -> dict[str, float]:

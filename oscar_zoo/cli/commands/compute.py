@@ -97,6 +97,21 @@ from oscar_zoo.errors import UsageError
     help="With auto, leave out wush-tuned, which runs over the text once more.",
 )
 @click.option(
+    "--bits",
+    metavar="BITS",
+    help=(
+        "Bits of a stored element at most, on average, its share of scales and offsets included"
+        " (2.25 for codes of 2 bits in groups of 128): where it gains most, keys or values of a"
+        " layer get codes of 4 bits. 4 gives all codes 4 bits; auto takes the fewest that keep the"
+        " model's recall and 0.2 % of perplexity, up to 3.25. [default: codes of 2 bits]"
+    ),
+)
+@click.option(
+    "--max-loss",
+    metavar="PERCENT",
+    help="In place of --bits: the fewest bits that raise perplexity by no more, such as 0.1%.",
+)
+@click.option(
     "--resume", is_flag=True, help="Go on from what an interrupted run of the same command left."
 )
 @options.output_dir_option
@@ -118,6 +133,8 @@ def command(
     method: str,
     compat: bool,
     no_tune: bool,
+    bits: str | None,
+    max_loss: str | None,
     clip: str | None,
     offline: bool,
     quiet: bool,
@@ -141,6 +158,7 @@ def command(
     Examples:
       oscar-zoo compute Qwen/Qwen3-8B --calib-data prompts.jsonl --calib-tokens 8192
       oscar-zoo compute ./my-model --calib-data text.txt --output-dir ./my-rotation --method wush
+      oscar-zoo compute ./my-model --bits 2.5
       oscar-zoo compute ./my-model --engine sglang -- --attention-backend=flashinfer
     """
     from oscar_zoo.app.compute import compute
@@ -153,11 +171,18 @@ def command(
     model, engine_flags = parsing.apart(model, engine_flags)
     chosen = _one_model(model, model_path)
     method = "oscar" if compat else method
+    if compat and (bits is not None or max_loss is not None):
+        raise UsageError(
+            "the OSCAR server reads codes of 2 bits only, so --compat has no other bits.",
+            hint="leave out --compat, or --bits and --max-loss",
+        )
     request = ComputeRequest(
         chosen,
         engine_flags=engine_flags,
         method=method,
         tune=not no_tune,
+        bits=parsing.parse_bits(bits),
+        max_loss=parsing.parse_percent(max_loss, "--max-loss"),
         clip=parsing.parse_clip(clip),
         **choices,
     )

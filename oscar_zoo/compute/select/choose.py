@@ -20,8 +20,9 @@ from oscar_zoo.compute.fit import Fits
 from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.compute.phases import HELD_OUT, MORE_RECALL
 from oscar_zoo.compute.select import rule
-from oscar_zoo.compute.select.decision import Choice, Questions
+from oscar_zoo.compute.select.decision import Choice
 from oscar_zoo.compute.select.meter import Meter
+from oscar_zoo.compute.select.questions import Questions
 from oscar_zoo.compute.select.rule import Base, Gate, Trial
 from oscar_zoo.compute.select.trial_runner import TrialRunner
 from oscar_zoo.errors import ComputeFailed, UsageError
@@ -59,7 +60,7 @@ def choose(
         ComputeFailed: the best one fails a gate, or the model gives no finite perplexity or rows.
         UsageError: the held-out sequences are no longer than both windows.
     """
-    task = _task(heldout, recipe.windows)
+    task = heldout_task(heldout, recipe.windows)
     meter = Meter(progress)
     meter.start(HELD_OUT, len(task.prompts))
     rows = model.held_out_rows(
@@ -96,7 +97,7 @@ def choose(
         at, reason = rule.best([trials[n] for n in final], base)
     kept = trials[final[at]]
     if base is not None and not allow_poor:
-        _refuse(kept.method, kept.gates(base))
+        refuse_poor(kept.method, kept.gates(base))
     return Choice(
         result=fits.results[kept.method],
         recipe=recipe.model_copy(update={"clip": kept.errors.clip}),
@@ -111,7 +112,12 @@ def choose(
     )
 
 
-def _task(heldout: HeldOut, windows: Windows) -> Perplexity:
+def heldout_task(heldout: HeldOut, windows: Windows) -> Perplexity:
+    """Perplexity of held-out text at positions beyond both windows.
+
+    Raises:
+        UsageError: the sequences are no longer than both windows.
+    """
     first = windows.sink + windows.recent
     prompts = [
         TaskPrompt(
@@ -130,7 +136,8 @@ def _task(heldout: HeldOut, windows: Windows) -> Perplexity:
     return Perplexity(tuple(prompts))
 
 
-def _refuse(name: str, gates: Sequence[Gate]) -> None:
+def refuse_poor(name: str, gates: Sequence[Gate]) -> None:
+    """Raise `ComputeFailed` when the fit `name` fails one of `gates`."""
     words = {
         "perplexity_change_percent": (
             "raises perplexity by",

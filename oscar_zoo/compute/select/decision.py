@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.compute.data import HeldOut
 from oscar_zoo.compute.fit import FitResult
 from oscar_zoo.compute.select.attention_errors import Fidelity
+from oscar_zoo.compute.select.questions import Questions
 from oscar_zoo.compute.select.rule import (
     FAST_RULE,
     LARGEST,
@@ -23,8 +24,7 @@ from oscar_zoo.compute.select.rule import (
     output_gates,
     worst,
 )
-from oscar_zoo.evaluate.tasks.base import Measurement
-from oscar_zoo.evaluate.tasks.recall import Recall
+from oscar_zoo.compute.select.width_choice import WidthChoice
 
 
 @dataclass(frozen=True)
@@ -59,27 +59,6 @@ class ChoiceRow:
 
 
 @dataclass(frozen=True)
-class Questions:
-    """How recall was measured, if it was.
-
-    Attributes:
-        task: the questions.
-        own: the answers of the model with a BF16 cache.
-        remark: why recall takes no part in the choice; `None` when it does, or when nothing was to
-            be measured.
-    """
-
-    task: Recall | None = None
-    own: Measurement | None = None
-    remark: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        facts = {} if self.task is None else dict(self.task.describe())
-        return {**facts, "bf16": self.own.value if self.own else None, "remark": self.remark}
-
-
-@dataclass(frozen=True)
 class Choice:
     """The choice of `auto`.
 
@@ -94,6 +73,7 @@ class Choice:
         heldout: the text of the measurements.
         refused: method -> why it was no candidate.
         questions: how recall was measured.
+        widths: how bits were chosen afterwards; `None` for 2 bits everywhere without a choice.
     """
 
     result: FitResult
@@ -106,6 +86,7 @@ class Choice:
     heldout: HeldOut
     refused: Mapping[str, str]
     questions: Questions
+    widths: WidthChoice | None = None
 
     @property
     def measured_on(self) -> str:
@@ -130,15 +111,24 @@ class Choice:
         """The row that was kept."""
         return self.rows[self.at]
 
+    @property
+    def served(self) -> ChoiceRow:
+        """The row that was kept, with what was measured with the chosen bits."""
+        if self.widths is None:
+            return self.chosen
+        kept = replace(self.chosen, **self.widths.figures)
+        return replace(kept, gate=worst(self.widths.gates))
+
     @cached_property
     def gates(self) -> tuple[Gate, ...]:
         """Gates of the chosen fit: those that decide, then remarks on its attention output."""
         kept = self.trials[self.at]
+        decide = kept.gates(self.base) if self.widths is None else self.widths.gates
         baseline = self.errors.get("hadamard")
         if baseline is None or kept.method == "hadamard":
-            return kept.gates(self.base)
+            return decide
         same = baseline.of(kept.errors.clip) or baseline.found
-        return (*kept.gates(self.base), *output_gates(kept.errors, same))
+        return (*decide, *output_gates(kept.errors, same))
 
     @property
     def selection(self) -> dict[str, Any]:
@@ -152,9 +142,10 @@ class Choice:
             "bf16_perplexity": self.base.perplexity.value if self.base else None,
             "bf16_recall": self.questions.own.value if self.questions.own else None,
             "candidates": [asdict(row) for row in self.rows],
-            "chosen": asdict(self.chosen),
+            "chosen": asdict(self.served),
             "reason": self.reason,
             "refused": dict(self.refused),
+            **(self.widths.block if self.widths else {}),
         }
 
     @property
@@ -176,7 +167,7 @@ class Choice:
             "clip": {"k": fidelity.k_curve.to_json(), "v": fidelity.v_curve.to_json()},
         }
         if self.base is not None:
-            block["recall"] = self.questions.to_json() | {"int2": self.chosen.recall}
+            block["recall"] = self.questions.to_json() | {"int2": self.served.recall}
         return block
 
 

@@ -19,8 +19,8 @@ from oscar_zoo.compute.methods.table import TABLE, main_method
 from oscar_zoo.compute.phases import ERRORS, PERPLEXITY, RECALL
 from oscar_zoo.compute.select.attention_errors import Fidelity, measure_fits
 from oscar_zoo.compute.select.clip import index_of
-from oscar_zoo.compute.select.decision import Questions
 from oscar_zoo.compute.select.meter import Meter
+from oscar_zoo.compute.select.questions import Questions
 from oscar_zoo.compute.select.rule import Trial
 from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
@@ -33,6 +33,7 @@ FINER_CLIPS = (0.94, 0.925, 0.9)
 RECALL_ANSWERS = 128
 RECALL_WINDOWS = (4, 8)
 """Tokens of a recall prompt, in units of both windows: the first in which the facts have room."""
+NO_ROOM = "recall was not measured: windows, context or held-out text leave no room for it"
 RECALL_LEAST = 0.5
 """Recall is not gated when the BF16 model itself scores below this value."""
 
@@ -42,6 +43,34 @@ def recall_lengths(windows: Windows, block: ModelBlock) -> tuple[int, ...]:
     longest = (block.rope and block.rope.max_position) or math.inf
     both = windows.sink + windows.recent
     return tuple(int(min(times * both, longest)) for times in RECALL_WINDOWS)
+
+
+def recall_task(model: RunningModel, heldout: HeldOut, windows: Windows) -> Recall | None:
+    """Questions about facts in held-out text; `None` where there is no room for them."""
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    text = torch.tensor(
+        [token for sequence in heldout.sequences for token in sequence], device="cpu"
+    )
+    for length in recall_lengths(windows, model.block):
+        try:
+            return Recall.from_tokens(
+                text, encode, windows=windows, answers=RECALL_ANSWERS, length=length, unit="token"
+            )
+        except UsageError:
+            continue
+    return None
+
+
+def judged(task: Recall, own: Measurement) -> Questions:
+    """Questions with the answers of the model itself, which may be too poor to judge by."""
+    if own.value < RECALL_LEAST:
+        remark = f"the model itself recalls {own.value:.0%} of digits: recall was not judged"
+        return Questions(task, own, remark)
+    return Questions(task, own)
 
 
 @dataclass(frozen=True)
@@ -114,23 +143,11 @@ class TrialRunner:
 
     def questions(self, heldout: HeldOut, number: int) -> Questions:
         """The recall questions, for the model and then for `number` trials, when it is asked."""
-        task = self._recall_task(heldout)
+        task = recall_task(self.model, heldout, self.recipe.windows)
         if task is None:
-            return Questions(
-                remark=(
-                    "recall was not measured: windows, context or held-out text leave no room"
-                    " for it"
-                )
-            )
+            return Questions(remark=NO_ROOM)
         self.meter.start(RECALL, (1 + number) * len(task.prompts))
-        own = self._measure(task, None)
-        if own.value < RECALL_LEAST:
-            return Questions(
-                task,
-                own,
-                f"the model itself recalls {own.value:.0%} of digits: recall was not judged",
-            )
-        return Questions(task, own)
+        return judged(task, self._measure(task, None))
 
     def recalls(self, trials: list[Trial], which: Sequence[int], asked: Questions) -> None:
         """Measure the recall of some trials, in place."""
@@ -139,31 +156,6 @@ class TrialRunner:
             trials[at] = replace(
                 trials[at], recall=self._measure(asked.task, self._cache(trials[at]))
             )
-
-    def _recall_task(self, heldout: HeldOut) -> Recall | None:
-        def encode(text: str) -> list[int]:
-            ids: list[int] = self.model.tokenizer(text, add_special_tokens=False, verbose=False)[
-                "input_ids"
-            ]
-            return ids
-
-        text = torch.tensor(
-            [token for sequence in heldout.sequences for token in sequence], device="cpu"
-        )
-        windows = self.recipe.windows
-        for length in recall_lengths(windows, self.model.block):
-            try:
-                return Recall.from_tokens(
-                    text,
-                    encode,
-                    windows=windows,
-                    answers=RECALL_ANSWERS,
-                    length=length,
-                    unit="token",
-                )
-            except UsageError:
-                continue
-        return None
 
     def _fidelity(
         self,

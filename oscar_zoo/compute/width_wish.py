@@ -1,0 +1,95 @@
+"""How many bits the user wants codes to have, and whether that is possible."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths
+from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.caches import stored_bits
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
+
+ALL_FOUR = 4.0
+"""As a number of bits it means codes of 4 bits everywhere, whatever their scales add."""
+AUTO_BITS, AUTO_LOSS = 3.25, 0.2
+"""`auto` takes at most these bits, and the fewest within this rise of perplexity in percent."""
+
+
+@dataclass(frozen=True)
+class WidthWish:
+    """One of three wishes.
+
+    Attributes:
+        bits: average bits of an element at most, scales and offsets included; `ALL_FOUR` gives all
+            codes 4 bits.
+        max_loss: fewest bits with at most this rise of perplexity over BF16, in percent.
+        auto: fewest bits within `AUTO_LOSS` and without loss of recall, at most `AUTO_BITS`.
+    """
+
+    bits: float | None = None
+    max_loss: float | None = None
+    auto: bool = False
+
+    @property
+    def measures(self) -> bool:
+        """Whether layers and sides have to be told apart."""
+        return self.bits != ALL_FOUR
+
+    @property
+    def option(self) -> str:
+        """As on the command line."""
+        if self.max_loss is not None:
+            return f"--max-loss {self.max_loss:g}%"
+        return "--bits auto" if self.auto else f"--bits {self.bits:g}"
+
+
+def width_wish(bits: float | Literal["auto"] | None, max_loss: float | None) -> WidthWish | None:
+    """The wish of two options; `None` for codes of 2 bits everywhere.
+
+    Args:
+        bits: a number of bits, or `auto`.
+        max_loss: in percent.
+
+    Raises:
+        UsageError: both are given, or a number makes no sense.
+    """
+    if bits is not None and max_loss is not None:
+        raise UsageError("--bits and --max-loss exclude each other.", hint="give one of the two")
+    if bits == "auto":
+        return WidthWish(auto=True)
+    if bits is not None:
+        return WidthWish(bits=float(bits))
+    if max_loss is None:
+        return None
+    if not (math.isfinite(max_loss) and 0 < max_loss <= 100):
+        raise UsageError(
+            f"--max-loss {max_loss:g} is no rise of perplexity.",
+            hint="use percent above 0, such as 0.1%",
+        )
+    return WidthWish(max_loss=max_loss)
+
+
+def possible_bits(recipe: ServingRecipe, geometry: Geometry) -> tuple[float, float]:
+    """Bits of an element with codes of 2 and of 4 bits everywhere, scales and offsets included."""
+    layers, no_clip = len(geometry.attention_layers), Clip(k=0.0, v=0.0, algorithm="none")
+    four = Widths.uniform(layers, k=4, v=4, clip=no_clip)
+    low, high = (
+        stored_bits(CacheSpec(None, None, recipe.with_widths(widths)), geometry)
+        for widths in (None, four)
+    )
+    return low, high
+
+
+def check_wish(wish: WidthWish | None, recipe: ServingRecipe, geometry: Geometry) -> None:
+    """Raise `UsageError` for a number of bits that codes of 2 and 4 bits cannot have."""
+    if wish is None or wish.bits is None or wish.bits == ALL_FOUR:
+        return
+    low, high = possible_bits(recipe, geometry)
+    if not low <= wish.bits <= high:
+        raise UsageError(
+            f"{wish.option} is not possible with groups of {recipe.group_size}: codes of 2 bits"
+            f" cost {low:g} with their scales, codes of 4 bits {high:g}.",
+            hint=f"use a number from {low:g} to {high:g}, or auto",
+        )

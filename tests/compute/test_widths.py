@@ -1,0 +1,156 @@
+"""Bits per layer and side: chosen on a small model, and on the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from random_qwen3 import EXAMPLE, write_model
+
+from oscar_zoo.artifact.manifest import Manifest
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
+from oscar_zoo.artifact.width_selection import WidthSelection
+from oscar_zoo.cli.main import run
+from oscar_zoo.compute.job import ComputeOptions, ComputeResult, compute_artifact
+from oscar_zoo.compute.width_wish import WidthWish
+from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.registry.measured import Measured
+
+TEXT = EXAMPLE.parents[1] / "text/calibration.txt"
+RECIPE = ServingRecipe(
+    group_size=16, clip=Clip(k=0.9, v=0.9), windows=Windows(sink=2, recent=8, dtype="bfloat16")
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def options(model: Path, target: Path, wish: WidthWish, **changes: object) -> ComputeOptions:
+    base = ComputeOptions(
+        model=str(model),
+        model_name="random",
+        calib_data=TEXT,
+        calib_tokens=200,
+        recipe=RECIPE,
+        seq_len=100,
+        method="hadamard",
+        output_dir=target,
+        heldout_tokens=400,
+        widths=wish,
+        allow_poor=True,
+    )
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def result(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ComputeResult:
+    """Groups of 16 cost 2 bits beside the codes: from 4 to 6 bits, half a bit for each raise."""
+    found = compute_artifact(
+        options(model, tmp_path_factory.mktemp("out") / "a", WidthWish(bits=4.6))
+    )
+    assert found is not None
+    return found
+
+
+def block(result: ComputeResult) -> WidthSelection:
+    found = WidthSelection.of(result.manifest.fit.selection)
+    assert found is not None
+    return found
+
+
+def test_a_budget_raises_what_gains_most(result: ComputeResult) -> None:
+    found, recipe = block(result), result.manifest.recipe
+    assert result.manifest.schema_ == "oscar-zoo.manifest/2"
+    assert result.manifest == Manifest.from_bytes((result.path / "oscar.json").read_bytes())
+    assert recipe.widths is not None
+    assert recipe.bits_per_element == found.kept.bits == 4.5
+    assert len(found.raised) == 1
+    ((layer, side),) = found.raised
+    widths = recipe.widths.k if side == "k" else recipe.widths.v
+    assert (widths.bits[layer], widths.clip[layer]) == (4, 0.0)
+    assert (widths.bits[1 - layer], widths.clip[1 - layer]) == (2, 0.9)
+    gains = {"k": found.gains_k, "v": found.gains_v}
+    every = [gain for of_side in gains.values() for gain in of_side or ()]
+    assert (gains[side] or ())[layer] == max(every) > 0
+
+
+def test_the_curve_goes_from_2_bits_to_4_and_says_what_was_measured(result: ComputeResult) -> None:
+    steps = block(result).steps
+    assert [step.bits for step in steps] == [4.0, 4.5, 5.0, 5.5, 6.0]
+    assert len({(step.layer, step.side) for step in steps}) == 5
+    verified = [step.verified for step in steps]
+    assert [at for at, one in enumerate(verified) if one is not None] == [0, 1, 4]
+    first, kept, last = (one for one in verified if one is not None)
+    assert (first.divergence or 0) > (kept.divergence or 0) > (last.divergence or 0) > 0
+    assert steps[1].predicted == pytest.approx(kept.divergence)
+    assert kept.change_percent is not None
+    assert block(result).bits_at["8192"] == pytest.approx(4.5 + 16 * 10 / 8192)
+
+
+def test_figures_of_the_manifest_are_those_of_its_bits(result: ComputeResult) -> None:
+    measured, kept = Measured.of(result.manifest), block(result).kept.verified
+    assert measured is not None
+    assert kept is not None
+    assert measured.change_percent == kept.change_percent
+    quality = result.manifest.quality or {}
+    assert quality["quantizer"] == "asym-minmax-u24/1"
+    assert quality["gates"][0]["value"] == kept.change_percent
+
+
+def test_4_bits_everywhere_measure_no_single_raise(model: Path, tmp_path: Path) -> None:
+    phases: list[str] = []
+    found = compute_artifact(
+        options(model, tmp_path / "a", WidthWish(bits=4.0)),
+        progress=lambda done, total, phase: phases.append(phase),
+    )
+    assert found is not None
+    assert found.manifest.recipe.bits_per_element == 6
+    told = block(found)
+    assert (len(told.steps), told.chosen, told.gains_k) == (2, 1, None)
+    assert {"bits by layer", "bits verified"} < set(phases)
+
+
+def test_a_loss_takes_the_fewest_bits_that_keep_it(model: Path, tmp_path: Path) -> None:
+    found = compute_artifact(options(model, tmp_path / "a", WidthWish(max_loss=100.0)))
+    assert found is not None
+    told = block(found)
+    assert told.kept.verified is not None
+    assert (told.kept.verified.change_percent or 0) <= 100
+    before = [step.verified for step in told.steps[: told.chosen] if step.verified]
+    assert all((one.change_percent or 0) > 100 for one in before if one.change_percent is not None)
+    with pytest.raises(ComputeFailed, match="4 bits everywhere raise perplexity") as caught:
+        compute_artifact(options(model, tmp_path / "b", WidthWish(max_loss=1e-9)))
+    assert "--group-size" in (caught.value.hint or "")
+    assert not (tmp_path / "b").exists()
+
+
+def test_auto_stays_below_its_bits(model: Path, tmp_path: Path) -> None:
+    """With these groups codes of 2 bits cost more than `auto` takes: nothing is raised."""
+    found = compute_artifact(options(model, tmp_path / "a", WidthWish(auto=True)))
+    assert found is not None
+    assert found.manifest.recipe.widths is None
+    assert found.manifest.schema_ == "oscar-zoo.manifest/1"
+    assert block(found).chosen == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--bits", "2"], "from 2.5 to 4.5"),
+        (["--bits", "4.6"], "from 2.5 to 4.5"),
+        (["--bits", "many"], "a number of bits such as 2.5, or auto"),
+        (["--bits", "3", "--max-loss", "0.1%"], "exclude each other"),
+        (["--max-loss", "0%"], "percent above 0"),
+        (["--max-loss", "a little"], "a number in percent"),
+        (["--bits", "3", "--engine", "sglang"], "--engine transformers"),
+        (["--bits", "3", "--compat"], "Leave out --compat"),
+    ],
+)
+def test_bits_that_cannot_be_had_are_refused(
+    given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["compute", str(EXAMPLE), "--calib-data", str(TEXT), *given]) == 2
+    assert said in capsys.readouterr().err
