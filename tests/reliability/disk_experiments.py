@@ -6,11 +6,15 @@ import errno
 import functools
 import itertools
 import json
+import os
 import shutil
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,7 @@ ERRORS = (
     Fault("short"),
 )
 """Those of `reads` also disturb calls that change nothing."""
+CORES = 2
 SHORT_KINDS = 2
 """Kinds that each command meets in the short form, others from command to command."""
 TIMES = frozenset(("fetched", "published", "since", "created", "time"))
@@ -79,9 +84,15 @@ class Disturbed:
         """Run the command again, without a fault."""
         return self.commands(self.root, *self.scenario.command)
 
-    def leftovers(self) -> int:
+    def leftovers(self) -> list[str]:
         """Temporary files and folders that are there."""
-        return sum(1 for _ in self.root.rglob(".tmp*"))
+        return [str(path.relative_to(self.root)) for path in self.root.rglob(".tmp*")]
+
+    def an_hour_later(self) -> None:
+        """Let everything temporary be old enough to be swept."""
+        then = time.time() - 2 * 3600
+        for path in self.root.rglob(".tmp*"):
+            os.utime(path, (then, then), follow_symlinks=False)
 
     def _outputs(self) -> list[Any]:
         outputs = []
@@ -102,6 +113,7 @@ class Disturbed:
         yield from self._gone(self.scenario.kept, state(self.root / "other"))
         shutil.rmtree(self.root / "other", ignore_errors=True)
         yield from self._gone(self.scenario.still, {})
+        self.an_hour_later()
         again = self.repair()
         if again.code not in self.scenario.again:
             yield f"the second run ended with {again.code}: {again.err.strip()}"
@@ -137,32 +149,57 @@ def failing_disk(scale: Scale) -> Found:
     return _sweep(scale, ERRORS)
 
 
+@dataclass
+class Tally:
+    """What a sweep counted."""
+
+    points: Counter[str] = field(default_factory=Counter)
+    ends: Counter[int] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+
+
 def _sweep(scale: Scale, kinds: tuple[Fault, ...]) -> Found:
-    points: Counter[str] = Counter()
-    ends: Counter[int] = Counter()
-    violations: list[str] = []
-    leftovers = 0
+    tally = Tally()
     turn = itertools.cycle(kinds)
-    for imports, scenarios in itertools.groupby(SCENARIOS, lambda one: one.imports):
-        if imports and not scale.whole:
+    lists: dict[Words, list[tuple[Scenario, list[Fault]]]] = {}
+    for scenario in SCENARIOS:
+        if scenario.imports and not scale.whole:
             continue  # torch alone takes seconds
-        with FaultyCommands(scale.work / "faults", imports) as commands:
-            for scenario in scenarios:
-                disturbed = Disturbed(scenario, commands, scale.work / scenario.name)
-                chosen = kinds if scale.whole else [next(turn) for _ in range(SHORT_KINDS)]
-                for kind in chosen:
-                    for at in _places(scale, scenario, disturbed.calls(kind.reads)):
-                        points[scenario.name] += 1
-                        code, wrong = _disturb_once(disturbed, replace(kind, at=at))
-                        ends[code] += 1
-                        violations += wrong
-                        leftovers += disturbed.leftovers()
-                shutil.rmtree(scale.work / scenario.name)
-    figures: dict[str, int | float | str] = {"points": points.total()}
-    figures |= {f"points of {name}": count for name, count in points.items()}
-    figures["exit codes"] = ", ".join(f"{code}: {n}" for code, n in sorted(ends.items()))
-    figures["temporary files left after the second run"] = leftovers
-    return Found(figures, tuple(violations))
+        chosen = list(kinds) if scale.whole else [next(turn) for _ in range(SHORT_KINDS)]
+        lists.setdefault(scenario.imports, []).append((scenario, chosen))
+    tasks = [
+        partial(_sweep_some, scale, scenarios[start::cores], tally, imports)
+        for imports, scenarios in lists.items()
+        for cores in (1 if imports or not scale.whole else CORES,)
+        for start in range(cores)
+    ]
+    with ThreadPoolExecutor(CORES) as pool:
+        for done in [pool.submit(task) for task in tasks]:
+            done.result()
+    figures: dict[str, int | float | str] = {"points": tally.points.total()}
+    figures |= {f"points of {name}": count for name, count in sorted(tally.points.items())}
+    figures["exit codes"] = ", ".join(f"{code}: {n}" for code, n in sorted(tally.ends.items()))
+    return Found(figures, tuple(tally.violations))
+
+
+def _sweep_some(
+    scale: Scale,
+    scenarios: list[tuple[Scenario, list[Fault]]],
+    tally: Tally,
+    imports: Words,
+) -> None:
+    """Disturb one scenario after the other, with a process of their own."""
+    work = scale.work / scenarios[0][0].name
+    with FaultyCommands(work / "faults", imports) as commands:
+        for scenario, kinds in scenarios:
+            disturbed = Disturbed(scenario, commands, work / scenario.name)
+            for kind in kinds:
+                for at in _places(scale, scenario, disturbed.calls(kind.reads)):
+                    code, wrong = _disturb_once(disturbed, replace(kind, at=at))
+                    tally.points[scenario.name] += 1
+                    tally.ends[code] += 1
+                    tally.violations += wrong
+            shutil.rmtree(work / scenario.name)
 
 
 def _places(scale: Scale, scenario: Scenario, calls: int) -> list[int]:
@@ -181,6 +218,9 @@ def _disturb_once(disturbed: Disturbed, fault: Fault) -> tuple[int, list[str]]:
         wrong.append(f"ended with {ended.code}: {ended.err.strip()}")
     calls = disturbed.calls(fault.reads)
     label = f"{disturbed.scenario.name}, {_words(fault)} {fault.at} of {calls}"
+    left = disturbed.leftovers()
+    if left and disturbed.scenario.sweeps:
+        wrong.append(f"left over after a second run, an hour later: {left}")
     return ended.code, [f"{label}: {line}" for line in wrong]
 
 
