@@ -194,7 +194,7 @@ def test_a_store_that_others_can_write_is_refused(
 ) -> None:
     Store().root.chmod(0o777)
     for words in (["list"], ["verify"], ["gc"], ["rm", TINY.model]):
-        error = as_json(capsys, 1, *words)["error"]
+        error = as_json(capsys, 8, *words)["error"]
         assert error["code"] == "storage" and error["hint"].startswith("chmod 700")
 
 

@@ -125,6 +125,6 @@ def test_broken_moments(tmp_path: Path) -> None:
 def test_wrong_outputs(report: Path, tmp_path: Path) -> None:
     assert ".html or .png" in refused(2, report, "--output", tmp_path / "report.pdf")
     assert "no such folder" in refused(3, report, "--output", tmp_path / "gone" / "r.html")
-    assert "cannot write /proc/r.html" in refused(1, report, "--output", "/proc/r.html")
+    assert "cannot write /proc/r.html" in refused(8, report, "--output", "/proc/r.html")
     (tmp_path / "folder.html").mkdir()
     assert "is a folder" in refused(2, report, "--output", tmp_path / "folder.html")

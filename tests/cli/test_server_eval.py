@@ -93,7 +93,7 @@ def test_a_server_agrees_with_this_process(tmp_path: Path) -> None:
             2,
         ),
         (["--engine", "sglang", "--csv", "nowhere/a.csv"], "no such folder: nowhere", 3),
-        (["--engine", "sglang", "--csv", "/proc/a.csv"], "cannot write /proc/a.csv", 1),
+        (["--engine", "sglang", "--csv", "/proc/a.csv"], "cannot write /proc/a.csv", 8),
         (["--engine", "sglang", "--", "--tp=2"], "--tp is not allowed after --", 2),
         (["--engine", "sglang", "--", "--host=0.0.0.0"], "--host is not allowed after --", 2),
         (["--engine", "sglang", "--length", "300"], "300 tokens are too few to share a prefix", 2),
