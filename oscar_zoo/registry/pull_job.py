@@ -152,7 +152,8 @@ class PullJob:
                 result = _present(stored, hub.name, offer.resolved.warnings)
             else:
                 with self._at_pinned_commit(hub):
-                    result = self._download(offer, known)
+                    result = self._download(offer)
+            self.store.keep_only(result.artifact.record)
             self._remember(offer, result)
         return result
 
@@ -199,7 +200,7 @@ class PullJob:
             hub=offer.view.hub.title,
         )
 
-    def _download(self, offer: Offer, known: Record | None) -> PullResult:
+    def _download(self, offer: Offer) -> PullResult:
         resolved = offer.resolved
         files = fetch_files(resolved, self.progress)
         verified = verify_payload(resolved, files)
@@ -219,8 +220,6 @@ class PullJob:
             verified.warnings,
         )
         artifact = self.store.put(resolved.id, files, source=resolved.hub.name, origin=origin)
-        if known is not None and known.path != artifact.record.path:
-            self.store.remove(known)
         first_use = resolved.manifest is None and not offer.promises
         warnings = (*resolved.warnings, *verified.warnings)
         return PullResult(

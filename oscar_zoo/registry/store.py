@@ -194,6 +194,15 @@ class Store:
                 record.path.parent.rmdir()
             self._drop_blobs(record.files)
 
+    def keep_only(self, record: Record) -> None:
+        """Remove all other entries of the id of `record`, with what killed processes left of
+        them."""
+        for other in self.installed():
+            if other.id.key == record.id.key and other.path != record.path:
+                self.remove(other)
+        with durable.storage_errors(f"cannot tidy {self.root}"):
+            durable.sweep(self.artifacts)
+
     @contextlib.contextmanager
     def _tidy(self, files: Sequence[FileDigest]) -> Iterator[None]:
         """Remove the blobs of an entry that could not be stored: nothing links them, and the disk

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -304,6 +306,22 @@ def test_a_full_disk_stops_a_pull_and_the_next_one_works(tmp_path: Path) -> None
         assert pull("tiny-qwen3-hard", hub, store).artifact.files == artifact_files()
         if not injection.fired:
             break
+
+
+def test_what_a_killed_pull_left_of_another_digest_goes_with_the_next(
+    tmp_path: Path, store: Store
+) -> None:
+    hub = hub_with(tmp_path / "hub", artifact_files())
+    pull("tiny-qwen3-hard", hub, store)
+    old = store.put(HARD, artifact_files(seed=1), source="test").record
+    left = store.artifacts / ".tmp.killed"
+    left.mkdir()
+    (left / "half").write_bytes(b"half")
+    then = time.time() - 7200
+    os.utime(left, (then, then))
+    assert pull("tiny-qwen3-hard", hub, store).already_present
+    assert old.path not in {record.path for record in store.installed()}
+    assert len(store.installed()) == 1 and not left.exists()
 
 
 def test_a_killed_pull_is_repaired_by_the_next(tmp_path: Path) -> None:

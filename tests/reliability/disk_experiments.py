@@ -64,6 +64,8 @@ class Disturbed:
         ended = self.disturb(Fault(reads=reads))
         if ended.code != 0:
             raise RuntimeError(f"{self.scenario.name} fails undisturbed: {ended.err}")
+        if not ended.calls:
+            raise RuntimeError("no system call was counted: the library is not loaded")
         return ended.calls
 
     @functools.cached_property
@@ -189,7 +191,8 @@ def _sweep_some(
     imports: Words,
 ) -> None:
     """Disturb one scenario after the other, with a process of their own."""
-    work = scale.work / scenarios[0][0].name
+    # LD_PRELOAD takes no path with a space
+    work = scale.work / f"sweep{[one.name for one in SCENARIOS].index(scenarios[0][0].name)}"
     with FaultyCommands(work / "faults", imports) as commands:
         for scenario, kinds in scenarios:
             disturbed = Disturbed(scenario, commands, work / scenario.name)
