@@ -22,7 +22,8 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from oscar_zoo.compute.report.charts import INK, MUTED, PAPER, V_SIDE, drawing
+from oscar_zoo.compute.report.charts import drawing
+from oscar_zoo.compute.report.palette import INK, MUTED, PAPER, V_SIDE
 
 HERE = Path(__file__).resolve().parent
 CACHES = {"bf16": ("BF16", MUTED), "int2": ("INT2", V_SIDE)}

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from oscar_zoo.app.arguments import clip_of
 from oscar_zoo.app.files import check_file
 from oscar_zoo.app.progress import SILENT, Observer, phase_progress
 from oscar_zoo.app.requirements import require_compute
+from oscar_zoo.errors import UsageError
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.manifest import Manifest
@@ -29,6 +30,7 @@ class FitRequest:
         method: any method but `auto`, and none that is tuned: those need the model.
         clip: clip ratios to record for serving; `None` for the recipe's.
         group_size: channels that share a scale; `None` for the recipe's.
+        bits: 4 for codes of 4 bits everywhere, `None` for codes of 2; other bits need the model.
         output: the artifact's folder; `None` for `./<Model>/<tag>`.
         force: replace an artifact that is already in the folder.
     """
@@ -37,6 +39,7 @@ class FitRequest:
     method: str
     clip: Clip | None = None
     group_size: int | None = None
+    bits: float | Literal["auto"] | None = None
     output: Path | None = None
     force: bool = False
 
@@ -79,6 +82,7 @@ def fit(
     *,
     clip: tuple[float, float] | Clip | None = None,
     group_size: int | None = None,
+    bits: float | Literal["auto"] | None = None,
     output: str | Path | None = None,
     force: bool = False,
     observer: Observer = SILENT,
@@ -90,6 +94,8 @@ def fit(
         method: any method but `auto` and `wush-tuned`, which need the model.
         clip: clip ratios of keys and values to record for serving; `None` for the recipe's.
         group_size: channels that share a scale; `None` for the recipe's.
+        bits: 4 for codes of 4 bits everywhere; other bits need the model, which `compute_artifact`
+            has. `None` for codes of 2 bits.
         output: the artifact's folder; `None` for `./<Model>/<tag>`.
         force: replace an artifact that is already in the folder.
         observer: hears of progress.
@@ -109,6 +115,7 @@ def fit(
         method=method,
         clip=clip_of(clip),
         group_size=group_size,
+        bits=bits,
         output=None if output is None else Path(output),
         force=force,
     )
@@ -120,12 +127,18 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
 
     Raises:
         MissingDependency: torch is not installed.
-        UsageError: there is no such method, or it needs the model.
+        UsageError: there is no such method, or it needs the model, or the bits need it.
         MalformedFile, PathNotFound: `moments` is not a moments file.
         ComputeFailed: the file lacks what the method reads, or the result failed verification.
         OutputExists, StorageError: the folder cannot be written.
     """
+    if request.bits not in (None, 4):
+        raise UsageError(
+            "which layers get more bits is measured with the model, and a moments file has none.",
+            hint="oscar-zoo compute MODEL --bits BITS, or --bits 4 for all of them",
+        )
     require_compute()
+    from oscar_zoo.artifact.specs import Widths
     from oscar_zoo.compute.moments_file import load_moments
     from oscar_zoo.compute.refit import PHASES, refit
     from oscar_zoo.registry.model_names import recorded_model
@@ -135,10 +148,14 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
     block = load_moments(request.moments)[1].model
     choice = recorded_model(block.id)
     recipe = serving_recipe(choice.recipe, block.geometry)
+    recipe = recipe.override(clip=request.clip, group_size=request.group_size)
+    if request.bits is not None:
+        layers = len(block.attention_layers)
+        recipe = recipe.with_widths(Widths.uniform(layers, k=4, v=4, clip=recipe.clip))
     path, manifest = refit(
         request.moments,
         request.method,
-        recipe.override(clip=request.clip, group_size=request.group_size),
+        recipe,
         model_name=choice.name,
         target=request.output,
         force=request.force,

@@ -92,7 +92,9 @@ class WidthSelection(Spec):
     gains_v: tuple[Number, ...] | None = None
     steps: Annotated[tuple[WidthStep, ...], Field(min_length=1, max_length=2001)]
     chosen: Annotated[int, Field(ge=0)]
-    bits_at: dict[str, Bits] = Field(default_factory=dict)
+    bits_at: dict[Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")], Bits] = Field(
+        default_factory=dict
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

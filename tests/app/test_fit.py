@@ -33,6 +33,19 @@ def test_a_local_model_is_fitted_where_its_folder_is_not(
     assert (result.manifest.recipe.clip.k, result.manifest.recipe.clip.v) == (0.5, 0.6)
 
 
+def test_all_codes_get_4_bits_without_the_model_and_other_bits_need_it(
+    moments: Path, tmp_path: Path
+) -> None:
+    made = run(FitRequest(moments, "hadamard", bits=4.0, output=tmp_path / "four"))
+    widths = made.manifest.recipe.widths
+    assert widths is not None
+    assert {*widths.k.bits, *widths.v.bits} == {4} and {*widths.k.clip, *widths.v.clip} == {0.0}
+    for bits in (2.75, "auto"):
+        with pytest.raises(UsageError, match="measured with the model") as caught:
+            run(FitRequest(moments, "hadamard", bits=bits, output=tmp_path / "other"))
+        assert "oscar-zoo compute MODEL --bits" in (caught.value.hint or "")
+
+
 def test_one_file_is_not_merged(moments: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing to merge"):
         merge_moments([moments], tmp_path / "out.safetensors")

@@ -33,7 +33,7 @@ from oscar_zoo.compute.report.of_moments import report_of_moments
 from oscar_zoo.compute.report.page import render_html, render_png, write_report
 from oscar_zoo.errors import ComputeFailed, MalformedFile, MissingDependency, StorageError
 
-BLOCKS = ("comparison", "errors", "clip", "headroom", "spectra")
+BLOCKS = ("comparison", "errors", "clip", "headroom", "spectra", "widths")
 HOSTILE = "<script>alert(1)</script>\"'&\u202e$\\frac{1}"
 
 
@@ -206,7 +206,7 @@ def test_the_page_says_the_answer_before_anything_is_drawn(html: str) -> None:
         < before.index("Output error")
         < before.index("org/tiny")
     )
-    assert len(drawings(html)) == 4 and html.count("<figcaption>") == 4
+    assert len(drawings(html)) == 5 and html.count("<figcaption>") == 5
 
 
 def test_the_kept_method_is_marked_where_a_narrow_screen_shows_it(html: str) -> None:
@@ -223,7 +223,7 @@ def test_the_kept_method_is_marked_where_a_narrow_screen_shows_it(html: str) -> 
 def test_a_narrow_screen_says_that_wide_blocks_scroll(html: str) -> None:
     body = html.split("</style>")[1]
     blocks = re.findall(r'^(.*)\n<div class="(?:table|chart)">', body, re.MULTILINE)
-    assert len(blocks) == 5 and all('class="sideways"' in before for before in blocks)
+    assert len(blocks) == 6 and all('class="sideways"' in before for before in blocks)
     style = html.split("</style>")[0]
     assert ".sideways { display: none;" in style
     narrow = style[style.index("@media screen and (max-width: 760px)") :]
@@ -272,7 +272,7 @@ def test_the_page_has_the_same_colours_on_light_and_on_dark_ground(html: str) ->
 @pytest.mark.parametrize("where", ["title", "facts", "method", "reason", "notes"])
 def test_text_of_others_stays_text(where: str) -> None:
     value = sample_report().to_json()
-    for unused in ("clip", "headroom", "spectra"):
+    for unused in ("clip", "headroom", "spectra", "widths"):
         del value[unused]
     if where == "method":
         value["comparison"]["candidates"][0]["method"] = value["errors"][0]["method"] = HOSTILE

@@ -12,7 +12,10 @@ from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.artifact.width_selection import WidthSelection
 from oscar_zoo.cli.main import run
+from oscar_zoo.cli.render.computing import print_result
+from oscar_zoo.cli.render.described import print_manifest
 from oscar_zoo.compute.job import ComputeOptions, ComputeResult, compute_artifact
+from oscar_zoo.compute.report.data import ReportData
 from oscar_zoo.compute.width_wish import WidthWish
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.registry.measured import Measured
@@ -49,7 +52,7 @@ def options(model: Path, target: Path, wish: WidthWish, **changes: object) -> Co
 def result(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ComputeResult:
     """Groups of 16 cost 2 bits beside the codes: from 4 to 6 bits, half a bit for each raise."""
     found = compute_artifact(
-        options(model, tmp_path_factory.mktemp("out") / "a", WidthWish(bits=4.6))
+        options(model, tmp_path_factory.mktemp("out") / "a", WidthWish(bits=4.6), method="oscar")
     )
     assert found is not None
     return found
@@ -98,6 +101,29 @@ def test_figures_of_the_manifest_are_those_of_its_bits(result: ComputeResult) ->
     quality = result.manifest.quality or {}
     assert quality["quantizer"] == "asym-minmax-u24/1"
     assert quality["gates"][0]["value"] == kept.change_percent
+
+
+def test_people_see_the_curve_in_the_table_the_report_and_info(
+    result: ComputeResult, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = block(result)
+    print_result(result)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:2] == ["RAISED", "BITS"]
+    kept = next(line for line in lines if line.endswith("kept"))
+    assert kept.split()[:3] == [*found.kept.name.split(), "4.5"]
+    assert f"Kept 4.5 bits per element (4 bits in 1 of 4 sides of layers: {found.kept.name}" in (
+        "\n".join(lines)
+    )
+    assert result.report is not None
+    page = result.report.read_text("utf-8")
+    assert "4.5 bits per element" in page and "Bits and what they buy" in page
+    written = ReportData.from_bytes(result.report.with_suffix(".json").read_bytes())
+    assert written.widths == found
+    print_manifest(result.manifest.to_json(), None)
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"bits 4.5 per element, 4 bits in 1 of 4 sides of layers: {found.kept.name}" in told
+    assert "bits to KL 4 bits" in told and "4.52 bits at 8k" in told
 
 
 def test_4_bits_everywhere_measure_no_single_raise(model: Path, tmp_path: Path) -> None:

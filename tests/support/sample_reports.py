@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from oscar_zoo.artifact.width_selection import VerifiedWidths, WidthSelection, WidthStep
 from oscar_zoo.compute.report.data import (
     Candidate,
     ClipChart,
@@ -66,7 +67,50 @@ def sample_report(layers: int = 4, *, fast: bool = False) -> ReportData:
         clip=ClipCurves(method="wush", k=_curve(layers, 0.95), v=_curve(layers, 0.94)),
         headroom=Headroom(k=tuple(1.5 + n for n in ids), v=tuple(1.1 for _ in ids)),
         spectra=Spectra(k=_spectrum("qqt/1", layers, 64), v=_spectrum("sst/1", layers, 128)),
+        widths=None if fast else sample_widths(layers),
         notes=("512 tokens are few.",),
+    )
+
+
+def sample_widths(layers: int = 4) -> WidthSelection:
+    """A curve with the keys of the last layer raised."""
+    order = [(layer, side) for side in ("k", "v") for layer in reversed(range(layers))]
+    steps = [WidthStep(bits=2.5, predicted=8e-3, predicted_error=1e-3, verified=_verified(8e-3))]
+    for at, (layer, side) in enumerate(order, 1):
+        told = 8e-3 / (1 + at) ** 1.5
+        found = _verified(told) if at in (1, len(order)) else None
+        steps.append(
+            WidthStep(
+                layer=layer,
+                side="k" if side == "k" else "v",
+                bits=2.5 + 2 * at / len(order),
+                predicted=told,
+                predicted_error=told / 8,
+                verified=found,
+            )
+        )
+    return WidthSelection(
+        rule="widths/1",
+        wish="--bits 2.75",
+        reason="the raises that gain most within 2.75 bits",
+        prompts=4,
+        positions=2812,
+        layers=tuple(range(layers)),
+        gains_k=tuple(1e-3 * (1 + layer) for layer in range(layers)),
+        gains_v=tuple(1e-4 * (layer - 1) for layer in range(layers)),
+        steps=tuple(steps),
+        chosen=1,
+        bits_at={"8192": 3.375, "32768": 2.906, "131072": 2.789},
+    )
+
+
+def _verified(divergence: float) -> VerifiedWidths:
+    return VerifiedWidths(
+        divergence=divergence,
+        divergence_error=divergence / 10,
+        change_percent=0.12,
+        change_error=0.05,
+        recall=0.998,
     )
 
 

@@ -20,6 +20,11 @@ from oscar_zoo.cli.render import terminal
     required=True,
     help="How to fit; wush-tuned needs the model: compute.",
 )
+@click.option(
+    "--bits",
+    metavar="4",
+    help="Codes of 4 bits everywhere; to choose layers needs the model: compute. [default: 2 bits]",
+)
 @options.output_dir_option
 @options.recorded_clip_option("the zoo's")
 @options.group_size_option("the zoo's")
@@ -30,6 +35,7 @@ def command(
     moments: Path,
     method: str,
     clip: str | None,
+    bits: str | None,
     quiet: bool,
     as_json: bool,
     **choices: Any,
@@ -47,7 +53,9 @@ def command(
     from oscar_zoo.cli.render.progress import TerminalObserver
     from oscar_zoo.registry.summary import artifact_summary
 
-    request = FitRequest(moments, method, parsing.parse_clip(clip), **choices)
+    request = FitRequest(
+        moments, method, parsing.parse_clip(clip), bits=parsing.parse_bits(bits), **choices
+    )
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
         result = run(request, observer)
     if as_json:

@@ -10,6 +10,7 @@ from oscar_zoo.app.artifact_model import model_argument
 from oscar_zoo.cli.pasting import pasted, saved, typed
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.choice import print_choice
+from oscar_zoo.cli.render.widths import width_lines
 from oscar_zoo.evaluate.phases import duration
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ def print_result(result: ComputeResult) -> None:
     """How `auto` chose, and where the artifact is: the data of `compute`."""
     if result.choice is not None:
         print_choice(result.choice)
+    if result.widths is not None:
+        for line in width_lines(result.widths.selection):
+            terminal.out().print(line)
     terminal.out().print(saved(result.path, result.manifest))
 
 

@@ -10,9 +10,11 @@ from typing import Any
 from oscar_zoo.app.browse import Description
 from oscar_zoo.artifact.names import is_path
 from oscar_zoo.artifact.specs import Score
+from oscar_zoo.artifact.width_selection import WidthSelection
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.memory import print_memory
 from oscar_zoo.cli.render.scores import score_line
+from oscar_zoo.cli.render.widths import course, raises, with_windows
 from oscar_zoo.registry.architectures import Architecture
 from oscar_zoo.registry.measured import Measured
 
@@ -115,7 +117,7 @@ def print_facts(facts: dict[str, Any]) -> None:
         terminal.labelled("", _none_known(facts))
     for manifest in facts["artifacts"]:
         figures = facts["measured"][manifest["id"]]
-        _print_manifest(manifest, Measured.model_validate(figures) if figures else None)
+        print_manifest(manifest, Measured.model_validate(figures) if figures else None)
         for score in facts["scores"].get(manifest["id"], ()):
             terminal.fact("score", score_line(Score.model_validate_json(json.dumps(score))))
 
@@ -145,7 +147,8 @@ def _none_known(facts: dict[str, Any]) -> str:
     return f"No published rotation is known; make one: oscar-zoo {make}"
 
 
-def _print_manifest(manifest: dict[str, Any], measured: Measured | None) -> None:
+def print_manifest(manifest: dict[str, Any], measured: Measured | None) -> None:
+    """One artifact, from the JSON of its manifest."""
     terminal.out().print(f"\n[bold]{terminal.clean(manifest['id'].replace('/', ':', 1))}[/]")
     fit = manifest["fit"]
     terminal.fact("method", f"{fit['method']}, format_version {manifest['format_version']}")
@@ -157,6 +160,10 @@ def _print_manifest(manifest: dict[str, Any], measured: Measured | None) -> None
         digest = entry["sha256"] or terminal.NOT_REPORTED
         terminal.fact("file", f"{entry['path']}  {size}  sha256 {digest}")
     terminal.fact("serving", serving_line(manifest["recipe"]))
+    if (widths := WidthSelection.of(fit["selection"])) is not None:
+        terminal.fact("bits", f"{widths.kept.bits:.4g} per element, {raises(widths)}")
+        terminal.fact("with windows", with_windows(widths))
+        terminal.fact("bits to KL", course(widths))
     calibration = fit["calibration"]
     if calibration:
         used = calibration["tokens_used"] or calibration["tokens_requested"]

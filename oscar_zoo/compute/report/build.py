@@ -7,6 +7,7 @@ from pathlib import Path
 
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.manifest import Manifest
+from oscar_zoo.artifact.width_selection import WidthSelection
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.report.data import (
     SUFFIX,
@@ -49,6 +50,7 @@ def report_of(
         facts.append(
             Fact(label="calibration", value=f"{used.dataset}, {used.tokens_used:,} tokens")
         )
+    facts += _width_facts(WidthSelection.of(fit.selection))
     if choice is not None and choice.base is not None:
         facts.append(
             Fact(
@@ -73,8 +75,21 @@ def report_of(
         clip=_clips(choice) if choice else None,
         headroom=headroom_of(moments),
         spectra=spectra_of(moments),
+        widths=WidthSelection.of(fit.selection),
         notes=tuple(notes),
     )
+
+
+def _width_facts(found: WidthSelection | None) -> list[Fact]:
+    """Bits of an element, alone and with the windows; nothing where no bits were chosen."""
+    if found is None:
+        return []
+    at = sorted((int(length), bits) for length, bits in found.bits_at.items())
+    windows = ", ".join(f"{bits:.3g} at {length // 1024}k" for length, bits in at)
+    return [
+        Fact(label="bits per element", value=f"{found.kept.bits:.4g}, by {found.wish}"),
+        Fact(label="bits with windows", value=windows),
+    ]
 
 
 def save_report(target: Path, report: ReportData) -> tuple[Path | None, tuple[str, ...]]:
@@ -86,7 +101,7 @@ def save_report(target: Path, report: ReportData) -> tuple[Path | None, tuple[st
     base = target.with_name(target.name + SUFFIX)
     with durable.storage_errors(f"cannot write {base}"):
         durable.replace_file(base, report.to_bytes())
-    if report.comparison is None:
+    if report.comparison is None and report.widths is None:
         return None, ()
     page = base.with_suffix(".html")
     try:

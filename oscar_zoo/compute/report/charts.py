@@ -1,4 +1,4 @@
-"""The four charts of a report, each as SVG for the page, and all of them as one PNG.
+"""The charts of a report, each as SVG for the page, and all of them as one PNG.
 
 Charts have dark text on white, on a light page and on a dark one. A method has one colour and one
 marker in every chart. All text that came from outside is plain text: matplotlib's formula mode is
@@ -28,11 +28,11 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from oscar_zoo.compute.report import text
 from oscar_zoo.compute.report.data import Candidate, ClipChart, ReportData, geometric_mean
+from oscar_zoo.compute.report.palette import FAINT, INK, K_SIDE, MUTED, PAPER, RULE, V_SIDE
+from oscar_zoo.compute.report.width_chart import draw_widths
 
 WIDTH, DPI = 10.0, 150
 """Inches of every chart, and pixels per inch of the PNG."""
-PAPER, INK, MUTED, RULE, FAINT = "#ffffff", "#1c2128", "#5d6670", "#d5dae0", "#a9b1ba"
-K_SIDE, V_SIDE = "#0b6aa8", "#b34a06"
 _METHODS: Mapping[str, str] = {
     "identity": "#6b7480", "hadamard": "#a34a86", "oscar": "#0f62b0", "oscar-exact": "#2b8cb8",
     "oscar-per-head": "#0a7a5c", "wush": "#bf4a04", "wush-tuned": "#8c3b3b",
@@ -85,6 +85,7 @@ def charts_of(data: ReportData) -> tuple[Chart, ...]:
     rows = data.comparison.candidates if data.comparison else ()
     present = {
         _PERPLEXITY: any(row.perplexity is not None for row in rows),
+        _WIDTHS: data.widths is not None,
         _LAYERS: bool(data.errors or data.headroom),
         _CLIP: data.clip is not None and bool(data.clip.k or data.clip.v),
         _SPECTRA: data.spectra is not None,
@@ -328,6 +329,13 @@ _PERPLEXITY = Chart(
     "Closer to the BF16 line is better. Bars are one standard error; hollow is without clipping.",
     2.9,
     _perplexity,
+)
+_WIDTHS = Chart(
+    "Bits and what they buy",
+    "How far the cache moves what the model says next, with keys or values of more and more layers"
+    " at 4 bits. Few of them carry most of it.",
+    3.4,
+    draw_widths,
 )
 _LAYERS = Chart(
     "Output error and headroom by layer",

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import mistaken_content
 from oscar_zoo.artifact.specs import Count, Spec, Text
+from oscar_zoo.artifact.width_selection import WidthSelection
 from oscar_zoo.errors import MalformedFile
 
 SCHEMA = "oscar-zoo.report/1"
@@ -214,6 +215,7 @@ class ReportData(Spec):
     clip: ClipCurves | None = None
     headroom: Headroom | None = None
     spectra: Spectra | None = None
+    widths: WidthSelection | None = None
     notes: tuple[Text, ...] = ()
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from oscar_zoo.artifact.width_selection import WidthStep
 from oscar_zoo.compute.report.data import Candidate, Comparison, ReportData, Verdict
 
 NOT_MEASURED = "not measured"
@@ -138,6 +139,9 @@ def target(estimator: str) -> str:
 
 def answer(data: ReportData) -> tuple[str, str]:
     """Which method was kept, and the rest of that sentence."""
+    if data.comparison is None and data.widths is not None:
+        step = data.widths.kept
+        return f"{step.bits:.4g} bits per element", f" {_buys(step)}"
     if data.comparison is None:
         return "", "No method was measured; the spectra show what a fit would see."
     chosen = data.comparison.chosen
@@ -156,6 +160,16 @@ def answer(data: ReportData) -> tuple[str, str]:
     if chosen.output_error is not None:
         facts.append(f"output error {errors([chosen.output_error])[0]}")
     return plain(chosen.method), " was kept" + (f": {', '.join(facts)}." if facts else ".")
+
+
+def _buys(step: WidthStep) -> str:
+    """What was measured with the chosen bits."""
+    found, facts = step.verified, list[str]()
+    if found is not None and found.change_percent is not None:
+        facts.append(f"perplexity {change(found.change_percent)} against BF16")
+    if found is not None and found.recall is not None:
+        facts.append(f"recall {recall(found.recall)}")
+    return "were chosen" + (f": {', '.join(facts)}." if facts else ".")
 
 
 def table(comparison: Comparison) -> Table:
