@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from oscar_zoo.compute.select.width_choice import recalls_as_much
 from oscar_zoo.compute.select.width_curve import Curve, Slot
 from oscar_zoo.evaluate.tasks.base import Measurement
 
@@ -80,3 +81,13 @@ def test_raises_together_must_keep_half_of_what_they_promise_on_both_halves() ->
     assert curve.keeps_promise(1, measured(5, 8, 6, 9))
     assert not curve.keeps_promise(1, measured(1, 11, 2, 12))
     assert curve.keeps_promise(0, BASE)
+
+
+@pytest.mark.parametrize(
+    ("digits", "lost", "enough"), [(640, 0, True), (640, 1, True), (640, 2, False), (3000, 3, True)]
+)
+def test_recall_may_lose_one_digit_or_a_thousandth(digits: int, lost: int, enough: bool) -> None:
+    own, found = (
+        Measurement(right / digits, ((float(right), digits),)) for right in (digits, digits - lost)
+    )
+    assert recalls_as_much(found, own) is enough

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from oscar_zoo.compute.select.width_curve import Curve, gain, standard_error
 from oscar_zoo.evaluate.tasks.base import Measurement
 
 RULE = "widths/1"
+LOST = 0.001
+"""Share of digits that `auto` may lose."""
 Raised = frozenset[tuple[int, Role]]
 """Layers, counted from 0 among those with full attention, and sides with codes of 4 bits."""
 
@@ -117,6 +120,16 @@ class WidthChoice:
     def block(self) -> dict[str, Any]:
         """What it adds to `fit.selection`."""
         return {KEY: self.selection.to_json()}
+
+
+def recalls_as_much(recall: Measurement, own: Measurement) -> bool:
+    """Whether at most `LOST` of the digits that the model itself recalls are lost, or a single one,
+    which is what chance takes in so few questions."""
+    lost, number = (
+        math.fsum(right for right, _ in own.parts) - math.fsum(right for right, _ in recall.parts),
+        sum(count for _, count in own.parts),
+    )
+    return lost <= max(1.0, LOST * number)
 
 
 def widths_of(

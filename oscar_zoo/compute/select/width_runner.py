@@ -25,6 +25,7 @@ from oscar_zoo.compute.select.width_choice import (
     WidthChoice,
     curve_steps,
     gains,
+    recalls_as_much,
     widths_of,
 )
 from oscar_zoo.compute.select.width_curve import Curve, Slot
@@ -174,7 +175,7 @@ class WidthRunner:
     def recalls(self, raised: Raised) -> bool:
         """Whether nothing is lost of what the model itself recalls; true where it is not judged."""
         recall, own = self.verify(raised).recall, self.base.recall if self.base else None
-        return recall is None or own is None or recall.value >= own.value
+        return recall is None or own is None or recalls_as_much(recall, own)
 
     def _run(self, task: Task, cache: CacheSpec | None) -> Measurement:
         return self.model.measure(task, cache, tick=self.meter.tick)

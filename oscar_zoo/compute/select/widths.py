@@ -130,7 +130,10 @@ def _predicted(runner: WidthRunner, curve: Curve, limit: float) -> int:
 def _too_few(runner: WidthRunner, limit: float) -> str:
     """Why `auto` keeps the most bits that it takes; an error for other wishes."""
     if runner.wish.auto:
-        return f"not the quality of BF16, but {AUTO_BITS:g} bits are the most that auto takes"
+        return (
+            f"short of the quality of BF16, but no other raise within {AUTO_BITS:g} bits gains on"
+            " both halves of the text"
+        )
     raise ComputeFailed(
         f"codes of 4 bits everywhere raise perplexity by {runner.rise(runner.everything):.2f} %,"
         f" more than {limit:g} %.",
