@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from oscar_zoo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -149,7 +147,9 @@ class TimeLeft:
 def _setting(recipe: ServingRecipe, values: Mapping[str, Any]) -> Setting:
     try:
         changed = recipe.override(**values)
-    except ValidationError:
+    except UsageError:
+        raise
+    except ValueError:
         said = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
         raise UsageError(
             f"no recipe has {said}.", hint="windows have at most 1,048,576 tokens"

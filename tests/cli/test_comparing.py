@@ -220,3 +220,10 @@ def test_a_hub_without_scores_is_compared_too(cli: Cli, tmp_path: Path) -> None:
     hub = hub_with(tmp_path / "bare", artifact_files()).name
     shown = cli(0, "compare", HARD.reference, "Qwen3-8B", "--hub", hub)
     assert "not reported" in shown and "perplexity" not in shown
+
+
+def test_a_token_takes_what_a_server_stores_of_it(cli: Cli) -> None:
+    """36 and 64 layers, 8 KV heads, K and V of 128 channels with 2.25 bits each."""
+    found = cli.json(0, "compare", "Qwen3-8B", "Qwen3-32B", "--offline")
+    rows = found["artifacts"]
+    assert [row["token_bytes"] for row in rows] == [36 * 8 * 2 * 36, 64 * 8 * 2 * 36]

@@ -50,9 +50,7 @@ def test_the_engine_starts_on_the_gpu_that_was_named(
 
     def running(plan: Any, log: Path) -> NoReturn:
         job = Path(plan.argv[-1])  # the flags of `bench serve` are in a file
-        started.append(
-            json.loads(job.read_text())["arguments"] if job.suffix == ".json" else plan.argv
-        )
+        started.append(json.loads(job.read_text())["arguments"] if job.is_file() else plan.argv)
         raise ServerFailed("this machine has no such GPU")
 
     monkeypatch.setattr(nvidia_smi, "check_gpu", lambda number: None)

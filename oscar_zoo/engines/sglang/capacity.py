@@ -117,6 +117,8 @@ def caches(
 def code_bytes(geometry: Geometry, serving: ServingRecipe) -> int:
     """Bytes of a token's rows of codes with scales, of K and V in all layers of one head.
 
+    Scales have 16 bits in a server, whatever type the recipe names.
+
     Raises:
         ValueError: the INT2 cache does not take such heads.
     """
@@ -126,7 +128,6 @@ def code_bytes(geometry: Geometry, serving: ServingRecipe) -> int:
             QuantSpec(
                 dim,
                 group_channels(dim, serving.group_size),
-                scale_dtype=serving.scale_dtype,
                 bits=serving.code_bits(role, index),
             )
         )
