@@ -60,6 +60,7 @@ def main() -> int:
         help="choose by errors of attention alone, and measure on less text and fewer questions",
     )
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         return every_step(given.work.absolute(), quick=given.quick)
     except KeyboardInterrupt:
@@ -160,6 +161,10 @@ def run(*arguments: str, show: bool = True) -> str:
         with suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=30)
         child.kill()
+        raise
+    except SystemExit:  # SIGTERM reaches this process alone
+        child.terminate()
+        child.wait()
         raise
     if child.returncode == 130:
         raise KeyboardInterrupt

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
@@ -66,6 +67,17 @@ def asked() -> Iterator[list[dict[str, Any]]]:
 def chat(monkeypatch: pytest.MonkeyPatch, text: str, *arguments: str) -> int:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
     return run(["chat", *arguments])
+
+
+def test_a_server_that_starts_is_no_server_that_is_gone(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (one,) = server_records.running()
+    with server_records.registered(replace(one, state="starting", port=one.port + 1)):
+        assert chat(monkeypatch, "one", str(one.port + 1)) == 1
+    said = capsys.readouterr().err
+    assert f"org/a-model on port {one.port + 1} is still starting." in said
+    assert f"oscar-zoo logs {one.port + 1}" in said and not asked
 
 
 def test_every_line_is_a_turn_of_one_conversation(

@@ -41,8 +41,14 @@ def command(name: str | None, api_key_file: Path | None, max_tokens: int) -> int
     from oscar_zoo.app.server_keys import key_of
     from oscar_zoo.cli.render.chat import talk
     from oscar_zoo.engines.sglang.launch.ports import client_url
+    from oscar_zoo.errors import ServerFailed
 
     record = server_records.find(name, "chat")
+    if record.state == "starting":
+        raise ServerFailed(
+            f"{record.model} on port {record.port} is still starting.",
+            hint=f"try again when it is ready; what it does: oscar-zoo logs {record.port}",
+        )
     key = read_key(api_key_file) if api_key_file else key_of(record)
     terminal.note(
         f"{record.model} on port {record.port}. /new forgets, Ctrl-D ends.",
