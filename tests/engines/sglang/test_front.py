@@ -130,3 +130,10 @@ def asked(
     }
     asyncio.run(Front(application, settings, open_routes("0.5.21"), {})(scope, receive, send))
     return sent[0]["status"], json.loads(sent[-1]["body"])
+
+
+def test_no_key_looks_like_a_flag() -> None:
+    """SGLang makes arguments of keys; one random base64 text in 64 begins with a hyphen."""
+    for _ in range(500):
+        made = FrontSettings.make("127.0.0.1", (), "key")
+        assert made.engine_key and made.engine_key.isalnum() and made.administration_key.isalnum()

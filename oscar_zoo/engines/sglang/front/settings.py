@@ -39,6 +39,8 @@ class FrontSettings:
     def make(cls, host: str, origins: tuple[str, ...], key: str | None) -> FrontSettings:
         """Settings with new keys for SGLang and for administration.
 
+        SGLang makes arguments of them, and would take one that begins with a hyphen for a flag.
+
         Args:
             host: the address that the server listens on.
             origins: origins of pages that may ask and read.
@@ -48,8 +50,8 @@ class FrontSettings:
             host=host,
             origins=origins,
             key=key,
-            engine_key=None if key is None else random.token_urlsafe(32),
-            administration_key=random.token_urlsafe(32),
+            engine_key=None if key is None else random.token_hex(32),
+            administration_key=random.token_hex(32),
             id=random.token_hex(16),
         )
 
