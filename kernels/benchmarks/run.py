@@ -1,15 +1,13 @@
 """Benchmark the cache kernels on this GPU: correctness first, then CSV on standard output, notes on
 standard error.
 
-    python kernels/benchmarks/run.py > h200.csv          everything, beside FlashInfer where it is
-    installed python kernels/benchmarks/run.py --quick             our kernels alone, fewer repeats,
-    under a minute python kernels/benchmarks/run.py --only decode,write
-    python kernels/benchmarks/run.py --variants          variants that the tables name, where a
-    fused extend stops,
-                                                         and what attention adds to a step of a
-                                                         model
-    python kernels/benchmarks/run.py --dry-run           tiny shapes, without a GPU too: times mean
-    nothing
+    run.py > h200.csv                 everything, beside FlashInfer where it is installed
+    run.py --quick                    our kernels alone, fewer repeats, under a minute
+    run.py --only decode,write
+    run.py --only decode --bits 4,2   codes of 4 bits for K and of 2 for V
+    run.py --variants                 variants that the tables name, where a fused extend stops, and
+                                      what attention adds to a step of a model
+    run.py --dry-run                  tiny shapes, without a GPU too: times mean nothing
 
 A check or a case that fails loses the rest of its op, not of the run; the exit status is 1 then.
 """
@@ -21,6 +19,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from oscar_kernels.bench import in_step, ops, results, timing, variants
 
     plan = ops.DRY if options.dry_run else ops.QUICK if options.quick else ops.FULL
+    plan = replace(plan, heads=plan.heads.with_bits(*options.bits))
     chosen = options.only or [name for name in known if not (options.quick and name == "baseline")]
     torch.manual_seed(0)
     failed: list[str] = []
@@ -64,7 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name: partial(more[name], bench) if options.variants else getattr(bench, name)
         for name in chosen
     }
-    results.write_rows(_rows(runs, failed), sys.stdout)
+    rows = _rows(runs, failed)
+    if options.bits != (2, 2):
+        of = "K{} V{}, ".format(*options.bits)
+        rows = (replace(row, case=of + row.case) for row in rows)
+    results.write_rows(rows, sys.stdout)
     return 1 if failed else 0
 
 
@@ -81,6 +85,11 @@ def _rows(
             _note(f"{name} failed:\n{traceback.format_exc()}")
 
 
+def _widths(text: str) -> tuple[int, int]:
+    k, v = (int(part) for part in text.split(","))
+    return k, v
+
+
 def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -92,6 +101,13 @@ def _parser() -> argparse.ArgumentParser:
     some = f"some of {','.join(OPS)}; with --variants of {','.join(VARIANTS)}"
     parser.add_argument("--only", type=lambda x: x.split(","), default=[], help=some)
     parser.add_argument("--quick", action="store_true", help="no baseline, fewer repeats")
+    parser.add_argument(
+        "--bits",
+        type=_widths,
+        default=(2, 2),
+        metavar="K,V",
+        help="bits of the codes of K and of V, 2 or 4; 2,2 by default",
+    )
     parser.add_argument(
         "--variants",
         action="store_true",

@@ -19,10 +19,16 @@ from oscar_kernels.spec import QuantSpec
 
 
 def variant(
-    head_dim: int = 128, group: int = 4, heads: int = 8, groups: int = 1
+    head_dim: int = 128,
+    group: int = 4,
+    heads: int = 8,
+    groups: int = 1,
+    bits: tuple[int, int] = (2, 2),
 ) -> variants.AttentionVariant:
-    spec = QuantSpec(head_dim, head_dim // groups)
-    return variants.AttentionVariant(spec, spec, group, heads, "int", "int", "long long", 0, False)
+    k_spec, v_spec = (QuantSpec(head_dim, head_dim // groups, bits=width) for width in bits)
+    return variants.AttentionVariant(
+        k_spec, v_spec, group, heads, "int", "int", "long long", 0, False
+    )
 
 
 def nvrtc_missing() -> str | None:
@@ -39,9 +45,10 @@ def nvrtc_missing() -> str | None:
     [
         variant(),
         variant(64, 8, 1, 2),
-        dataclasses.replace(variant(256, 16, 4), tiles=tuning.VARIANTS[-1]),
+        variant(bits=(4, 2)),
+        dataclasses.replace(variant(256, 16, 4, bits=(2, 4)), tiles=tuning.VARIANTS[-1]),
     ],
-    ids=lambda x: x.k_spec.head_dim,
+    ids=lambda x: f"{x.k_spec.head_dim} K{x.k_spec.bits} V{x.v_spec.bits}",
 )
 def test_source_compiles_without_a_gpu_and_is_kept(
     made: variants.AttentionVariant, arch: str, own_state, monkeypatch
@@ -67,7 +74,16 @@ def test_a_broken_source_raises_the_compilers_words() -> None:
 
 @pytest.mark.parametrize("shared", [99 << 10, 163 << 10, 227 << 10])
 @pytest.mark.parametrize(
-    "made", [variant(), variant(64, 8, 1, 2), variant(256, 16, 4, 4), variant(128, 4, 4)], ids=str
+    "made",
+    [
+        variant(),
+        variant(64, 8, 1, 2),
+        variant(256, 16, 4, 4),
+        variant(128, 4, 4),
+        variant(256, 4, 8, 1, (4, 4)),
+        variant(128, 4, 8, 4, (4, 2)),
+    ],
+    ids=str,
 )
 def test_stages_fit_into_the_shared_memory_of_a_block(
     made: variants.AttentionVariant, shared: int
@@ -175,9 +191,14 @@ def random_case(
     dtype=torch.bfloat16,
     **options,
 ) -> tuple[testing.Filling, torch.Tensor]:
-    k_spec = QuantSpec(head_dim, head_dim // groups, 0.96, options.pop("scale_dtype", "float16"))
+    k_bits, v_bits = options.pop("bits", (2, 2))
+    scale_dtype = options.pop("scale_dtype", "float16")
+    k_spec = QuantSpec(head_dim, head_dim // groups, 0.96, scale_dtype, k_bits)
     v_spec = dataclasses.replace(
-        k_spec, head_dim=v_dim or head_dim, group_size=(v_dim or head_dim) // groups
+        k_spec,
+        head_dim=v_dim or head_dim,
+        group_size=(v_dim or head_dim) // groups,
+        bits=v_bits,
     )
     filling = testing.random_cache(
         lengths, k_spec, v_spec, num_kv_heads=heads, dtype=torch.bfloat16, device="cuda", **options
@@ -212,6 +233,54 @@ def test_head_dims(head_dim: int, v_dim: int, group: int) -> None:
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_quantization_groups(groups: int, head_dim: int, heads: int) -> None:
     assert_right(*random_case(groups=groups, head_dim=head_dim, heads=heads))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("heads", "group", "groups"), [(8, 4, 1), (2, 12, 4)])
+@pytest.mark.parametrize(("head_dim", "v_dim"), [(64, 64), (128, 128), (256, 256), (192, 128)])
+@pytest.mark.parametrize("bits", [(4, 2), (2, 4), (4, 4)], ids=str)
+def test_codes_of_four_bits(
+    bits: tuple[int, int], head_dim: int, v_dim: int, heads: int, group: int, groups: int
+) -> None:
+    """Beside codes of two bits or not."""
+    shape = {"head_dim": head_dim, "v_dim": v_dim, "groups": groups, "group": group, "heads": heads}
+    assert_right(*random_case(bits=bits, **shape))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_records_of_six_pieces_lie_in_all_banks(heads: int) -> None:
+    """K of 4 and V of 2 bits: wherever the pieces of a record lie in shared memory."""
+    assert_right(*random_case(bits=(4, 2), heads=heads, groups=2))
+
+
+@pytest.mark.gpu
+def test_a_graph_has_layers_of_different_widths() -> None:
+    """One graph, one workspace, two layers; each with the results of its own call."""
+    (narrow, query), (wide, _) = (random_case(bits=bits) for bits in ((2, 2), (4, 2)))
+    layers = [dataclasses.replace(wide, batch=narrow.batch), narrow]
+    workspace = Workspace.allocate(
+        max(launcher.decode_workspace_numel(x.cache, query.shape[1], len(LENGTHS)) for x in layers),
+        "cuda",
+    )
+    outs = [torch.empty_like(query) for _ in layers]
+
+    def step() -> None:
+        for layer, out in zip(layers, outs, strict=True):
+            launcher.decode_attention(
+                query, layer.cache, layer.batch, sm_scale=0.1, workspace=workspace, out=out
+            )
+
+    step()
+    want = [out.clone() for out in outs]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for out in outs:
+        testing.poison(out)
+    graph.replay()
+    assert all(torch.equal(out, expected) for out, expected in zip(outs, want, strict=True))
+    assert not torch.equal(*want)
 
 
 @pytest.mark.gpu

@@ -21,8 +21,9 @@ from oscar_kernels.kv_write import reference
 from oscar_kernels.kv_write.arguments import clip_rank
 from oscar_kernels.kv_write.cuda import launcher, parameters
 from oscar_kernels.kv_write.cuda import variant as variants
+from oscar_kernels.layout import code_bytes
 from oscar_kernels.quantizer import clip_rows, unpack
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.spec import WIDTHS, QuantSpec
 
 EMULATOR = Path(__file__).parent / "emulator"
 EXACT = {"error": 2**-16, "allowed": 3, "rows": 2**-7}
@@ -140,11 +141,15 @@ CASES = [
         {"tokens": 45, "per_head": True, "group": 3},
     ),
     (QuantSpec(64, 64, 0.96, "bfloat16"), QuantSpec(64, 16, 0.0, "bfloat16"), {"tokens": 33}),
+    (QuantSpec(128, 64, 0.96, bits=4), QuantSpec(64, 64, 0.92, bits=4), {"tokens": 30}),
+    (QuantSpec(64, 16, bits=4), QuantSpec(128, 128, 0.92), {"tokens": 30, "per_head": True}),
 ]
 WIDE = [
     (QuantSpec(256, 128, 0.96), QuantSpec(256, 128, 0.92), {"tokens": 35, "heads": 2, "group": 4}),
     (QuantSpec(256, 64, 0.0), QuantSpec(256, 256, 0.8), {"tokens": 21, "per_head": True}),
     (QuantSpec(256, 256, 0.985), QuantSpec(64, 32, 0.75), {"tokens": 40, "mean": False}),
+    (QuantSpec(256, 128, 0.96, bits=4), QuantSpec(256, 256, 0.8), {"tokens": 20}),
+    (QuantSpec(64, 64, 0.0), QuantSpec(256, 64, bits=4), {"tokens": 20, "heads": 3}),
 ]
 """Rows that have the kernel for few rows alone."""
 
@@ -270,29 +275,36 @@ def test_the_clip_is_the_exact_order_statistic(
 
 
 @EITHER
-def test_strange_rows_get_the_codes_of_the_reference(build: Any, step: bool) -> None:
+@pytest.mark.parametrize("width", WIDTHS)
+def test_strange_rows_get_the_codes_of_the_reference(build: Any, step: bool, width: int) -> None:
     """Transformed by nothing, so that sums are exact: small integers, which are full of ties, have
     no code wrong."""
+    k_spec, v_spec = (replace(spec, bits=width) for spec in PLAIN)
     rows = strange_rows(128)
     rows = torch.cat(
         [rows, rows.abs(), 1000 + torch.randint(-3, 4, (48, 128)), -rows[96:160].abs()]
     ).bfloat16()
     rows = rows[rows.float().abs().amax(-1) < 1e36][: len(rows) // 2 * 2].unflatten(0, (-1, 2))
-    job = bfloat16_job(*PLAIN, tokens=len(rows), mean=False)
+    job = bfloat16_job(k_spec, v_spec, tokens=len(rows), mean=False)
     one = torch.eye(128)[None]
     job = replace(job, key=rows, value=rows.flip(0), transforms=Transforms(one, one, one, one))
     modules = Emulated(build, step=step), reference
     got, want = (job.write(module, query=None, parts="slots")[0] for module in modules)
     assert torch.equal(bits(got.affine), bits(want.affine))
-    for spec, x, part in ((PLAIN[0], rows, slice(32)), (PLAIN[1], rows.flip(0), slice(32, None))):
+    split = code_bytes(k_spec)
+    for spec, x, part in (
+        (k_spec, rows, slice(split)),
+        (v_spec, rows.flip(0), slice(split, None)),
+    ):
         codes, expected = (
-            unpack(cache.codes[job.targets.out_loc][..., part]).int() for cache in (got, want)
+            unpack(cache.codes[job.targets.out_loc][..., part], width).int()
+            for cache in (got, want)
         )
         clipped = clip_rows(x, spec).double()
         low, high = clipped.amin(-1, keepdim=True), clipped.amax(-1, keepdim=True)
-        exact = 3 * (clipped - low) / (high - low).clamp_min(1e-8) + 0.5
+        exact = (spec.levels - 1) * (clipped - low) / (high - low).clamp_min(1e-8) + 0.5
         differ = codes != expected
-        assert ((exact - exact.round()).abs()[differ] < 1e-6).all() and (
+        assert ((exact - exact.round()).abs()[differ] < 4e-7 * spec.levels).all() and (
             codes - expected
         ).abs().max() <= 1
         whole = (x == x.round()).all(-1) & (x.abs() < 8).all(-1)

@@ -9,7 +9,7 @@ benchmarks clear them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from oscar_kernels.layout import row_bytes
 from oscar_kernels.spec import QuantSpec
@@ -38,9 +38,17 @@ class Heads:
     sink: int = 64
     recent: int = 256
 
+    def with_bits(self, k_bits: int, v_bits: int) -> Heads:
+        """The same heads with codes of these bits, 2 or 4."""
+        return replace(
+            self,
+            k_spec=replace(self.k_spec, bits=k_bits),
+            v_spec=replace(self.v_spec, bits=v_bits),
+        )
+
     @property
     def record(self) -> int:
-        """Bytes of a token in INT2, codes and affine parameters of all heads."""
+        """Bytes of a token in the cache's slots, codes and affine parameters of all heads."""
         return self.num_kv_heads * (row_bytes(self.k_spec) + row_bytes(self.v_spec))
 
     @property

@@ -1,9 +1,10 @@
 // Decode attention over an INT2 cache: stage 1 (partial results) and stage 2 (merge, undo the value transform).
 //
 // Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row, GK GV groups of a
-// row, GROUP query heads of a KV head, HB KV heads and TW token groups of a block, VH warps that share the query heads
-// of a KV head, STAGES of the ring of tiles, SLOT_T INDPTR_T ROW_T integer types, QUERY 0 bfloat16 1 float16 2 float32,
-// AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST; EARLY_UNITS ALONE, see below.
+// row, BITS_K BITS_V bits of a code, GROUP query heads of a KV head, HB KV heads and TW token groups of a block, VH
+// warps that share the query heads of a KV head, STAGES of the ring of tiles, SLOT_T INDPTR_T ROW_T integer types,
+// QUERY 0 bfloat16 1 float16 2 float32, AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST; EARLY_UNITS ALONE,
+// see below.
 //
 // Work. The batch is one list of units: for every block of HB heads and every request its INT2 tiles (TILE tokens, one
 // unit each), then its window steps (16 * TW tokens, WINDOW_COST units each). A block takes an equal share of the list,
@@ -17,11 +18,12 @@
 //
 // Arithmetic of INT2 tokens. Codes go from shared memory through ldmatrix straight into the operands of mma.sync.
 //
-// K: one AND leaves four codes in the bytes of an int8 operand, times 4^R for quarter R. The query is a 16-bit integer
-// per channel in two int8 digits, neighbouring columns, so the product is exact: hi * 256 + lo, scaled once per token.
+// K: one AND leaves four codes in the bytes of an int8 operand, times 2^B where B is the lowest bit of their field. The
+// query is a 16-bit integer per channel in two int8 digits, neighbouring columns, so the product is exact: hi * 256 +
+// lo, scaled once per token.
 //
-// V: a 2-bit field left in place in a 16-bit lane is the float16 subnormal code * 4^R * 2^-24, exact; 4^-R * 2^24 goes
-// to the end. Weights are float16, kept in range by a power of two for the scales of values (`State::rescale`).
+// V: a field left in place in a 16-bit lane is the float16 subnormal code * 2^B * 2^-24, exact; 2^-B * 2^24 goes to the
+// end. Weights are float16, kept in range by a power of two for the scales of values (`State::rescale`).
 //
 // Scales and offsets stay outside: logit = scale * (q . code) + offset * sum(q), out = sum(p * scale * code) +
 // sum(p * offset).

@@ -5,7 +5,7 @@
 
 // The query as int8 digits: B operands, and per head of this lane the factors of q . code and of the offset.
 struct Query8 {
-  u32 digits[NT][4][KP];
+  u32 digits[NT][4][KC];
   float scale[NT][GK], sum[NT][GK];
   // Few instructions: this code runs once, and to fetch it takes longer than to run it. q + 128 in the low 16 bits of
   // a float has the digits in its bytes, the low one with its top bit turned.
@@ -14,20 +14,20 @@ struct Query8 {
     const u32 digit = g & 1 ? 0x40 : 0x51, turned = g & 1 ? 0x80808080u : 0u;
     UNROLL for (int n = 0; n < NT; n++) {
       const int head = 4 * n + g / 2;
-      float x[4][KP][4], largest = 0.f, s[GK];
+      float x[4][KC][4], largest = 0.f, s[GK];
       UNROLL for (int v = 0; v < GK; v++) s[v] = 0.f;
-      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KP; c++) {
+      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
         x[r][c][0] = x[r][c][1] = x[r][c][2] = x[r][c][3] = 0.f;
         if (head < GW) query_four(p, (row + head) * DK + r * (DK / 4) + 16 * c + 4 * t, x[r][c]);
       }
-      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KP; c++) UNROLL for (int i = 0; i < 4; i++) {
+      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) UNROLL for (int i = 0; i < 4; i++) {
         s[r * GK / 4] += x[r][c][i];
         largest = fmaxf(largest, fabsf(x[r][c][i]));
       }
       largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 2));
       const float unit = largest > 1e-30f ? __fdividef(32639.f, largest) : 0.f;  // 127 * 256 + 127
-      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KP; c++) {
+      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
         u32 q[4];
         UNROLL for (int i = 0; i < 4; i++) q[i] = __float_as_uint(fmaf(x[r][c][i], unit, 12582912.f + 128.f));
         digits[n][r][c] = prmt(prmt(q[0], q[1], digit), prmt(q[2], q[3], digit), 0x5410) ^ turned;
@@ -37,7 +37,7 @@ struct Query8 {
         s[v] += __shfl_xor_sync(ALL, s[v], 1);
         s[v] += __shfl_xor_sync(ALL, s[v], 2);
         sum[n][v] = __shfl_sync(ALL, s[v], 8 * t) * p.scale;
-        scale[n][v] = factor / (1 << (2 * ((v + 1) * 4 / GK - 1)));
+        scale[n][v] = factor / (1 << field_bit<BITS_K>((v + 1) * 4 / GK - 1));
       }
     }
   }
@@ -45,21 +45,22 @@ struct Query8 {
 
 // One tile of a warp: 32 tokens of one KV head, the first `valid` of which count.
 struct Tile {
-  u32 k_offset[(KP + 1) / 2], v_offset[(VP + 1) / 2], affine_offset;
+  static constexpr int K_LOADS = (KC + 1) / 2, V_LOADS = (VC + 1) / 2;  // of a part
+  u32 k_offset[PARTS_K * K_LOADS], v_offset[PARTS_V * V_LOADS], affine_offset;
   DEV void place(int lane, int head, int group) {
     const int token = 32 * group + (lane & 7);
-    UNROLL for (int j = 0; j < (KP + 1) / 2; j++) {
-      const int row = token + (lane & 8), piece = min(2 * j + lane / 16, KP - 1);
+    UNROLL for (int j = 0; j < PARTS_K * K_LOADS; j++) {
+      const int row = token + (lane & 8), piece = j / K_LOADS * KC + min(j % K_LOADS * 2 + lane / 16, KC - 1);
       k_offset[j] = (row * ROW_UNITS + swizzle<ROW_UNITS>(row, head * PIECES + piece)) * 16;
     }
-    UNROLL for (int j = 0; j < (VP + 1) / 2; j++) {
-      const int row = token + (VP == 1 ? lane & 8 : lane / 16 * 8),
-                piece = KP + (VP == 1 ? 0 : 2 * j + (lane >> 3 & 1));
+    UNROLL for (int j = 0; j < PARTS_V * V_LOADS; j++) {
+      const int row = token + (VC == 1 ? lane & 8 : lane / 16 * 8),
+                piece = KP + (VC == 1 ? j : 2 * j + (lane >> 3 & 1));
       v_offset[j] = (row * ROW_UNITS + swizzle<ROW_UNITS>(row, head * PIECES + piece)) * 16;
     }
     const int row = 32 * group + lane / 4, at = head * AFFINE;
     affine_offset = CODE_BYTES + row * AFFINE_ROW +
-                    (AU == 16 ? swizzle<AFFINE_UNITS>(row, at / 16) * 16 + at % 16 : at);
+                    (AFFINE_TURNED ? swizzle<AFFINE_UNITS>(row, at / 16) * 16 + at % 16 : at);
   }
   // swizzle() repeats every eight tokens, so `step` more tokens are a constant number of bytes.
   DEV void compute(const Params& p, State& s, const Query8& q, u32 stage, int valid, int lane) const {
@@ -125,24 +126,26 @@ struct Tile {
   // Logits of tokens 16u + g and 16u + 8 + g.
   DEV void scores(const Params& p, const Query8& q, u32 stage, int u, const float (&ks)[4][GK],
                   const float (&ko)[4][GK], float (&x)[NT][4]) const {
-    int d[NT][4][4];
-    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int r = 0; r < 4; r++)
+    int d[NT][GK * SUMS][4];
+    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int r = 0; r < GK * SUMS; r++)
         d[n][r][0] = d[n][r][1] = d[n][r][2] = d[n][r][3] = 0;
-    UNROLL for (int j = 0; j < (KP + 1) / 2; j++) {
-      const u32 at = stage + k_offset[j] + 16 * u * ROW_UNITS * 16;
+    UNROLL for (int load = 0; load < PARTS_K * K_LOADS; load++) {
+      const int j = load % K_LOADS;
+      const u32 at = stage + k_offset[load] + 16 * u * ROW_UNITS * 16;
       u32 a[4];
-      if (2 * j + 1 < KP)
+      if (2 * j + 1 < KC)
         ldmatrix4(a, at);
       else
         ldmatrix2(a[0], a[1], at);
-      UNROLL for (int r = 0; r < 4; r++) {
-        const u32 mask = 0x03030303u << (2 * r);
+      UNROLL for (int i = 0; i < IN_BYTE_K; i++) {
+        const u32 mask = fields<BITS_K>(0x01010101u, i);
+        const int r = load / K_LOADS * IN_BYTE_K + i, sum = r * GK / 4 * SUMS + r % SUMS;
         UNROLL for (int n = 0; n < NT; n++) {
-          if (2 * j + 1 < KP)
-            mma_u8(d[n][r], a[0] & mask, a[1] & mask, a[2] & mask, a[3] & mask, q.digits[n][r][2 * j],
-                   q.digits[n][r][min(2 * j + 1, KP - 1)]);
+          if (2 * j + 1 < KC)
+            mma_u8(d[n][sum], a[0] & mask, a[1] & mask, a[2] & mask, a[3] & mask, q.digits[n][r][2 * j],
+                   q.digits[n][r][min(2 * j + 1, KC - 1)]);
           else
-            mma_u8_half(d[n][r], a[0] & mask, a[1] & mask, q.digits[n][r][2 * j]);
+            mma_u8_half(d[n][sum], a[0] & mask, a[1] & mask, q.digits[n][r][2 * j]);
         }
       }
     }
@@ -150,10 +153,10 @@ struct Tile {
       const int o = 2 * u + i;
       float y = 0.f;
       UNROLL for (int v = 0; v < GK; v++) {
-        int hi = d[n][4 * v / GK][2 * i], lo = d[n][4 * v / GK][2 * i + 1];
-        UNROLL for (int r = 4 * v / GK + 1; r < 4 * (v + 1) / GK; r++) {
-          hi = hi * 4 + d[n][r][2 * i];
-          lo = lo * 4 + d[n][r][2 * i + 1];
+        int hi = d[n][v * SUMS][2 * i], lo = d[n][v * SUMS][2 * i + 1];
+        UNROLL for (int r = v * SUMS + 1; r < (v + 1) * SUMS; r++) {
+          hi = hi * (1 << BITS_K) + d[n][r][2 * i];
+          lo = lo * (1 << BITS_K) + d[n][r][2 * i + 1];
         }
         y = fmaf(__int2float_rn(hi * 256 + lo), ks[o][v] * q.scale[n][v], fmaf(ko[o][v], q.sum[n][v], y));
       }
@@ -161,21 +164,22 @@ struct Tile {
     }
   }
   DEV void values(State& s, const u32 (&b)[4][GV], u32 stage, int u) const {
-    UNROLL for (int j = 0; j < (VP + 1) / 2; j++) {
-      const u32 at = stage + v_offset[j] + 16 * u * ROW_UNITS * 16;
+    UNROLL for (int load = 0; load < PARTS_V * V_LOADS; load++) {
+      const int j = load % V_LOADS;
+      const u32 at = stage + v_offset[load] + 16 * u * ROW_UNITS * 16;
       u32 a[4];
-      if constexpr (VP > 1)
+      if constexpr (VC > 1)
         ldmatrix4_trans(a, at);
       else {
         ldmatrix2_trans(a[0], a[2], at);
         a[1] = a[0] >> 8;
         a[3] = a[2] >> 8;
       }
-      UNROLL for (int e = 0; e < (VP > 1 ? 2 : 1); e++) {
-        UNROLL for (int r = 0; r < 4; r++) {
-          const u32 mask = 0x00030003u << (2 * r);
-          const int v = r * GV / 4;
-          mma_f16(s.acc[VP > 1 ? (j * 4 + r) * 2 + e : r], a[0] & mask, a[1] & mask, a[2] & mask, a[3] & mask,
+      UNROLL for (int e = 0; e < (VC > 1 ? 2 : 1); e++) {
+        UNROLL for (int i = 0; i < IN_BYTE_V; i++) {
+          const u32 mask = fields<BITS_V>(0x00010001u, i);
+          const int r = load / V_LOADS * IN_BYTE_V + i, v = r * GV / 4;
+          mma_f16(s.acc[VC > 1 ? (j * 4 + r) * 2 + e : r], a[0] & mask, a[1] & mask, a[2] & mask, a[3] & mask,
                   b[2 * u][v], b[2 * u + 1][v]);
         }
         UNROLL for (int i = 0; i < 4; i++) a[i] >>= 8;

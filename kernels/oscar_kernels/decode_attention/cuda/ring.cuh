@@ -72,7 +72,7 @@ struct Loader {
   DEV void scale(const Params& p, u32 stage, const u32 (&slot)[TW], int i, int same, int left, int lane) const {
     const int n = i * 32 + lane, token = n / AFFINE_UNITS, unit = n % AFFINE_UNITS;
     copy_async<AU>(
-        stage + CODE_BYTES + (token * AFFINE_UNITS + (AU == 16 ? swizzle<AFFINE_UNITS>(token, unit) : unit)) * AU,
+        stage + CODE_BYTES + (token * AFFINE_UNITS + (AFFINE_TURNED ? swizzle<AFFINE_UNITS>(token, unit) : unit)) * AU,
         affine + (u64)pick(slot, token, same) * p.affine_stride + unit * AU, FULL || token < left);
   }
   // All of a tile, as soon as its stage is free.

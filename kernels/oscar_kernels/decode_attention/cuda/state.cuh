@@ -63,17 +63,17 @@ DEV void store_partial(const Params& p, State& s, size_t at, bool window, int la
     if (window) {  // eight channels of every 64
       UNROLL for (int c = 0; c < DV / 64; c++) UNROLL for (int k = 0; k < 8; k += 4) {
         float z[4];
-        UNROLL for (int i = 0; i < 4; i++) z[i] = VP == 1 ? y[(k + i) / 2][(k + i) % 2] : y[c / 2 * 8 + k + i][c % 2];
+        UNROLL for (int i = 0; i < 4; i++) z[i] = VC == 1 ? y[(k + i) / 2][(k + i) % 2] : y[c / 2 * 8 + k + i][c % 2];
         *reinterpret_cast<float4*>(out + 64 * c + 8 * g + k) = make_float4(z[0], z[1], z[2], z[3]);
       }
     } else {  // two of every 16 of a quarter
       const float unit = 16777216.f * __uint_as_float((254u << 23) - __float_as_uint(s.value_scale));
       UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < DV / 64; c++) {
-        const float factor = unit / (1 << (2 * r)), offset = s.z[n][r * GV / 4];
-        const int m = VP == 1 ? r : (c / 2 * 4 + r) * 2;
+        const float factor = unit / (1 << field_bit<BITS_V>(r)), offset = s.z[n][r * GV / 4];
+        const int m = VC == 1 ? r : (c / 2 * 4 + r) * 2;
         *reinterpret_cast<float2*>(out + r * (DV / 4) + 16 * c + 2 * g) =
-            make_float2(fmaf(y[m][VP == 1 ? 0 : c % 2], factor, offset),
-                        fmaf(VP == 1 ? y[m][1] : y[m + 1][c % 2], factor, offset));
+            make_float2(fmaf(y[m][VC == 1 ? 0 : c % 2], factor, offset),
+                        fmaf(VC == 1 ? y[m][1] : y[m + 1][c % 2], factor, offset));
       }
     }
   }

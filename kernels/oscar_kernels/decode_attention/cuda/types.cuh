@@ -10,10 +10,16 @@ typedef unsigned char u8;
 #define ALL 0xFFFFFFFFu
 
 constexpr int WARPS = HB * VH * TW, THREADS = WARPS * 32;
-constexpr int KP = DK / 64, VP = DV / 64, PIECES = KP + VP;  // 16-byte pieces of a record
+// A row of codes is BITS / 2 parts, one behind the other (layout.py). Byte j of a part has the codes of channel j of
+// 4, or 2, neighbouring quarters of the row. A part has KC or VC pieces of 16 bytes.
+constexpr int KC = DK / 64, VC = DV / 64, PARTS_K = BITS_K / 2, PARTS_V = BITS_V / 2;
+constexpr int IN_BYTE_K = 8 / BITS_K, IN_BYTE_V = 8 / BITS_V;                     // quarters
+constexpr int KP = PARTS_K * KC, VP = PARTS_V * VC, PIECES = KP + VP;             // pieces of a record
+constexpr int SUMS = IN_BYTE_K < 4 / GK ? IN_BYTE_K : 4 / GK;                     // of products, for a group of keys
 constexpr int GW = (GROUP + VH - 1) / VH, NT = (GW + 3) / 4, MT = DV / 16;
 constexpr int TILE = 32 * TW, ROW_UNITS = HB * PIECES, AFFINE = 4 * (GK + GV), AFFINE_ROW = HB * AFFINE;
 constexpr int AU = AFFINE_ROW % 16 == 0 ? 16 : AFFINE_ROW % 8 == 0 ? 8 : 4, AFFINE_UNITS = AFFINE_ROW / AU;
+constexpr bool AFFINE_TURNED = AU == 16 && (16 % AFFINE == 0 || AFFINE % 16 == 0);  // no word leaves its 16 bytes
 constexpr int CODE_BYTES = TILE * ROW_UNITS * 16, STAGE_BYTES = (CODE_BYTES + TILE * AFFINE_ROW + 127) / 128 * 128;
 constexpr int COPIES = TILE * ROW_UNITS / 32, AFFINE_COPIES = TILE * AFFINE_UNITS / 32;  // of a lane
 constexpr int RING_BYTES = STAGES * (STAGE_BYTES + 16);  // tiles, then two barriers for each
@@ -42,6 +48,16 @@ struct Params {
 struct Request {
   int first, length, sink_from, sink_end, ring_from;
 };
+
+// Lowest bit of quarter `r` in its byte, and a mask of the fields of the i-th quarter of a byte.
+template <int BITS>
+DEV constexpr int field_bit(int r) {
+  return r * BITS % 8;
+}
+template <int BITS>
+DEV constexpr u32 fields(u32 ones, int i) {
+  return ones * ((1 << BITS) - 1) << (BITS * i);
+}
 
 DEV u32 shared_address(const void* x) { return (u32)__cvta_generic_to_shared(x); }
 DEV float ex2(float x) {
@@ -170,9 +186,9 @@ template <int UNITS>
 DEV int swizzle(int token, int unit) {
   if constexpr (UNITS % 8 == 0)
     return unit ^ (token & 7);
-  else if constexpr (UNITS == 4)
+  else if constexpr (UNITS % 4 == 0)
     return unit ^ (token >> 1 & 3);
-  else if constexpr (UNITS == 2)
+  else if constexpr (UNITS % 2 == 0)
     return unit ^ (token >> 2 & 1);
   else
     return unit;

@@ -11,7 +11,7 @@ from torch import Tensor
 from oscar_kernels.cache import BatchView, LayerCache
 from oscar_kernels.decode_attention.tuning import CUDA, LEAST_STAGES, CudaTiles
 from oscar_kernels.nvrtc import compile as nvrtc
-from oscar_kernels.spec import BITS, QuantSpec
+from oscar_kernels.spec import QuantSpec
 
 MAX_BATCH = 1024
 MAX_GROUP = 16
@@ -54,6 +54,8 @@ class AttentionVariant:
             "DV": self.v_spec.head_dim,
             "GK": self.k_spec.num_groups,
             "GV": self.v_spec.num_groups,
+            "BITS_K": self.k_spec.bits,
+            "BITS_V": self.v_spec.bits,
             "GROUP": self.group,
             "HB": together,
             "VH": halves,
@@ -77,8 +79,6 @@ def misfit(query: Tensor, cache: LayerCache, batch: BatchView) -> str | None:
     `None` if it can."""
     k_dim, v_dim, heads = cache.k_spec.head_dim, cache.v_spec.head_dim, cache.num_kv_heads
     group, remainder = divmod(query.shape[1], heads)
-    if max(cache.k_spec.bits, cache.v_spec.bits) > BITS:
-        return f"codes of {cache.k_spec.bits} and {cache.v_spec.bits} bits; it has {BITS}"
     if k_dim not in KEY_DIMS or v_dim not in VALUE_DIMS:
         return f"head_dim {k_dim} of K and {v_dim} of V; it has {KEY_DIMS} and {VALUE_DIMS}"
     if remainder or not 1 <= group <= MAX_GROUP:
@@ -138,5 +138,6 @@ def ring_bytes(flags: nvrtc.Flags) -> int:
     """`RING_BYTES` of decode.cu."""
     size = {name: int(value) for name, value in flags.items() if not isinstance(value, str)}
     tokens = 32 * size["TW"]
-    rows = tokens * size["HB"] * ((size["DK"] + size["DV"]) // 4 + 4 * (size["GK"] + size["GV"]))
+    codes = (size["DK"] * size["BITS_K"] + size["DV"] * size["BITS_V"]) // 8
+    rows = tokens * size["HB"] * (codes + 4 * (size["GK"] + size["GV"]))
     return size["STAGES"] * (-(-rows // 128) * 128 + 16)

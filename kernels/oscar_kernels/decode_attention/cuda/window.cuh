@@ -74,7 +74,7 @@ DEV void window_segment(const Params& p, State& s, const Request& r, int b, int 
     const int base = step * STEP + 16 * group;
     if (base >= w.count) continue;
     if (base + 16 >= w.count) meet(ahead);
-    uint4 k[2][DK / 32], v[4][VP];
+    uint4 k[2][DK / 32], v[4][VC];
     UNROLL for (int i = 0; i < 2; i++) {
       const int token = base + 8 * i + g;
       const unsigned short* row = w.row(min(token, w.count - 1), p.sink_k, p.ring_k, DK);
@@ -83,7 +83,7 @@ DEV void window_segment(const Params& p, State& s, const Request& r, int b, int 
     UNROLL for (int i = 0; i < 4; i++) {
       const int token = base + 2 * t + (i & 1) + 8 * (i >> 1);
       const unsigned short* row = w.row(min(token, w.count - 1), p.sink_v, p.ring_v, DV);
-      UNROLL for (int j = 0; j < VP; j++) v[i][j] = load_row(row, 8 * j + g, token < w.count);
+      UNROLL for (int j = 0; j < VC; j++) v[i][j] = load_row(row, 8 * j + g, token < w.count);
     }
     if (step + 1 < hi) prefetch_rows(p, w, base + STEP, lane);
     meet(ahead);
@@ -125,8 +125,8 @@ DEV void window_segment(const Params& p, State& s, const Request& r, int b, int 
     }
     UNROLL for (int m = 0; m < MT;
                 m++) {  // DV = 64: channels 8g + 2m and 8g + 2m + 1; else 8g + i of two 64-channel pieces
-      const int j = VP == 1 ? 0 : m / 8 * 2, i = VP == 1 ? 2 * m : m % 8, j2 = VP == 1 ? 0 : j + 1,
-                i2 = VP == 1 ? i + 1 : i;
+      const int j = VC == 1 ? 0 : m / 8 * 2, i = VC == 1 ? 2 * m : m % 8, j2 = VC == 1 ? 0 : j + 1,
+                i2 = VC == 1 ? i + 1 : i;
       const u32 s0 = i % 2 ? 0x7632 : 0x5410, s1 = i2 % 2 ? 0x7632 : 0x5410;
       const u32 a0 = prmt(word(v[0][j], i / 2), word(v[1][j], i / 2), s0),
                 a1 = prmt(word(v[0][j2], i2 / 2), word(v[1][j2], i2 / 2), s1);

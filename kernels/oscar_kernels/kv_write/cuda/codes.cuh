@@ -9,7 +9,9 @@ constexpr float UP = 2e-7f;
 
 // The range of a group. A value's place in it, 0 to 1, is (x - from) * inverse + shift: `from` is 0 where the range has
 // both signs, so one instruction does; elsewhere that would cancel, and it is the low end.
+template <int BITS>
 struct Scale {
+  static constexpr float STEPS = (1 << BITS) - 1, STEP = 1.f / STEPS;
   float inverse, shift, from;
   u32 word;  // scale and offset in 16 bits, saturated
 
@@ -18,15 +20,18 @@ struct Scale {
     inverse = fmaf(fmaf(-range, near, 1.f), near, near);
     from = low <= 0.f && high >= 0.f ? 0.f : low;
     shift = fmaf(from - low, inverse, UP);
-    const float third = multiply(range, 1.f / 3.f);  // and the rest of it: a third, correctly rounded (P. Markstein)
-    const float scale = fminf(fmaf(fmaf(-3.f, third, range), 1.f / 3.f, third), LARGEST);
+    const float near_step = multiply(range, STEP);  // and the rest of it: correctly rounded (P. Markstein)
+    const float scale = fminf(fmaf(fmaf(-STEPS, near_step, range), STEP, near_step), LARGEST);
     const float offset = fminf(fmaxf(low, -LARGEST), LARGEST);
     word = AFFINE_BF16 ? pack_bf16(scale, offset) : pack_f16(scale, offset);
   }
 };
 
-// 2^23 + code as a float's bits of a value at this place: code = 3 * clamp(place, 0, 1), rounded; 0 for NaN.
-DEV u32 code_bits(float place) { return bits_of(fmaf(saturate(place), 3.f, ONE)); }
+// 2^23 + code as a float's bits of a value at this place: code = STEPS * clamp(place, 0, 1), rounded; 0 for NaN.
+template <int BITS>
+DEV u32 code_bits(float place) {
+  return bits_of(fmaf(saturate(place), Scale<BITS>::STEPS, ONE));
+}
 
 // Clips the extremes of a row's groups. Codes of values beyond the limit saturate by themselves, except in groups
 // narrower than the smallest range: such a row is not `plain`.
@@ -43,24 +48,28 @@ DEV void clip_extremes(float (&low)[R::G], float (&high)[R::G], float limit, boo
 template <class R, int I>
 DEV void store_codes(const float (&x)[R::D / 2], const float (&low)[R::G], const float (&high)[R::G], u8* codes,
                      u16* affine, bool valid, int t) {
-  constexpr int JQ = R::D / 32;
+  constexpr int JQ = R::D / 32, IN_BYTE = 8 / R::BITS;  // quarters
+  // What the bits of 2^23, 0x4B000000, leave of the last byte of a sum: 85 or 17 times them.
+  constexpr u32 REST = 0x4B000000u * (R::BITS == 2 ? 85u : 17u);
   float inverse[R::G], shift[R::G];
-  u32 bytes[JQ / 2];
   UNROLL for (int v = 0; v < R::G; v++) {
-    const Scale scale(low[v], high[v]);
+    const Scale<R::BITS> scale(low[v], high[v]);
     inverse[v] = scale.inverse;
     shift[v] = scale.shift;
     if (valid && t == v) store_word(affine + 2 * v, scale.word);
   }
-  UNROLL for (int w = 0; w < JQ / 2; w++) {
-    bytes[w] = 0u - 0xE7000000u;  // what 85 times 0x4B000000, the bits of 2^23, leaves
-    UNROLL for (int b = 0; b < 4; b++) UNROLL for (int q = 0; q < 4; q++) {
-      const int v = q * R::G / 4;
-      const float y = x[4 * (q * JQ + 2 * w + b / 2) + 2 * I + b % 2];
-      bytes[w] += code_bits(fmaf(y, inverse[v], shift[v])) << (8 * b + 2 * q);
+  UNROLL for (int part = 0; part < 4 / IN_BYTE; part++) {
+    u32 bytes[JQ / 2];
+    UNROLL for (int w = 0; w < JQ / 2; w++) {
+      bytes[w] = 0u - REST;
+      UNROLL for (int b = 0; b < 4; b++) UNROLL for (int i = 0; i < IN_BYTE; i++) {
+        const int q = part * IN_BYTE + i, v = q * R::G / 4;
+        const float y = x[4 * (q * JQ + 2 * w + b / 2) + 2 * I + b % 2];
+        bytes[w] += code_bits<R::BITS>(fmaf(y, inverse[v], shift[v])) << (8 * b + R::BITS * i);
+      }
     }
+    if (valid) store_words(codes + part * (R::D / 4) + 2 * JQ * t, bytes);
   }
-  if (valid) store_words(codes + 2 * JQ * t, bytes);
 }
 
 // The thread's part of row g + 8 I in bfloat16.

@@ -4,12 +4,14 @@
 
 #include "codes.cuh"
 
-// A row in a warp. A lane has OWN_BYTES bytes of codes, every 32nd from `l % BYTES` on, and of each the fields of
-// QUARTERS quarters, from `l / BYTES * QUARTERS` on. Value `i` is of quarter `i / OWN_BYTES` of these.
+// A row in a warp. Its codes are one or two parts of BYTES bytes; a byte has fields of IN_BYTE quarters. A lane has
+// OWN_BYTES bytes of OWN_PARTS parts, every 32nd from `l % BYTES` on, and in them the fields of QUARTERS quarters, from
+// `l / BYTES * QUARTERS` on. Value `i` is of quarter `i / OWN_BYTES` of these.
 template <class R>
 struct WarpRow {
   static constexpr int D = R::D, EACH = D / 32, BYTES = D / 4;
   static constexpr int OWN_BYTES = BYTES > 32 ? BYTES / 32 : 1, QUARTERS = EACH / OWN_BYTES;
+  static constexpr int IN_BYTE = 8 / R::BITS, OWN_PARTS = QUARTERS > IN_BYTE ? QUARTERS / IN_BYTE : 1;
   static constexpr int OWN = R::G * QUARTERS < 4 ? 1 : R::G * QUARTERS / 4;  // groups that a lane has values of
   static constexpr bool SHARED = R::G == 1 || BYTES >= 32;                   // by all lanes
   float x[EACH];
@@ -68,7 +70,7 @@ struct WarpRow {
       const float most = limit();
       UNROLL for (int i = 0; i < EACH; i++) x[i] = fminf(fmaxf(x[i], -most), most);
     }
-    u32 bits[OWN_BYTES] = {};
+    u32 bits[OWN_PARTS * OWN_BYTES] = {};
     UNROLL for (int v = 0; v < OWN; v++) {
       constexpr int N = EACH / OWN;  // values of the group in this lane
       int top = ordered(x[v * N]), bottom = ~top;
@@ -77,16 +79,19 @@ struct WarpRow {
         bottom = max(bottom, ~ordered(x[v * N + i]));
       }
       const float high = unordered(largest(top)), low = unordered(~largest(bottom));
-      const Scale scale(low, high);
+      const Scale<R::BITS> scale(low, high);
       UNROLL for (int i = 0; i < N; i++) {
-        const float place = fmaf(x[v * N + i] - scale.from, scale.inverse, scale.shift);
-        bits[(v * N + i) % OWN_BYTES] |= (code_bits(place) & 3) << 2 * quarter_of(v * N + i);
+        const int n = v * N + i, mine = n / OWN_BYTES / IN_BYTE * OWN_BYTES + n % OWN_BYTES;
+        const float place = fmaf(x[n] - scale.from, scale.inverse, scale.shift);
+        const u32 code = code_bits<R::BITS>(place) & ((1 << R::BITS) - 1);
+        bits[mine] |= code << R::BITS * (quarter_of(n) % IN_BYTE);
       }
       if (SHARED ? lane == 0 : byte == 0) store_word(affine + 2 * (SHARED ? v : lane / BYTES * OWN + v), scale.word);
     }
-    if constexpr (BYTES < 32) bits[0] |= shuffle_xor(bits[0], BYTES);
-    if (lane < BYTES) {
-      UNROLL for (int i = 0; i < OWN_BYTES; i++) store_byte(codes + byte_of(i), (u8)bits[i]);
+    if constexpr (QUARTERS < IN_BYTE) bits[0] |= shuffle_xor(bits[0], BYTES);
+    if (QUARTERS >= IN_BYTE || lane < BYTES) {
+      UNROLL for (int i = 0; i < OWN_PARTS * OWN_BYTES; i++)
+          store_byte(codes + (quarter / IN_BYTE + i / OWN_BYTES) * BYTES + byte_of(i), (u8)bits[i]);
     }
   }
 };

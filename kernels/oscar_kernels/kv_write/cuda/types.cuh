@@ -31,18 +31,18 @@ struct Params {
 };
 
 struct KeyRow {
-  static constexpr int D = DK, G = GK, RANK = RANK_K, CODES_AT = 0, AFFINE_AT = 0;
+  static constexpr int D = DK, G = GK, BITS = BITS_K, RANK = RANK_K, CODES_AT = 0, AFFINE_AT = 0;
   static constexpr bool CACHED = true, CENTRED = true;
 };
 struct ValueRow {
-  static constexpr int D = DV, G = GV, RANK = RANK_V, CODES_AT = DK / 4, AFFINE_AT = 2 * GK;
+  static constexpr int D = DV, G = GV, BITS = BITS_V, RANK = RANK_V, CODES_AT = DK * BITS_K / 8, AFFINE_AT = 2 * GK;
   static constexpr bool CACHED = true, CENTRED = false;
 };
 struct QueryRow {
-  static constexpr int D = DK, G = 1, RANK = 0, CODES_AT = 0, AFFINE_AT = 0;
+  static constexpr int D = DK, G = 1, BITS = 2, RANK = 0, CODES_AT = 0, AFFINE_AT = 0;
   static constexpr bool CACHED = false, CENTRED = false;
 };
-constexpr int RECORD = (DK + DV) / 4, AFFINE = 2 * (GK + GV);
+constexpr int RECORD = (DK * BITS_K + DV * BITS_V) / 8, AFFINE = 2 * (GK + GV);
 
 // Row `r` of a matrix's rows is head `r % heads` of this token; exact below 2^31.
 DEV int token_of(const Side& s, int r) { return s.heads == 1 ? r : (int)(multiply_high((u32)r, s.magic) >> s.shift); }

@@ -10,7 +10,7 @@ from torch import Tensor
 from oscar_kernels.cache import LayerCache, TokenTargets, Transforms
 from oscar_kernels.kv_write.arguments import clip_rank
 from oscar_kernels.kv_write.tuning import WARPGROUPS
-from oscar_kernels.spec import BITS, QuantSpec
+from oscar_kernels.spec import QuantSpec
 
 HEAD_DIMS = (64, 128, 256)
 MOST_RANK, MOST_WIDE_RANK = 16, 64
@@ -42,6 +42,8 @@ class WriteVariant:
             "DV": self.v_spec.head_dim,
             "GK": self.k_spec.num_groups,
             "GV": self.v_spec.num_groups,
+            "BITS_K": self.k_spec.bits,
+            "BITS_V": self.v_spec.bits,
             "RANK_K": clip_rank(self.k_spec),
             "RANK_V": clip_rank(self.v_spec),
             "GROUPS": self.warpgroups,
@@ -100,8 +102,6 @@ def misfit(
     """Why the kernel cannot run these on any device, because of their types, shapes or addresses;
     `None` if it can."""
     for spec in (cache.k_spec, cache.v_spec):
-        if spec.bits > BITS:
-            return f"codes of {spec.bits} bits; it has {BITS}"
         if spec.head_dim not in HEAD_DIMS:
             return f"head_dim {spec.head_dim}; it has {HEAD_DIMS}"
         most = (

@@ -1,9 +1,9 @@
 // Writing new tokens into the INT2 cache: transform, clip, quantize, pack, store. Compute capability 9.0 (wgmma).
 //
-// Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row (64, 128 or 256), GK GV
-// groups of a row, RANK_K RANK_V the order statistic of the clip counted from the largest (0: none, else 2 to 16, and to
-// 64 with rows of 256),
-// GROUPS warpgroups of a block, SLOT_T ROW_T POSITION_T END_T integer types, AFFINE_BF16.
+// Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row (64, 128 or 256), GK
+// GV groups of a row, BITS_K BITS_V bits of a code, RANK_K RANK_V the order statistic of the clip counted from the
+// largest (0: none, else 2 to 16, and to 64 with rows of 256), GROUPS warpgroups of a block, SLOT_T ROW_T POSITION_T
+// END_T integer types, AFFINE_BF16.
 //
 // Work. A row is one token and head of K, V or the query. A block has one matrix, of one of these sides, in shared
 // memory for its whole life, as two bfloat16 halves, copied while the kernel in front ends; its warpgroups take tiles
