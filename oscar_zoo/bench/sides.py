@@ -33,6 +33,8 @@ REFUSED_FLAGS = {
     "--load-format": "use --dummy-weights",
     "--revision": "use oscar-zoo bench serve --revision",
 }
+OURS = "--oscar-"
+"""How the names of the plugin's flags begin, which the BF16 side does not have."""
 ORDERED = 128
 """Maximum number of waiting requests that SGLang orders by their cached prefixes."""
 BASELINE_ROWS = 256
@@ -57,7 +59,7 @@ class Engines:
         requests: number of concurrent requests, unless the largest case has more.
         port: a free port; engines take the ports of their workers near it.
         revision: commit of the model on its hub.
-        flags: engine flags of the user, for both sides.
+        flags: engine flags of the user, for both sides; those of the plugin for the INT2 side.
         bulk: the job after the cases, or `None`.
         gpu: number of the first GPU.
     """
@@ -117,11 +119,12 @@ def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
     flags |= device_flags(engines.device)
     flags |= _pool_flags(engines) if engines.device == "cpu" else {"--sampling-backend": "pytorch"}
     flags["--max-running-requests"] = str(_rows(cache, engines))
+    words = engines.flags.words if cache == "int2" else engines.flags.without(OURS)
     talks = engines.bulk is not None and engines.bulk.turns > 1
     prefixes = "--schedule-policy=lpm" if talks else "--disable-radix-cache"
     switches = ["--skip-tokenizer-init", prefixes, "--grammar-backend=none"]
     switches += device_switches(engines.device)
-    return (*(f"{name}={value}" for name, value in flags.items()), *switches, *engines.flags.words)
+    return (*(f"{name}={value}" for name, value in flags.items()), *switches, *words)
 
 
 def command(

@@ -69,6 +69,18 @@ def test_flags_of_the_user_come_last() -> None:
     assert sides.arguments("bf16", ENGINES)[-1] == "--tp=2"
 
 
+@pytest.mark.parametrize(
+    "words", [("--oscar-bits=4/2",), ("--oscar-bits", "4/2"), ("--oscar_bits=4/2",)], ids=" ".join
+)
+def test_flags_of_the_plugin_go_to_the_int2_side_alone(words: tuple[str, ...]) -> None:
+    given = sides.read_flags(("--enable-metrics", *words, "--tp", "2"))
+    engines = replace(ENGINES, flags=given)
+    rest = ("--enable-metrics", "--tp", "2")
+    assert sides.arguments("bf16", engines)[-len(rest) :] == rest
+    assert not any("oscar" in word for word in sides.arguments("bf16", engines))
+    assert sides.arguments("int2", engines)[-len(given.words) :] == given.words
+
+
 def test_a_cpu_gets_a_pool_in_which_the_largest_case_fits() -> None:
     large = replace(ENGINES, device="cpu", cases=(Case(batch=4, context=30_000),))
     assert int(flags("bf16", large)["--max-total-tokens"]) >= 4 * 30_010

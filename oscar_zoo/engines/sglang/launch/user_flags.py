@@ -75,6 +75,17 @@ class UserFlags:
         """These flags behind `words`, over which they win."""
         return UserFlags((*words, *self.words))
 
+    def without(self, prefix: str) -> tuple[str, ...]:
+        """The words less the flags whose names begin with `prefix`, and their values."""
+        kept, dropped = list[str](), False
+        for word in self.words:
+            if word.startswith("--"):
+                name = word.partition("=")[0].replace("_", "-")
+                dropped = name.startswith(prefix)
+            if not dropped:
+                kept.append(word)
+        return tuple(kept)
+
     def text(self, *names: str) -> str | None:
         """What is written for a flag that takes a value, under any of its `names`.
 
