@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -56,10 +57,13 @@ def missing(device: str) -> str | None:
 
 
 def gpus() -> list[tuple[str, str, int]]:
-    """Name, driver version and memory in MiB of every GPU that `nvidia-smi` lists."""
+    """Name, driver version and memory in MiB of every GPU that `nvidia-smi` lists and
+    `CUDA_VISIBLE_DEVICES` leaves visible."""
     if shutil.which(SMI[0]) is None:
         return []
-    done = subprocess.run(SMI, capture_output=True, text=True, timeout=60, check=False)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    command = [*SMI, f"--id={visible}"] if visible else SMI
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     rows = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 2]
     return (
         [(name, driver, int(memory)) for name, driver, memory in rows]
