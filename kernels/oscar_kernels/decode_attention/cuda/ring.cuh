@@ -35,9 +35,21 @@ struct Ring {
   }
 };
 
-// Copies of one warp. Copy i of a lane is 16-byte unit i * 32 + lane of the tile.
+// Copy i of a lane is unit i * 32 + lane of a tile whose tokens have UNITS each. Every PERIOD copies begin with a token,
+// so what the lane adds to them is worked out once for each of these.
+template <int UNITS>
+struct Place {
+  static constexpr int PERIOD = UNITS / common_divisor(UNITS, 32), TOKENS = PERIOD * 32 / UNITS;
+  int token, unit;
+  DEV Place(int i, int lane) {
+    const u32 n = i % PERIOD * 32 + lane, ahead = n / UNITS;
+    token = i / PERIOD * TOKENS + ahead;
+    unit = n - ahead * UNITS;
+  }
+};
+
+// Copies of one warp.
 struct Loader {
-  static constexpr bool EVEN = 32 % ROW_UNITS == 0 || ROW_UNITS % 32 == 0;
   const SLOT_T* slots;
   Positions at;
   const u8 *codes, *affine;
@@ -52,41 +64,38 @@ struct Loader {
       slot[i] = tile < hi && j < at.count ? (u32)__ldg(slots + at[j]) : 0u;
     }
   }
-  // `same`: the register that has `token` for all lanes, or -1.
-  DEV static u32 pick(const u32 (&slot)[TW], int token, int same) {
-    if (TW == 1 || same >= 0) return __shfl_sync(ALL, slot[TW == 1 ? 0 : same], token);
-    u32 found = 0;
-    UNROLL for (int i = 0; i < TW; i++) {
-      const u32 x = __shfl_sync(ALL, slot[i], token);
-      found = token / 32 == i ? x : found;
-    }
+  // Slots of a group of 32 tokens.
+  DEV static u32 pick(const u32 (&slot)[TW], int group) {
+    u32 found = slot[0];
+    UNROLL for (int i = 1; i < TW; i++) found = group == i ? slot[i] : found;
     return found;
   }
   template <bool FULL>
-  DEV void code(const Params& p, u32 stage, const u32 (&slot)[TW], int i, int same, int left, int lane) const {
-    const int n = i * 32 + lane, token = n / ROW_UNITS, unit = n % ROW_UNITS;
-    copy_async<16>(stage + (token * ROW_UNITS + swizzle<ROW_UNITS>(token, unit)) * 16,
-                   codes + (u64)pick(slot, token, same) * p.code_stride + unit * 16, FULL || token < left);
+  DEV void code(const Params& p, u32 stage, u32 slots, int i, int left, int lane) const {
+    const Place<ROW_UNITS> at(i, lane);
+    copy_async<16>(stage + (at.token * ROW_UNITS + swizzle<ROW_UNITS>(at.token, at.unit)) * 16,
+                   codes + (u64)__shfl_sync(ALL, slots, at.token) * p.code_stride + at.unit * 16,
+                   FULL || at.token < left);
   }
   template <bool FULL>
-  DEV void scale(const Params& p, u32 stage, const u32 (&slot)[TW], int i, int same, int left, int lane) const {
-    const int n = i * 32 + lane, token = n / AFFINE_UNITS, unit = n % AFFINE_UNITS;
-    copy_async<AU>(
-        stage + CODE_BYTES + (token * AFFINE_UNITS + (AFFINE_TURNED ? swizzle<AFFINE_UNITS>(token, unit) : unit)) * AU,
-        affine + (u64)pick(slot, token, same) * p.affine_stride + unit * AU, FULL || token < left);
+  DEV void scale(const Params& p, u32 stage, u32 slots, int i, int left, int lane) const {
+    const Place<AFFINE_UNITS> at(i, lane);
+    const int place = AFFINE_TURNED ? swizzle<AFFINE_UNITS>(at.token, at.unit) : at.unit;
+    copy_async<AU>(stage + CODE_BYTES + (at.token * AFFINE_UNITS + place) * AU,
+                   affine + (u64)__shfl_sync(ALL, slots, at.token) * p.affine_stride + at.unit * AU,
+                   FULL || at.token < left);
   }
   // All of a tile, as soon as its stage is free.
   DEV void copy(const Params& p, const Ring& to, int tile, const u32 (&slot)[TW], int lane) const {
     const int left = at.count - tile * TILE;
     wait_phase(to.empty(), to.round ^ 1);
     if (left >= TILE) {
-      UNROLL for (int i = 0; i < COPIES; i++)
-          code<true>(p, to.data(), slot, i, EVEN ? i * 32 / ROW_UNITS / 32 : -1, left, lane);
-      UNROLL for (int i = 0; i < AFFINE_COPIES; i++)
-          scale<true>(p, to.data(), slot, i, 32 % AFFINE_UNITS == 0 ? i * 32 / AFFINE_UNITS / 32 : -1, left, lane);
+      UNROLL for (int i = 0; i < COPIES; i++) code<true>(p, to.data(), slot[i / ROW_UNITS], i, left, lane);
+      UNROLL for (int i = 0; i < AFFINE_COPIES; i++) scale<true>(p, to.data(), slot[i / AFFINE_UNITS], i, left, lane);
     } else {
-      UNROLL_1 for (int i = 0; i < COPIES; i++) code<false>(p, to.data(), slot, i, -1, left, lane);
-      UNROLL_1 for (int i = 0; i < AFFINE_COPIES; i++) scale<false>(p, to.data(), slot, i, -1, left, lane);
+      UNROLL_1 for (int i = 0; i < COPIES; i++) code<false>(p, to.data(), pick(slot, i / ROW_UNITS), i, left, lane);
+      UNROLL_1 for (int i = 0; i < AFFINE_COPIES; i++)
+          scale<false>(p, to.data(), pick(slot, i / AFFINE_UNITS), i, left, lane);
     }
     arrive_copies(to.full());
   }

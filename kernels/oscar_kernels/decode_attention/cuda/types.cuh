@@ -49,6 +49,7 @@ struct Request {
   int first, length, sink_from, sink_end, ring_from;
 };
 
+DEV constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
 // Lowest bit of quarter `r` in its byte, and a mask of the fields of the i-th quarter of a byte.
 template <int BITS>
 DEV constexpr int field_bit(int r) {
