@@ -18,13 +18,16 @@ from oscar_zoo.errors import MalformedFile, OutputExists, StorageError, UsageErr
 
 
 def check_target(target: Path, *, force: bool) -> None:
-    """Find out before the long work whether the result may be written to `target`; writes nothing.
+    """Find out before the long work whether the result may be written to `target`.
+
+    What killed runs left beside it goes, also when the target is refused; nothing else changes.
 
     Raises:
         OutputExists: an artifact stands there and `force` is not given, or something else does.
         UsageError: the target or a folder above it is a file.
         StorageError: the folder cannot be written.
     """
+    durable.tidy(target.absolute().parent)
     with durable.storage_errors(f"cannot write {target}"):
         if target.is_dir():
             _check_replaceable(target, force=force)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,20 @@ def test_a_kill_at_any_call_leaves_nothing_half_written(tmp_path: Path) -> None:
             break
     assert at > 5
     assert content(target) == FILES
+
+
+def test_what_a_killed_run_left_goes_also_when_the_artifact_stands_there_already(
+    tmp_path: Path, artifact: Path
+) -> None:
+    """A run that is killed behind its artifact, while it writes the report."""
+    killed = (
+        "import os, pathlib, signal, sys\n"
+        "from oscar_zoo.artifact import durable\n"
+        "durable.temp_path(pathlib.Path(sys.argv[1])).write_bytes(b'half')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", killed, tmp_path], check=False)
+    assert len(list(tmp_path.glob(".tmp.*"))) == 1
+    with pytest.raises(OutputExists):
+        check_target(artifact, force=False)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
