@@ -5,6 +5,8 @@ standard error.
     run.py --quick                    our kernels alone, fewer repeats, under a minute
     run.py --only decode,write
     run.py --only decode --bits 4,2   codes of 4 bits for K and of 2 for V
+    run.py --only decode --heads 4x16x128 --decode 4x60000,16x30000
+                                      other heads, and other batches
     run.py --variants                 variants that the tables name, where a fused extend stops, and
                                       what attention adds to a step of a model
     run.py --dry-run                  tiny shapes, without a GPU too: times mean nothing
@@ -49,7 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from oscar_kernels.bench import in_step, ops, results, timing, variants
 
     plan = ops.DRY if options.dry_run else ops.QUICK if options.quick else ops.FULL
-    plan = replace(plan, heads=plan.heads.with_bits(*options.bits))
+    heads = plan.heads.of_shape(*options.heads) if options.heads else plan.heads
+    heads = heads.with_bits(*options.bits)
+    plan = replace(plan, heads=heads, decode=options.decode or plan.decode)
     chosen = options.only or [name for name in known if not (options.quick and name == "baseline")]
     torch.manual_seed(0)
     failed: list[str] = []
@@ -65,9 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in chosen
     }
     rows = _rows(runs, failed)
-    if options.bits != (2, 2):
-        of = "K{} V{}, ".format(*options.bits)
-        rows = (replace(row, case=of + row.case) for row in rows)
+    given = [f"K{k} V{v}" for k, v in [options.bits] if (k, v) != (2, 2)]
+    if options.heads:
+        given.append(" x ".join(map(str, options.heads)))
+    if given:
+        rows = (replace(row, case=", ".join([*given, row.case])) for row in rows)
     results.write_rows(rows, sys.stdout)
     return 1 if failed else 0
 
@@ -90,6 +96,16 @@ def _widths(text: str) -> tuple[int, int]:
     return k, v
 
 
+def _shape(text: str) -> tuple[int, int, int]:
+    num_kv_heads, group, dim = (int(part) for part in text.split("x"))
+    return num_kv_heads, group, dim
+
+
+def _batches(text: str) -> tuple[tuple[int, int], ...]:
+    pairs = (part.split("x") for part in text.split(","))
+    return tuple((int(batch), int(length)) for batch, length in pairs)
+
+
 def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -107,6 +123,19 @@ def _parser() -> argparse.ArgumentParser:
         default=(2, 2),
         metavar="K,V",
         help="bits of the codes of K and of V, 2 or 4; 2,2 by default",
+    )
+    parser.add_argument(
+        "--heads",
+        type=_shape,
+        metavar="HxGxD",
+        help="KV heads, query heads of each, and channels; 8x4x128 by default",
+    )
+    parser.add_argument(
+        "--decode",
+        type=_batches,
+        default=(),
+        metavar="BxN,...",
+        help="batches and cached tokens of a request for decode",
     )
     parser.add_argument(
         "--variants",

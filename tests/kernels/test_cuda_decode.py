@@ -46,9 +46,10 @@ def nvrtc_missing() -> str | None:
         variant(),
         variant(64, 8, 1, 2),
         variant(bits=(4, 2)),
+        dataclasses.replace(variant(group=12, heads=4), whole=True),
         dataclasses.replace(variant(256, 16, 4, bits=(2, 4)), tiles=tuning.VARIANTS[-1]),
     ],
-    ids=lambda x: f"{x.k_spec.head_dim} K{x.k_spec.bits} V{x.v_spec.bits}",
+    ids=lambda x: f"{x.k_spec.head_dim} x {x.group} K{x.k_spec.bits} V{x.v_spec.bits}",
 )
 def test_source_compiles_without_a_gpu_and_is_kept(
     made: variants.AttentionVariant, arch: str, own_state, monkeypatch
@@ -311,7 +312,7 @@ def test_logit_cap_and_value_partner(cap: float, per_head: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("scale_dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("group", [4, 8])
+@pytest.mark.parametrize("group", [4, 8, 16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_dtypes(dtype: torch.dtype, group: int, scale_dtype: str) -> None:
     """Weights enter the tensor cores in float16, so a float32 query is not better than one in

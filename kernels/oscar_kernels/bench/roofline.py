@@ -46,6 +46,14 @@ class Heads:
             v_spec=replace(self.v_spec, bits=v_bits),
         )
 
+    def of_shape(self, num_kv_heads: int, group: int, head_dim: int) -> Heads:
+        """Heads of this shape with one quantization group, and otherwise like these."""
+        k_spec, v_spec = (
+            replace(spec, head_dim=head_dim, group_size=head_dim)
+            for spec in (self.k_spec, self.v_spec)
+        )
+        return replace(self, num_kv_heads=num_kv_heads, group=group, k_spec=k_spec, v_spec=v_spec)
+
     @property
     def record(self) -> int:
         """Bytes of a token in the cache's slots, codes and affine parameters of all heads."""

@@ -1,47 +1,7 @@
-// INT2 tokens: the query in int8, and the arithmetic of a tile in shared memory.
+// INT2 tokens: the arithmetic of a tile in shared memory.
 #pragma once
 
-#include "state.cuh"
-
-// The query as int8 digits: B operands, and per head of this lane the factors of q . code and of the offset.
-struct Query8 {
-  u32 digits[NT][4][KC];
-  float scale[NT][GK], sum[NT][GK];
-  // Few instructions: this code runs once, and to fetch it takes longer than to run it. q + 128 in the low 16 bits of
-  // a float has the digits in its bytes, the low one with its top bit turned.
-  DEV void load(const Params& p, size_t row, int lane) {  // row: first query head of the warp
-    const int g = lane / 4, t = lane % 4;
-    const u32 digit = g & 1 ? 0x40 : 0x51, turned = g & 1 ? 0x80808080u : 0u;
-    UNROLL for (int n = 0; n < NT; n++) {
-      const int head = 4 * n + g / 2;
-      float x[4][KC][4], largest = 0.f, s[GK];
-      UNROLL for (int v = 0; v < GK; v++) s[v] = 0.f;
-      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
-        x[r][c][0] = x[r][c][1] = x[r][c][2] = x[r][c][3] = 0.f;
-        if (head < GW) query_four(p, (row + head) * DK + r * (DK / 4) + 16 * c + 4 * t, x[r][c]);
-      }
-      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) UNROLL for (int i = 0; i < 4; i++) {
-        s[r * GK / 4] += x[r][c][i];
-        largest = fmaxf(largest, fabsf(x[r][c][i]));
-      }
-      largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 2));
-      const float unit = largest > 1e-30f ? __fdividef(32639.f, largest) : 0.f;  // 127 * 256 + 127
-      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
-        u32 q[4];
-        UNROLL for (int i = 0; i < 4; i++) q[i] = __float_as_uint(fmaf(x[r][c][i], unit, 12582912.f + 128.f));
-        digits[n][r][c] = prmt(prmt(q[0], q[1], digit), prmt(q[2], q[3], digit), 0x5410) ^ turned;
-      }
-      const float factor = __shfl_sync(ALL, largest, 8 * t) * (p.scale * (1.f / 32639.f));
-      UNROLL for (int v = 0; v < GK; v++) {
-        s[v] += __shfl_xor_sync(ALL, s[v], 1);
-        s[v] += __shfl_xor_sync(ALL, s[v], 2);
-        sum[n][v] = __shfl_sync(ALL, s[v], 8 * t) * p.scale;
-        scale[n][v] = factor / (1 << field_bit<BITS_K>((v + 1) * 4 / GK - 1));
-      }
-    }
-  }
-};
+#include "query.cuh"
 
 // One tile of a warp: 32 tokens of one KV head, the first `valid` of which count.
 struct Tile {
@@ -63,7 +23,7 @@ struct Tile {
                     (AFFINE_TURNED ? swizzle<AFFINE_UNITS>(row, at / 16) * 16 + at % 16 : at);
   }
   // swizzle() repeats every eight tokens, so `step` more tokens are a constant number of bytes.
-  DEV void compute(const Params& p, State& s, const Query8& q, u32 stage, int valid, int lane) const {
+  DEV void compute(const Params& p, State& s, const Query& q, u32 stage, int valid, int lane) const {
     const int g = lane / 4;
     float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
     UNROLL for (int o = 0; o < 4; o++)
@@ -87,18 +47,18 @@ struct Tile {
       UNROLL for (int v = 0; v < GV; v++) s.z[n][v] = fmaf(x[n][o], v_offs[o][v], s.z[n][v]);
     }
     const u32 even = g & 1 ? 0u : ALL;
-    u32 b[4][GV];  // weights of octet o times value scale: token pairs of column g
+    u32 b[PAIRS][4][GV];  // weights of octet o times value scale: token pairs of column g
     UNROLL for (int v = 0; v < GV; v++) {
       UNROLL for (int o = 0; o < 4; o++) v_scale[o][v] *= s.value_scale;
       if constexpr (NT == 1) {
         UNROLL for (int o = 0; o < 4; o += 2) {
           const u32 w = transpose(pack_f16(x[0][o] * v_scale[o][v], x[0][o + 1] * v_scale[o + 1][v]));
-          b[o][v] = w & even;
-          b[o + 1][v] = w & ~even;
+          b[0][o][v] = w & even;
+          b[0][o + 1][v] = w & ~even;
         }
       } else {
-        UNROLL for (int o = 0; o < 4; o++)
-            b[o][v] = transpose(pack_f16(x[0][o] * v_scale[o][v], x[NT - 1][o] * v_scale[o][v]));
+        UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int o = 0; o < 4; o++)
+            b[j][o][v] = transpose(pack_f16(x[2 * j][o] * v_scale[o][v], x[2 * j + 1][o] * v_scale[o][v]));
       }
     }
     UNROLL for (int u = 0; u < 2; u++) values(s, b, stage, u);
@@ -163,7 +123,44 @@ struct Tile {
       x[n][o] = logit(p, y);
     }
   }
-  DEV void values(State& s, const u32 (&b)[4][GV], u32 stage, int u) const {
+  // The same with a query in float16.
+  DEV void scores(const Params& p, const HalfQuery& q, u32 stage, int u, const float (&ks)[4][GK],
+                  const float (&ko)[4][GK], float (&x)[NT][4]) const {
+    float c[PAIRS][GK][4];
+    UNROLL for (int h = 0; h < PAIRS; h++) UNROLL for (int v = 0; v < GK; v++)
+        c[h][v][0] = c[h][v][1] = c[h][v][2] = c[h][v][3] = 0.f;
+    UNROLL for (int load = 0; load < PARTS_K * K_LOADS; load++) {
+      const int j = load % K_LOADS * 2;
+      const u32 at = stage + k_offset[load] + 16 * u * ROW_UNITS * 16;
+      u32 a[4] = {};
+      if (j + 1 < KC)
+        ldmatrix4(a, at);
+      else
+        ldmatrix2(a[0], a[1], at);
+      UNROLL for (int e = 0; e < 2; e++) {
+        UNROLL for (int i = 0; i < IN_BYTE_K; i++) {
+          const u32 mask = fields<BITS_K>(0x00010001u, i);
+          const int r = load / K_LOADS * IN_BYTE_K + i, v = r * GK / 4;
+          UNROLL for (int h = 0; h < PAIRS; h++) {
+            if (j + 1 < KC)
+              mma_f16(c[h][v], a[0] & mask, a[1] & mask, a[2] & mask, a[3] & mask, q.channels[h][r][e][j],
+                      q.channels[h][r][e][min(j + 1, KC - 1)]);
+            else
+              mma_f16_half(c[h][v], a[0] & mask, a[1] & mask, q.channels[h][r][e][j]);
+          }
+        }
+        UNROLL for (int i = 0; i < 4; i++) a[i] >>= 8;
+      }
+    }
+    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int i = 0; i < 2; i++) {
+      const int o = 2 * u + i;
+      float y = 0.f;
+      UNROLL for (int v = 0; v < GK; v++)
+          y = fmaf(c[n / 2][v][2 * i + n % 2], ks[o][v] * q.scale, fmaf(ko[o][v], q.sum[n][v], y));
+      x[n][o] = logit(p, y);
+    }
+  }
+  DEV void values(State& s, const u32 (&b)[PAIRS][4][GV], u32 stage, int u) const {
     UNROLL for (int load = 0; load < PARTS_V * V_LOADS; load++) {
       const int j = load % V_LOADS;
       const u32 at = stage + v_offset[load] + 16 * u * ROW_UNITS * 16;
@@ -179,8 +176,9 @@ struct Tile {
         UNROLL for (int i = 0; i < IN_BYTE_V; i++) {
           const u32 mask = fields<BITS_V>(0x00010001u, i);
           const int r = load / V_LOADS * IN_BYTE_V + i, v = r * GV / 4;
-          mma_f16(s.acc[VC > 1 ? (j * 4 + r) * 2 + e : r], a[0] & mask, a[1] & mask, a[2] & mask, a[3] & mask,
-                  b[2 * u][v], b[2 * u + 1][v]);
+          UNROLL for (int h = 0; h < PAIRS; h++)
+              mma_f16(s.acc[h][VC > 1 ? (j * 4 + r) * 2 + e : r], a[0] & mask, a[1] & mask, a[2] & mask, a[3] & mask,
+                      b[h][2 * u][v], b[h][2 * u + 1][v]);
         }
         UNROLL for (int i = 0; i < 4; i++) a[i] >>= 8;
       }

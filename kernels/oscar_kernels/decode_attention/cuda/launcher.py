@@ -25,7 +25,7 @@ from oscar_kernels.decode_attention.cuda.variant import (
     ring_bytes,
     variant,
 )
-from oscar_kernels.decode_attention.tuning import CUDA, MOST_RESIDENT, CudaTiles
+from oscar_kernels.decode_attention.tuning import CUDA, MOST_RESIDENT, WHOLE_DIM, CudaTiles
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.nvrtc import compile as nvrtc
 from oscar_kernels.nvrtc import driver
@@ -247,9 +247,11 @@ def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
 
 
 def _parts(cache: LayerCache, num_q_heads: int, requests: int) -> list[int]:
-    """Elements of the partial results, of their statistics, and of the prefix sums of work."""
+    """Elements of the partial results, of their statistics, and of the prefix sums of work; enough
+    for one warp and for two of a KV head."""
     group = num_q_heads // cache.num_kv_heads
-    halves = 1 if group <= 8 else 2
+    wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim) > WHOLE_DIM
+    halves = 2 if wide and group > 8 else 1
     blocks = cache.num_kv_heads // math.gcd(cache.num_kv_heads, WARPS // halves)
     segments = MOST_RESIDENT * _multiprocessors(cache.codes.device) + 2 * blocks * requests
     heads = segments * WARPS * -(-group // halves)

@@ -36,15 +36,32 @@ struct Ring {
 };
 
 // Copy i of a lane is unit i * 32 + lane of a tile whose tokens have UNITS each. Every PERIOD copies begin with a token,
-// so what the lane adds to them is worked out once for each of these.
+// `base`, and the lane's part of an address is worked out PERIOD times. Where copies are of one token each, the compiler
+// finds that by itself, and a schedule that is 2 % faster.
 template <int UNITS>
 struct Place {
+  static constexpr bool EVEN = UNITS % 32 == 0;
   static constexpr int PERIOD = UNITS / common_divisor(UNITS, 32), TOKENS = PERIOD * 32 / UNITS;
-  int token, unit;
+  int base, ahead, unit;
   DEV Place(int i, int lane) {
-    const u32 n = i % PERIOD * 32 + lane, ahead = n / UNITS;
-    token = i / PERIOD * TOKENS + ahead;
-    unit = n - ahead * UNITS;
+    if constexpr (EVEN) {
+      const int n = i * 32 + lane;
+      base = 0;
+      ahead = n / UNITS;
+      unit = n % UNITS;
+    } else {
+      const u32 n = i % PERIOD * 32 + lane;
+      base = i / PERIOD * TOKENS;
+      ahead = n / UNITS;
+      unit = n - ahead * UNITS;
+    }
+  }
+  DEV int token() const { return base + ahead; }
+  template <bool TURNED>
+  DEV int to() const {
+    if constexpr (!TURNED) return token() * UNITS + unit;
+    if constexpr (EVEN) return token() * UNITS + swizzle<UNITS>(token(), unit);
+    return ((ahead * UNITS + swizzle<UNITS>(ahead, unit)) ^ turn<UNITS>(base)) + base * UNITS;
   }
 };
 
@@ -73,17 +90,16 @@ struct Loader {
   template <bool FULL>
   DEV void code(const Params& p, u32 stage, u32 slots, int i, int left, int lane) const {
     const Place<ROW_UNITS> at(i, lane);
-    copy_async<16>(stage + (at.token * ROW_UNITS + swizzle<ROW_UNITS>(at.token, at.unit)) * 16,
-                   codes + (u64)__shfl_sync(ALL, slots, at.token) * p.code_stride + at.unit * 16,
-                   FULL || at.token < left);
+    copy_async<16>(stage + at.to<true>() * 16,
+                   codes + at.unit * 16 + (u64)__shfl_sync(ALL, slots, at.token()) * p.code_stride,
+                   FULL || at.token() < left);
   }
   template <bool FULL>
   DEV void scale(const Params& p, u32 stage, u32 slots, int i, int left, int lane) const {
     const Place<AFFINE_UNITS> at(i, lane);
-    const int place = AFFINE_TURNED ? swizzle<AFFINE_UNITS>(at.token, at.unit) : at.unit;
-    copy_async<AU>(stage + CODE_BYTES + (at.token * AFFINE_UNITS + place) * AU,
-                   affine + (u64)__shfl_sync(ALL, slots, at.token) * p.affine_stride + at.unit * AU,
-                   FULL || at.token < left);
+    copy_async<AU>(stage + CODE_BYTES + at.to<AFFINE_TURNED>() * AU,
+                   affine + at.unit * AU + (u64)__shfl_sync(ALL, slots, at.token()) * p.affine_stride,
+                   FULL || at.token() < left);
   }
   // All of a tile, as soon as its stage is free.
   DEV void copy(const Params& p, const Ring& to, int tile, const u32 (&slot)[TW], int lane) const {
@@ -116,7 +132,7 @@ DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, i
   tile.place(lane, head, group);
   int left = loader.at.count - lo * TILE - 32 * group;
   meet(ahead);
-  Query8 q;
+  Query q;
   q.load(p, query_row, lane);
   for (int i = lo; i < hi; i++) {
     if (i + AHEAD == mine) {

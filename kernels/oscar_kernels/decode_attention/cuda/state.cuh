@@ -3,9 +3,9 @@
 
 #include "types.cuh"
 
-// What a warp knows of its query heads so far; `z` sums p * offset. Lane t: heads t (and 4 + t) of the warp.
+// What a warp knows of its query heads so far; `z` sums p * offset. Lane t: heads t, 4 + t, ... of the warp.
 struct State {
-  float m[NT], l[NT], z[NT][GV], acc[MT][4], value_scale;
+  float m[NT], l[NT], z[NT][GV], acc[PAIRS][MT][4], value_scale;
   DEV void clear() {
     value_scale = 1048576.f;
     UNROLL for (int i = 0; i < NT; i++) {
@@ -13,7 +13,8 @@ struct State {
       l[i] = 0.f;
       UNROLL for (int v = 0; v < GV; v++) z[i][v] = 0.f;
     }
-    UNROLL for (int i = 0; i < MT; i++) acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.f;
+    UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int i = 0; i < MT; i++)
+        acc[j][i][0] = acc[j][i][1] = acc[j][i][2] = acc[j][i][3] = 0.f;
   }
   // Raise the maxima to at least `top`; weights so far shrink with them. Also keeps scale * value_scale of values
   // within 64.
@@ -34,11 +35,12 @@ struct State {
       l[i] *= factor[i];
       UNROLL for (int v = 0; v < GV; v++) z[i][v] *= factor[i];
     }
-    UNROLL for (int i = 0; i < MT; i++) {
-      acc[i][0] *= factor[0] * change;
-      acc[i][1] *= factor[NT - 1] * change;
-      acc[i][2] *= factor[0] * change;
-      acc[i][3] *= factor[NT - 1] * change;
+    UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int i = 0; i < MT; i++) {
+      const float even = factor[2 * j] * change, odd = factor[NT == 1 ? 0 : 2 * j + 1] * change;
+      acc[j][i][0] *= even;
+      acc[j][i][1] *= odd;
+      acc[j][i][2] *= even;
+      acc[j][i][3] *= odd;
     }
   }
 };
@@ -46,7 +48,7 @@ struct State {
 // `x` is the logit in base 2, or twice the logit over the cap in base 2, see the launcher.
 DEV float logit(const Params& p, float x) { return CAPPED ? p.cap * (1.f - __fdividef(2.f, 1.f + ex2(x))) : x; }
 
-// Partial results of a warp's query heads; `at`: the first of them. Lane (g, t) has channels of head t (and 4 + t).
+// Partial results of a warp's query heads; `at`: the first of them. Lane (g, t) has channels of heads t, 4 + t, ...
 DEV void store_partial(const Params& p, State& s, size_t at, bool window, int lane) {
   const int g = lane / 4, t = lane % 4;
   UNROLL for (int n = 0; n < NT; n++) {
@@ -59,7 +61,7 @@ DEV void store_partial(const Params& p, State& s, size_t at, bool window, int la
     if (g == 0) p.stats[at + 4 * n + t] = make_float2(s.m[n], s.l[n]);
     float y[MT][2];  // rows g and g + 8 of the products
     UNROLL for (int m = 0; m < MT; m++) UNROLL for (int i = 0; i < 2; i++)
-        y[m][i] = NT == 1 ? s.acc[m][2 * i] + s.acc[m][2 * i + 1] : s.acc[m][2 * i + n];
+        y[m][i] = NT == 1 ? s.acc[0][m][2 * i] + s.acc[0][m][2 * i + 1] : s.acc[n / 2][m][2 * i + n % 2];
     if (window) {  // eight channels of every 64
       UNROLL for (int c = 0; c < DV / 64; c++) UNROLL for (int k = 0; k < 8; k += 4) {
         float z[4];

@@ -16,7 +16,10 @@ constexpr int KC = DK / 64, VC = DV / 64, PARTS_K = BITS_K / 2, PARTS_V = BITS_V
 constexpr int IN_BYTE_K = 8 / BITS_K, IN_BYTE_V = 8 / BITS_V;                     // quarters
 constexpr int KP = PARTS_K * KC, VP = PARTS_V * VC, PIECES = KP + VP;             // pieces of a record
 constexpr int SUMS = IN_BYTE_K < 4 / GK ? IN_BYTE_K : 4 / GK;                     // of products, for a group of keys
-constexpr int GW = (GROUP + VH - 1) / VH, NT = (GW + 3) / 4, MT = DV / 16;
+// Query heads of a warp, in n-tiles of four; two of these share the eight columns of a product with values.
+constexpr int GW = (GROUP + VH - 1) / VH, NT = GW <= 4 ? 1 : (GW + 7) / 8 * 2, PAIRS = (NT + 1) / 2, MT = DV / 16;
+// With more than eight query heads a warp takes them in float16, as long as they have 16 bits.
+constexpr bool HALF_QUERY = NT > 2 && QUERY != 2;
 constexpr int TILE = 32 * TW, ROW_UNITS = HB * PIECES, AFFINE = 4 * (GK + GV), AFFINE_ROW = HB * AFFINE;
 constexpr int AU = AFFINE_ROW % 16 == 0 ? 16 : AFFINE_ROW % 8 == 0 ? 8 : 4, AFFINE_UNITS = AFFINE_ROW / AU;
 constexpr bool AFFINE_TURNED = AU == 16 && (16 % AFFINE == 0 || AFFINE % 16 == 0);  // no word leaves its 16 bytes
@@ -137,6 +140,11 @@ DEV void mma_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1)
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+DEV void mma_f16_half(float (&c)[4], u32 a0, u32 a1, u32 b0) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(b0));
+}
 DEV void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 // Copies BYTES, or zeros where `valid` is false; `from` must be an address that may be read either way.
 template <int BYTES>
@@ -182,17 +190,15 @@ DEV void meet(bool& ahead) {
   if (ahead) wait_for_previous();
   ahead = false;
 }
-// Spreads the 16-byte units that eight consecutive tokens hold in one column over all banks.
+// Spreads the 16-byte units that eight consecutive tokens hold in one column over all banks: unit `unit` of a token lies
+// at `unit ^ turn(token)`. Of tokens with no bit in common, turn(a + b) = turn(a) ^ turn(b).
+template <int UNITS>
+DEV constexpr int turn(int token) {
+  return UNITS % 8 == 0 ? token & 7 : UNITS % 4 == 0 ? token >> 1 & 3 : UNITS % 2 == 0 ? token >> 2 & 1 : 0;
+}
 template <int UNITS>
 DEV int swizzle(int token, int unit) {
-  if constexpr (UNITS % 8 == 0)
-    return unit ^ (token & 7);
-  else if constexpr (UNITS % 4 == 0)
-    return unit ^ (token >> 1 & 3);
-  else if constexpr (UNITS % 2 == 0)
-    return unit ^ (token >> 2 & 1);
-  else
-    return unit;
+  return unit ^ turn<UNITS>(token);
 }
 
 // Channels `at .. at + 3` of the query, `at` a multiple of four.

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.cache import BatchView, LayerCache
-from oscar_kernels.decode_attention.tuning import CUDA, LEAST_STAGES, CudaTiles
+from oscar_kernels.decode_attention.tuning import (
+    CUDA,
+    LEAST_STAGES,
+    WHOLE_BATCH,
+    WHOLE_DIM,
+    CudaTiles,
+)
 from oscar_kernels.nvrtc import compile as nvrtc
 from oscar_kernels.spec import QuantSpec
 
@@ -41,11 +47,13 @@ class AttentionVariant:
     query: int
     capped: bool
     tiles: CudaTiles = CUDA
+    whole: bool = False
+    """Whether one warp takes all query heads of a KV head, where there are more than eight."""
 
     @property
     def flags(self) -> dict[str, str | int]:
         """Values of the `-D` flags."""
-        halves = 1 if self.group <= 8 else 2
+        halves = 1 if self.group <= 8 or self.whole else 2
         together = math.gcd(self.heads, WARPS // halves)
         wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.group > 4
         tiles = self.tiles
@@ -109,10 +117,13 @@ def variant(
     query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float, tiles: CudaTiles = CUDA
 ) -> AttentionVariant:
     """The variant for a query, a cache and a batch that are no `misfit`."""
+    wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim)
+    group = query.shape[1] // cache.num_kv_heads
+    whole = group > 8 and wide <= WHOLE_DIM and query.dtype != torch.float32
     return AttentionVariant(
         cache.k_spec,
         cache.v_spec,
-        query.shape[1] // cache.num_kv_heads,
+        group,
         cache.num_kv_heads,
         _INTEGER[batch.kv_indices.dtype],
         _INTEGER[batch.kv_indptr.dtype],
@@ -120,6 +131,7 @@ def variant(
         _QUERY[query.dtype],
         logit_cap != 0,
         tiles,
+        whole and query.shape[0] >= WHOLE_BATCH,
     )
 
 

@@ -51,15 +51,16 @@ DEV u32 word(const uint4& x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 
 // The query in bfloat16 for windows: hi + lo, exact for a bfloat16 query. Channels in the order in which lanes load
 // rows.
 struct Query16 {
-  u32 hi[DK / 16][2], lo[NT == 2 && QUERY ? DK / 16 : 1][2];
+  u32 hi[PAIRS][DK / 16][2], lo[PAIRS][NT > 1 && QUERY ? DK / 16 : 1][2];
   DEV void load(const Params& p, size_t row, int lane) {
-    const int g = lane / 4, t = lane % 4, head = NT == 1 ? g / 2 : g % 2 * 4 + g / 2;
-    UNROLL for (int k = 0; k < DK / 16; k++) UNROLL for (int i = 0; i < 2; i++) {
+    const int g = lane / 4, t = lane % 4;
+    UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int k = 0; k < DK / 16; k++) UNROLL for (int i = 0; i < 2; i++) {
+      const int head = NT == 1 ? g / 2 : 8 * j + g % 2 * 4 + g / 2;
       const float2 x = head < GW ? query_pair(p, (row + head) * DK + 8 * (4 * (k / 2) + t) + 4 * (k % 2) + 2 * i)
                                  : make_float2(0.f, 0.f);
       const u32 h = pack_bf16(x.x, x.y), l = pack_bf16(x.x - low_bf16(h), x.y - high_bf16(h));
-      hi[k][i] = NT == 1 && g % 2 ? l : h;
-      if constexpr (NT == 2 && QUERY) lo[k][i] = l;
+      hi[j][k][i] = NT == 1 && g % 2 ? l : h;
+      if constexpr (NT > 1 && QUERY) lo[j][k][i] = l;
     }
   }
 };
@@ -88,17 +89,19 @@ DEV void window_segment(const Params& p, State& s, const Request& r, int b, int 
     if (step + 1 < hi) prefetch_rows(p, w, base + STEP, lane);
     meet(ahead);
     if (step == lo) q.load(p, query_row, lane);
-    float c[4] = {0.f, 0.f, 0.f, 0.f}, x[NT][2], top[NT];
+    float c[PAIRS][4] = {}, x[NT][2], top[NT];
     UNROLL for (int n = 0; n < DK / 16; n++) {
       const u32 a0 = word(k[0][n / 2], n % 2 * 2), a1 = word(k[1][n / 2], n % 2 * 2),
                 a2 = word(k[0][n / 2], n % 2 * 2 + 1), a3 = word(k[1][n / 2], n % 2 * 2 + 1);
-      mma_bf16(c, a0, a1, a2, a3, q.hi[n][0], q.hi[n][1]);
-      if constexpr (NT == 2 && QUERY) mma_bf16(c, a0, a1, a2, a3, q.lo[n][0], q.lo[n][1]);
+      UNROLL for (int j = 0; j < PAIRS; j++) {
+        mma_bf16(c[j], a0, a1, a2, a3, q.hi[j][n][0], q.hi[j][n][1]);
+        if constexpr (NT > 1 && QUERY) mma_bf16(c[j], a0, a1, a2, a3, q.lo[j][n][0], q.lo[j][n][1]);
+      }
     }
     bool raise = false;
     UNROLL for (int n = 0; n < NT; n++) {
       UNROLL for (int i = 0; i < 2; i++) {
-        const float y = logit(p, (NT == 1 ? c[2 * i] + c[2 * i + 1] : c[2 * i + n]) * p.scale);
+        const float y = logit(p, (NT == 1 ? c[0][2 * i] + c[0][2 * i + 1] : c[n / 2][2 * i + n % 2]) * p.scale);
         x[n][i] = base + 8 * i + g < w.count ? y : -__int_as_float(0x7F800000);
       }
       top[n] = fmaxf(x[n][0], x[n][1]);
@@ -109,19 +112,19 @@ DEV void window_segment(const Params& p, State& s, const Request& r, int b, int 
       x[n][i] = ex2(x[n][i] - s.m[n]);
       s.l[n] += x[n][i];
     }
-    u32 hi_b[2], lo_b[2];
+    u32 hi_b[PAIRS][2], lo_b[PAIRS][2];
     const u32 even = g & 1 ? 0u : ALL;
-    UNROLL for (int i = 0; i < NT; i++) {
-      const float y0 = x[0][i], y1 = NT == 1 ? x[0][1] : x[NT - 1][i];
+    UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int i = 0; i < (NT == 1 ? 1 : 2); i++) {
+      const float y0 = x[2 * j][i], y1 = NT == 1 ? x[0][1] : x[NT == 1 ? 0 : 2 * j + 1][i];
       const u32 h = pack_bf16(y0, y1);
-      hi_b[i] = transpose(h);
-      lo_b[i] = transpose(pack_bf16(y0 - low_bf16(h), y1 - high_bf16(h)));
+      hi_b[j][i] = transpose(h);
+      lo_b[j][i] = transpose(pack_bf16(y0 - low_bf16(h), y1 - high_bf16(h)));
     }
     if constexpr (NT == 1) {
-      hi_b[1] = hi_b[0] & ~even;
-      hi_b[0] &= even;
-      lo_b[1] = lo_b[0] & ~even;
-      lo_b[0] &= even;
+      hi_b[0][1] = hi_b[0][0] & ~even;
+      hi_b[0][0] &= even;
+      lo_b[0][1] = lo_b[0][0] & ~even;
+      lo_b[0][0] &= even;
     }
     UNROLL for (int m = 0; m < MT;
                 m++) {  // DV = 64: channels 8g + 2m and 8g + 2m + 1; else 8g + i of two 64-channel pieces
@@ -132,8 +135,10 @@ DEV void window_segment(const Params& p, State& s, const Request& r, int b, int 
                 a1 = prmt(word(v[0][j2], i2 / 2), word(v[1][j2], i2 / 2), s1);
       const u32 a2 = prmt(word(v[2][j], i / 2), word(v[3][j], i / 2), s0),
                 a3 = prmt(word(v[2][j2], i2 / 2), word(v[3][j2], i2 / 2), s1);
-      mma_bf16(s.acc[m], a0, a1, a2, a3, hi_b[0], hi_b[1]);
-      mma_bf16(s.acc[m], a0, a1, a2, a3, lo_b[0], lo_b[1]);
+      UNROLL for (int h = 0; h < PAIRS; h++) {
+        mma_bf16(s.acc[h][m], a0, a1, a2, a3, hi_b[h][0], hi_b[h][1]);
+        mma_bf16(s.acc[h][m], a0, a1, a2, a3, lo_b[h][0], lo_b[h][1]);
+      }
     }
   }
 }
