@@ -1,8 +1,9 @@
-"""Compare stock SGLang with a BF16 cache and with an INT2 cache, on this machine."""
+"""Compare stock SGLang with a BF16 and an FP8 cache, and with an INT2 cache, on this machine."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,13 +14,13 @@ from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.app.requirements import require_serve
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.bench import run, sides
-from oscar_zoo.bench.report import LABELS, Report
+from oscar_zoo.bench.report import Report
 from oscar_zoo.engines.sglang import concurrency
 from oscar_zoo.engines.sglang.launch import ports, preflight, staging
 from oscar_zoo.engines.sglang.launch.own_server import log_file
 from oscar_zoo.engines.sglang.launch.stock_server import BACKENDS
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
-from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
+from oscar_zoo.engines.sglang.offline_job import Bulk, Case
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models.nvidia_smi import device_name, pick_serving_device
 
@@ -37,13 +38,16 @@ class BenchRequest:
             folder with a `config.json`.
         cases: batches and contexts to measure, at most `MOST_CASES`.
         new_tokens: tokens that every request generates.
+        repeats: how often each case is timed.
+        caches: caches to measure, in this order.
         bulk: requests that all come at once, measured after the cases, or `None`.
         model: model to run, or `None` for the artifact's base model.
         revision: commit of a model on a hub.
-        baseline: attention backend of the BF16 side; `None` for the usual one of the device.
-        extra: engine flags for both sides.
+        baselines: attention backends, with each of which BF16 and FP8 are measured; without any
+            it is the usual one of the device.
+        extra: engine flags for all sides.
         device: `cpu` or `cuda[:N]`; `None` for the first GPU, else the CPU.
-        timeout: seconds for the start of an engine, for each case and for the bulk.
+        timeout: seconds for the start of an engine, for each repeat of a case and for the bulk.
         hubs: hubs to use in place of the configured ones.
         offline: ask no hub.
         again: the command line that takes the FOLDER of a model, for errors.
@@ -53,10 +57,12 @@ class BenchRequest:
     dummy_weights: str | Path | None = None
     cases: tuple[Case, ...] = ()
     new_tokens: int = 96
+    repeats: int = 3
+    caches: tuple[sides.Cache, ...] = sides.CACHES
     bulk: Bulk | None = None
     model: str | None = None
     revision: str | None = None
-    baseline: str | None = None
+    baselines: tuple[str, ...] = ()
     extra: tuple[str, ...] = ()
     device: str | None = None
     timeout: float = 1800.0
@@ -72,7 +78,7 @@ class BenchRequest:
 
 
 def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
-    """Run both sides, one after the other.
+    """Run all sides, one after the other.
 
     Returns:
         What was measured. A side that failed says so in it, and so does a comparison that a signal
@@ -101,10 +107,10 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
             rotations_sha256=staging.stage_rotations(subject.artifact.verified, staged),
             recipe=subject.model.recipe,
             device=device,
-            baseline=request.baseline or BACKENDS[device],
             kernels=staging.kernels_folder(),
             cases=request.cases,
             new_tokens=request.new_tokens,
+            repeats=request.repeats,
             requests=_usual_requests(subject.model, flags, device, gpu),
             port=ports.free_port(),
             revision=request.revision,
@@ -112,7 +118,9 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
             bulk=request.bulk,
             gpu=gpu,
         )
-        results, stopped = _both_sides(engines, request.timeout, private, observer)
+        chosen = sides.all_sides(request.caches, request.baselines or (BACKENDS[device],))
+        measure = partial(_measure, engines, request.timeout, private, observer)
+        results, stopped = _measure_all(chosen, measure)
     return Report(
         model=subject.model.choice.name,
         random_weights=subject.random_weights,
@@ -121,6 +129,7 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
         new_tokens=request.new_tokens,
         cases=request.cases,
         sides=results,
+        repeats=request.repeats,
         bulk=request.bulk,
         stopped=stopped,
     )
@@ -142,6 +151,9 @@ def check(request: BenchRequest) -> UserFlags:
         The engine flags of the request.
     """
     flags = sides.read_flags(request.extra)
+    sides.all_sides(request.caches, request.baselines)
+    if not request.caches:
+        raise UsageError("no cache to measure was named.", hint=HELP)
     if len(request.cases) > MOST_CASES:
         raise UsageError(f"{len(request.cases)} cases are more than {MOST_CASES}.", hint=HELP)
     bulk = request.bulk
@@ -155,23 +167,23 @@ def check(request: BenchRequest) -> UserFlags:
     return flags
 
 
-def side_log(cache: sides.Cache) -> Path:
-    """The log of the engine with this cache."""
-    return log_file(f"bench-{cache}")
+def side_log(side: sides.Side) -> Path:
+    """The log of the engine of this side."""
+    return log_file(f"bench-{side.name}")
 
 
-def _both_sides(
-    engines: sides.Engines, limit: float, private: Path, observer: Observer
-) -> tuple[dict[sides.Cache, run.SideResult], str | None]:
+def _measure_all(
+    chosen: Sequence[sides.Side], measure: Callable[[sides.Side, run.SideResult], None]
+) -> tuple[dict[sides.Side, run.SideResult], str | None]:
     """The results, and the name of the signal that ended the comparison early.
 
     A signal that comes before there is any figure to keep is raised.
     """
-    results: dict[sides.Cache, run.SideResult] = {}
+    results: dict[sides.Side, run.SideResult] = {}
     try:
-        for cache in sides.CACHES:
-            results[cache] = run.SideResult()
-            _measure(cache, engines, limit, private, observer, results[cache])
+        for side in chosen:
+            results[side] = run.SideResult()
+            measure(side, results[side])
     except (KeyboardInterrupt, SystemExit) as error:
         if not any(result.measured for result in results.values()):
             raise
@@ -180,33 +192,26 @@ def _both_sides(
 
 
 def _measure(
-    cache: sides.Cache,
     engines: sides.Engines,
     limit: float,
     private: Path,
     observer: Observer,
+    side: sides.Side,
     result: run.SideResult,
 ) -> None:
     """Measure one side into `result`."""
-    label, log = LABELS[cache], side_log(cache)
+    log, job = side_log(side), sides.job(side, engines, private)
     observer.note(
         Note(
             "bench.starting",
-            f"{label}: starting SGLang (log: {log})",
-            {"cache": cache, "log": str(log)},
+            f"{side.label}: starting SGLang (log: {log})",
+            {"cache": side.cache, "baseline": side.backend, "log": str(log)},
             kind="step",
         )
     )
-    job = OfflineJob(
-        arguments=sides.arguments(cache, engines),
-        cases=engines.cases,
-        new_tokens=engines.new_tokens,
-        news=str(private / f"{cache}.news"),
-        bulk=engines.bulk,
-    )
-    place = private / f"{cache}.json"
+    place = private / f"{side.name}.json"
     place.write_text(job.model_dump_json(), encoding="utf-8")
-    planned = sides.command(cache, engines, place, os.environ)
+    planned = sides.command(side, engines, place, os.environ)
     run.measure(planned, job, log, limit=limit, progress=partial(_tell, observer), into=result)
     observer.begin((), timed=False)
 

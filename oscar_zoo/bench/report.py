@@ -1,27 +1,27 @@
-"""The comparison as data: one JSON object, and rows for a CSV file. Pure."""
+"""A comparison and the ratios that follow from it. Pure.
+
+INT2 is compared with each stock cache that was measured. Where that cache was measured with several
+attention backends, each ratio takes the best of them.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from oscar_zoo.bench.run import CaseResult, SideResult, TurnResult
-from oscar_zoo.bench.sides import Cache
+from oscar_zoo.bench.sides import CACHES, Cache, Side
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case
 
-SCHEMA = "oscar-zoo.bench-serve/1"
 NO_RATIO = "a CPU runs INT2 in plain PyTorch: times show that it works, not how fast; use a GPU"
-LABELS: dict[Cache, str] = {"bf16": "BF16", "int2": "INT2"}
-NUMBERS = ("ttft_s", "ttft_median_s", "ms_per_token", "tokens_per_second")
-IDENTITY = ("cache", "attention_backend", "batch", "context", "new_tokens")
-COLUMNS = (*IDENTITY, *NUMBERS, "job_turn", "job_s", "job_reused", "capacity_tokens", "note")
+INT2 = Side("int2")
+STOCK: tuple[Cache, ...] = tuple(cache for cache in CACHES if cache != INT2.cache)
+"""The caches that INT2 is compared with."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """Both sides over the same cases.
+    """All sides over the same cases.
 
     Attributes:
         model: name of the model.
@@ -30,7 +30,8 @@ class Report:
         device: name of the machine's GPU, or `CPU`.
         new_tokens: of every request.
         cases: the cases in order.
-        sides: results by cache, in the order in which they ran.
+        sides: results by side, in the order in which they ran.
+        repeats: how often each case was to be timed.
         bulk: the job after the cases, or `None`.
         stopped: the signal that ended it early, `SIGINT` or `SIGTERM`.
     """
@@ -41,7 +42,8 @@ class Report:
     device: str
     new_tokens: int
     cases: tuple[Case, ...]
-    sides: dict[Cache, SideResult]
+    sides: dict[Side, SideResult]
+    repeats: int = 1
     bulk: Bulk | None = None
     stopped: str | None = None
 
@@ -51,151 +53,95 @@ class Report:
         return NO_RATIO if self.device == "CPU" else None
 
     @property
-    def errors(self) -> dict[Cache, str]:
+    def errors(self) -> dict[Side, str]:
         """One line per side that ended early."""
-        return {cache: side.error for cache, side in self.sides.items() if side.error is not None}
+        return {side: found.error for side, found in self.sides.items() if found.error is not None}
 
     @property
-    def capacity_ratio(self) -> float | None:
-        """Tokens in the INT2 cache per token in the BF16 cache."""
-        bf16, int2 = (
-            getattr(self.sides.get(cache), "capacity", None) for cache in ("bf16", "int2")
-        )
-        return self._ratio(int2, bf16)
+    def compared(self) -> tuple[Cache, ...]:
+        """The stock caches that INT2 can be compared with in this report."""
+        if INT2 not in self.sides or self.not_compared is not None:
+            return ()
+        return tuple(cache for cache in STOCK if any(side.cache == cache for side in self.sides))
 
-    def note(self, cache: Cache, case: Case) -> str | None:
-        """Why a case has no figures, or `None`."""
-        result = self._result(cache, case)
-        return "not measured" if result is None else result.refused
+    def result(self, side: Side, case: Case) -> CaseResult | None:
+        """The result of one case, or `None` when it was not begun."""
+        found = self.sides.get(side)
+        return None if found is None else found.of(case)
 
-    def speedup(self, case: Case) -> float | None:
-        """Time of one decode step with BF16 over the time with INT2."""
-        bf16, int2 = self._result("bf16", case), self._result("int2", case)
-        slow, fast = _number(bf16, "ms_per_token"), _number(int2, "ms_per_token")
-        return self._ratio(slow, fast)
+    def number(self, side: Side, case: Case, name: str) -> float | None:
+        """The median of the figure `name`, or `None` where it was not measured."""
+        result = self.result(side, case)
+        figures = None if result is None else result.figures
+        value = None if figures is None else getattr(figures, name)
+        return None if value is None else float(value)
 
-    def turn(self, cache: Cache, number: int) -> TurnResult | None:
+    def note(self, side: Side, case: Case) -> str | None:
+        """Why a case has no figures or lacks repeats, or `None`."""
+        result = self.result(side, case)
+        if result is None:
+            return "not measured"
+        if result.refused is not None or len(result.repeats) == self.repeats:
+            return result.refused
+        return f"measured {len(result.repeats)} of {self.repeats} times"
+
+    def best(self, cache: Cache, case: Case) -> Side | None:
+        """The side with this cache that takes the least time per token, or `None` without any."""
+        return self._least(cache, lambda side: self.number(side, case, "ms_per_token"))
+
+    def speedup(self, case: Case, over: Cache) -> float | None:
+        """Time of one decode step with the cache `over` over the time with INT2."""
+        best = self.best(over, case)
+        stock = None if best is None else self.number(best, case, "ms_per_token")
+        return self._ratio(stock, self.number(INT2, case, "ms_per_token"))
+
+    def capacity_ratio(self, over: Cache) -> float | None:
+        """Tokens in the INT2 cache per token in the cache `over`."""
+        found = (result.capacity for side, result in self.sides.items() if side.cache == over)
+        int2 = self.sides.get(INT2, SideResult()).capacity
+        return self._ratio(int2, max((tokens or 0 for tokens in found), default=None))
+
+    def turn(self, side: Side, number: int) -> TurnResult | None:
         """Turn 0, 1, ... of the job; `None` when it was not measured."""
-        side = self.sides.get(cache)
-        turns = side.bulk.turns if side is not None and side.bulk is not None else ()
+        found = self.sides.get(side)
+        turns = found.bulk.turns if found is not None and found.bulk is not None else ()
         return turns[number] if number < len(turns) else None
 
-    def job_seconds(self, cache: Cache) -> float | None:
+    def turn_seconds(self, side: Side, number: int) -> float | None:
+        """Seconds of one turn of the job, or `None` when it was not measured."""
+        turn = self.turn(side, number)
+        return None if turn is None else turn.seconds
+
+    def job_seconds(self, side: Side) -> float | None:
         """Seconds of all turns of the job, or `None` when it was not measured."""
-        side = self.sides.get(cache)
-        return None if side is None or side.bulk is None else side.bulk.seconds
+        found = self.sides.get(side)
+        return None if found is None or found.bulk is None else found.bulk.seconds
 
-    @property
-    def job_speedup(self) -> float | None:
-        """Throughput of INT2 over the throughput of BF16 in the whole job."""
-        return self._ratio(self.job_seconds("bf16"), self.job_seconds("int2"))
+    def best_job(self, cache: Cache) -> Side | None:
+        """The side with this cache that takes the least time for the whole job, or `None`."""
+        return self._least(cache, self.job_seconds)
 
-    def turn_speedup(self, number: int) -> float | None:
-        """The same for one turn of the job."""
-        bf16, int2 = self.turn("bf16", number), self.turn("int2", number)
-        return self._ratio(bf16.seconds, int2.seconds) if bf16 and int2 else None
+    def job_speedup(self, over: Cache) -> float | None:
+        """Throughput of INT2 over the throughput with the cache `over` in the whole job."""
+        best = self.best_job(over)
+        stock = None if best is None else self.job_seconds(best)
+        return self._ratio(stock, self.job_seconds(INT2))
 
-    def to_json(self) -> dict[str, Any]:
-        """The whole report, with the name of its schema."""
-        return {
-            "schema": SCHEMA,
-            "model": self.model,
-            "weights": "random" if self.random_weights else "loaded",
-            "artifact": {"name": self.artifact[0], "digest": self.artifact[1]},
-            "device": self.device,
-            "new_tokens": self.new_tokens,
-            "sides": {cache: self._side(side) for cache, side in self.sides.items()},
-            "speedup": [
-                {**case.model_dump(), "int2_over_bf16": self.speedup(case)} for case in self.cases
-            ],
-            "capacity_ratio": self.capacity_ratio,
-            "not_compared": self.not_compared,
-            "stopped": self.stopped,
-            "job": None if self.bulk is None else self._job(self.bulk),
+    def turn_speedup(self, number: int, over: Cache) -> float | None:
+        """The same for one turn of the job, with the side that has the best whole job."""
+        best = self.best_job(over)
+        stock = None if best is None else self.turn_seconds(best, number)
+        return self._ratio(stock, self.turn_seconds(INT2, number))
+
+    def _least(self, cache: Cache, value: Callable[[Side], float | None]) -> Side | None:
+        """The side with this cache that has the smallest value."""
+        known = {
+            side: found
+            for side in self.sides
+            if side.cache == cache and (found := value(side)) is not None
         }
-
-    def to_csv(self) -> str:
-        """One line per side and case; a missing number is empty."""
-        stream = io.StringIO()
-        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        for cache, side in self.sides.items():
-            for case in self.cases:
-                result = side.of(case)
-                row: dict[str, Any] = {
-                    "cache": cache,
-                    "attention_backend": side.engine.get("attention_backend"),
-                }
-                row |= {
-                    **case.model_dump(),
-                    "new_tokens": self.new_tokens,
-                    "capacity_tokens": side.capacity,
-                }
-                row |= {name: _number(result, name) for name in NUMBERS}
-                writer.writerow(row | {"note": self.note(cache, case)})
-            if self.bulk is not None:
-                writer.writerows(
-                    self._job_row(cache, side, self.bulk, turn) for turn in range(self.bulk.turns)
-                )
-        return stream.getvalue()
+        return min(known, key=known.__getitem__, default=None)
 
     def _ratio(self, above: float | None, below: float | None) -> float | None:
         """`above / below`, if both were measured and the machine can be compared."""
         return above / below if above and below and self.not_compared is None else None
-
-    def _result(self, cache: Cache, case: Case) -> CaseResult | None:
-        side = self.sides.get(cache)
-        return None if side is None else side.of(case)
-
-    def _job(self, bulk: Bulk) -> dict[str, Any]:
-        turns = [self.turn_speedup(number) for number in range(bulk.turns)]
-        return {
-            **bulk.model_dump(),
-            "int2_over_bf16": self.job_speedup,
-            "turns_int2_over_bf16": turns,
-        }
-
-    def _job_row(self, cache: Cache, side: SideResult, bulk: Bulk, number: int) -> dict[str, Any]:
-        turn = self.turn(cache, number)
-        return {
-            "cache": cache,
-            "attention_backend": side.engine.get("attention_backend"),
-            "batch": bulk.requests,
-            "context": bulk.prompt(number),
-            "new_tokens": bulk.new_tokens,
-            "tokens_per_second": bulk.requests * bulk.new_tokens / turn.seconds if turn else None,
-            "job_turn": number + 1,
-            "job_s": turn and turn.seconds,
-            "job_reused": turn and turn.reused,
-            "capacity_tokens": side.capacity,
-            "note": "not measured" if side.bulk is None else side.bulk.refused,
-        }
-
-    def _side(self, side: SideResult) -> dict[str, Any]:
-        return {
-            "sglang": side.sglang,
-            "engine": side.engine,
-            "start_s": side.up_s,
-            "capacity_tokens": side.capacity,
-            "cases": [_case(result) for result in side.cases],
-            "job": None
-            if side.bulk is None
-            else {"seconds": side.bulk.seconds, **asdict(side.bulk)},
-            "error": side.error,
-        }
-
-
-def _case(result: CaseResult) -> dict[str, Any]:
-    numbers = asdict(result.figures) if result.figures else {}
-    return {
-        **result.case.model_dump(),
-        **{name: numbers.get(name) for name in NUMBERS},
-        "note": result.refused,
-    }
-
-
-def _number(result: CaseResult | None, name: str) -> float | None:
-    value = (
-        getattr(result.figures, name) if result is not None and result.figures is not None else None
-    )
-    return None if value is None else float(value)

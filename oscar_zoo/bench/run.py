@@ -1,6 +1,6 @@
 """One side of a comparison: start its engine, read its news, and keep what was measured.
 
-A side that fails keeps the cases it measured and says in one line why it ended. `server.running`
+A side that fails keeps every repeat it measured and says in one line why it ended. `server.running`
 handles signals, the process group and a parent that is killed.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.bench.timing import Figures, figures
+from oscar_zoo.bench.timing import Figures, figures, medians, spread
 from oscar_zoo.engines.sglang.launch import server
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
 from oscar_zoo.engines.sglang.offline_job import Case, OfflineJob
@@ -26,12 +26,26 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class CaseResult:
-    """The result of one case: `figures`, or `refused` with the reason why this engine cannot run
-    it."""
+    """The result of one case: one entry of `repeats` for each time it was measured, and `refused`
+    with the reason when this engine cannot run it, or not again."""
 
     case: Case
-    figures: Figures | None = None
+    repeats: tuple[Figures, ...] = ()
     refused: str | None = None
+
+    @property
+    def figures(self) -> Figures | None:
+        """The medians over the repeats, or `None` without any."""
+        return medians(self.repeats) if self.repeats else None
+
+    @property
+    def spread(self) -> dict[str, tuple[float, float]]:
+        """The smallest and the largest value of each figure, by its name."""
+        return spread(self.repeats)
+
+    def with_repeat(self, figures: Figures) -> CaseResult:
+        """This result and one more repeat."""
+        return replace(self, repeats=(*self.repeats, figures))
 
 
 @dataclass(frozen=True)
@@ -64,7 +78,7 @@ class SideResult:
         capacity: tokens that its cache holds, as the engine reports.
         sglang: version of SGLang.
         engine: settings in force, as text.
-        cases: results in the order of the job.
+        cases: results in the order of the job; the last one may lack repeats.
         bulk: result of the bulk, if the job has one.
         error: why the side ended early, in one line without a full stop.
     """
@@ -81,7 +95,7 @@ class SideResult:
     def measured(self) -> bool:
         """Whether there is any figure."""
         jobs = self.bulk is not None and self.bulk.seconds is not None
-        return jobs or any(result.figures is not None for result in self.cases)
+        return jobs or any(result.repeats for result in self.cases)
 
     def of(self, case: Case) -> CaseResult | None:
         """The result of `case`, or `None` when the side ended before it."""
@@ -103,7 +117,7 @@ def measure(
         plan: its program reads `job`.
         job: its `news` file is read here.
         log: gets everything the child prints.
-        limit: seconds for the start, and then for each case.
+        limit: seconds for the start, and then for each repeat of a case, and for the bulk.
         progress: called often.
         into: filled as results arrive, so that they survive Ctrl-C and SIGTERM.
 
@@ -160,24 +174,27 @@ def _take(item: dict[str, Any], result: SideResult) -> bool:
         result.bulk = BulkResult(turns, item["bulk"].get("refused"))
     if "case" not in item:
         return False
-    case, arrivals = Case(**item["case"]), item.get("arrivals")
-    if arrivals is None:
-        result.cases.append(CaseResult(case, refused=item["refused"]))
-    elif not all(arrivals):
-        result.cases.append(CaseResult(case, refused="a request ended without a token"))
+    case = Case(**item["case"])
+    known = result.of(case)
+    if known is not None:
+        result.cases.remove(known)
+    known = known or CaseResult(case)
+    if "refused" in item:
+        result.cases.append(replace(known, refused=item["refused"]))
     else:
-        result.cases.append(
-            CaseResult(case, figures([[(s, n) for s, n in one] for one in arrivals]))
-        )
+        arrivals = [[(s, n) for s, n in one] for one in item["arrivals"]]
+        result.cases.append(known.with_repeat(figures(arrivals)))
     return True
 
 
 def _doing(result: SideResult, job: OfflineJob) -> str:
     if result.up_s is None:
         return "the start"
-    done = len(result.cases)
-    if done < len(job.cases):
-        return f"the case {job.cases[done]}"
+    for case in job.cases:
+        known = result.of(case) or CaseResult(case)
+        if known.refused is None and len(known.repeats) < job.repeats:
+            which = f", repeat {len(known.repeats) + 1} of {job.repeats}" if job.repeats > 1 else ""
+            return f"the case {case}{which}"
     return "the end" if result.bulk is not None or job.bulk is None else "the job"
 
 

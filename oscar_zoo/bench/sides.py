@@ -1,6 +1,6 @@
-"""The two engines of a comparison as command lines: only the cache differs. Pure.
+"""The engines of a comparison as command lines: only the cache and its attention differ. Pure.
 
-Prompts are random token ids, so neither side loads a tokenizer, and the prefix cache is off: every
+Prompts are random token ids, so no side loads a tokenizer, and the prefix cache is off: every
 prompt is computed. A run with conversations turns it on, with the schedule that finds most prefixes
 in a cache that is too small for all of them.
 """
@@ -8,42 +8,71 @@ in a cache that is too small for all of them.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import settings
 from oscar_zoo.engines.sglang.flags import CPU_FLAGS, device_flags, device_switches
 from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.launch.environment import child_environment
-from oscar_zoo.engines.sglang.launch.stock_server import NO_PLUGIN
+from oscar_zoo.engines.sglang.launch.stock_server import CACHE_TYPES, NO_PLUGIN
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
-from oscar_zoo.engines.sglang.offline_job import Bulk, Case
+from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
 from oscar_zoo.errors import UsageError
 
-Cache = Literal["bf16", "int2"]
-CACHES: tuple[Cache, ...] = ("bf16", "int2")
+Cache = Literal["bf16", "fp8", "int2"]
+CACHES: tuple[Cache, ...] = get_args(Cache)
+LABELS: dict[Cache, str] = {cache: cache.upper() for cache in CACHES}
 REFUSED_FLAGS = {
-    "--attention-backend": "for the BF16 side use --baseline",
-    "--prefill-attention-backend": "for the BF16 side use --baseline",
-    "--decode-attention-backend": "for the BF16 side use --baseline",
+    "--attention-backend": "for the sides without INT2 use --baseline",
+    "--prefill-attention-backend": "for the sides without INT2 use --baseline",
+    "--decode-attention-backend": "for the sides without INT2 use --baseline",
+    "--kv-cache-dtype": "use --caches",
     "--load-format": "use --dummy-weights",
     "--revision": "use oscar-zoo bench serve --revision",
 }
 OURS = "--oscar-"
-"""How the names of the plugin's flags begin, which the BF16 side does not have."""
+"""How the names of the plugin's flags begin, which only the INT2 side has."""
 ORDERED = 128
 """Maximum number of waiting requests that SGLang orders by their cached prefixes."""
 BASELINE_ROWS = 256
-"""Concurrent requests of a job on the BF16 side, whose rows cost almost no memory."""
+"""Concurrent requests of a job on a stock side, whose rows cost almost no memory."""
+_BACKEND = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One engine of a comparison.
+
+    Attributes:
+        cache: type of its cache; with `int2` it has the plugin, else it is stock SGLang.
+        backend: attention backend of a stock side; `None` for INT2, which has one of its own.
+        alone: whether no other side has this cache.
+    """
+
+    cache: Cache
+    backend: str | None = None
+    alone: bool = True
+
+    @property
+    def name(self) -> str:
+        """For files: `bf16`, or `bf16-fa3` where several sides have a BF16 cache."""
+        return self.cache if self.alone else f"{self.cache}-{self.backend}"
+
+    @property
+    def label(self) -> str:
+        """The name for people: `BF16`, or `BF16 fa3`."""
+        return LABELS[self.cache] if self.alone else f"{LABELS[self.cache]} {self.backend}"
 
 
 @dataclass(frozen=True)
 class Engines:
-    """What both sides share, and what only the INT2 side needs.
+    """What all sides share, and what only the INT2 side needs.
 
     Attributes:
         model: local folder or Hugging Face id.
@@ -52,14 +81,14 @@ class Engines:
         rotations_sha256: artifact digest of these files.
         recipe: serving recipe in force.
         device: `cuda` or `cpu`.
-        baseline: attention backend of the BF16 side.
         kernels: private folder of compiled kernels.
         cases: the cases to measure.
         new_tokens: tokens that every request generates.
+        repeats: how often each case is timed.
         requests: number of concurrent requests, unless the largest case has more.
         port: a free port; engines take the ports of their workers near it.
         revision: commit of the model on its hub.
-        flags: engine flags of the user, for both sides; those of the plugin for the INT2 side.
+        flags: engine flags of the user, for all sides; those of the plugin for the INT2 side.
         bulk: the job after the cases, or `None`.
         gpu: number of the first GPU.
     """
@@ -70,10 +99,10 @@ class Engines:
     rotations_sha256: str
     recipe: ServingRecipe
     device: str
-    baseline: str
     kernels: Path
     cases: tuple[Case, ...]
     new_tokens: int
+    repeats: int
     requests: int
     port: int
     revision: str | None = None
@@ -82,24 +111,44 @@ class Engines:
     gpu: int = 0
 
 
+def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> tuple[Side, ...]:
+    """The sides of a comparison, cache by cache: each stock cache once with every backend.
+
+    Raises:
+        UsageError: a backend has a name that SGLang cannot have given it.
+    """
+    for backend in backends:
+        if not _BACKEND.fullmatch(backend):
+            raise UsageError(
+                f"--baseline {backend!r} is not the name of an attention backend.",
+                hint="for example --baseline flashinfer,fa3,triton",
+            )
+    chosen = tuple(dict.fromkeys(backends))
+    found = list[Side]()
+    for cache in dict.fromkeys(caches):
+        stock = [Side(cache, backend, alone=len(chosen) == 1) for backend in chosen]
+        found += [Side(cache)] if cache == "int2" else stock
+    return tuple(found)
+
+
 def read_flags(words: Sequence[str]) -> UserFlags:
-    """Read the flags behind `--`, and refuse those that would make the two sides differ.
+    """Read the flags behind `--`, and refuse those that would make the sides differ.
 
     Raises:
         UsageError: naming the flag and what to use in its place; also what `serve` refuses.
     """
-    flags = UserFlags(words)
-    for name in (flag.name for flag in flags.given):
+    for word in (word for word in words if word.startswith("--")):
+        name = word.partition("=")[0].replace("_", "-")
         for refused, reason in REFUSED_FLAGS.items():
             if name == refused or (len(name) > 3 and refused.startswith(name)):
                 raise UsageError(
                     f"{name} is not allowed after --: {reason}.",
                     hint="try: oscar-zoo bench serve --help",
                 )
-    return flags
+    return UserFlags(words)
 
 
-def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
+def arguments(side: Side, engines: Engines) -> tuple[str, ...]:
     """The server's command line for one side; flags of the user come last and win."""
     flags = {"--model-path": engines.model, "--port": str(engines.port)}
     if engines.revision is not None:
@@ -108,18 +157,19 @@ def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
         flags["--base-gpu-id"] = str(engines.gpu)
     if engines.random_weights:
         flags["--load-format"] = "dummy"
-    if cache == "int2":
+    if side.cache == "int2":
         flags |= plan.cache_flags(
             settings.ArtifactSource(folder=str(engines.rotations)),
             engines.rotations_sha256,
             engines.recipe,
         )
     else:
-        flags["--attention-backend"] = engines.baseline
+        flags["--attention-backend"] = str(side.backend)
+        flags["--kv-cache-dtype"] = CACHE_TYPES[side.cache]
     flags |= device_flags(engines.device)
     flags |= _pool_flags(engines) if engines.device == "cpu" else {"--sampling-backend": "pytorch"}
-    flags["--max-running-requests"] = str(_rows(cache, engines))
-    words = engines.flags.words if cache == "int2" else engines.flags.without(OURS)
+    flags["--max-running-requests"] = str(_rows(side, engines))
+    words = engines.flags.words if side.cache == "int2" else engines.flags.without(OURS)
     talks = engines.bulk is not None and engines.bulk.turns > 1
     prefixes = "--schedule-policy=lpm" if talks else "--disable-radix-cache"
     switches = ["--skip-tokenizer-init", prefixes, "--grammar-backend=none"]
@@ -127,10 +177,22 @@ def arguments(cache: Cache, engines: Engines) -> tuple[str, ...]:
     return (*(f"{name}={value}" for name, value in flags.items()), *switches, *words)
 
 
+def job(side: Side, engines: Engines, folder: Path) -> OfflineJob:
+    """What the engine of one side is told; its news are in `folder`."""
+    return OfflineJob(
+        arguments=arguments(side, engines),
+        cases=engines.cases,
+        new_tokens=engines.new_tokens,
+        repeats=engines.repeats,
+        news=str(folder / f"{side.name}.news"),
+        bulk=engines.bulk,
+    )
+
+
 def command(
-    cache: Cache, engines: Engines, job: Path, environ: Mapping[str, str]
+    side: Side, engines: Engines, place: Path, environ: Mapping[str, str]
 ) -> plan.LaunchPlan:
-    """The child process of one side; it reads `job`, which holds `arguments`."""
+    """The child process of one side; it reads `place`, which holds its `job`."""
     from oscar_zoo.engines.sglang import offline_process
 
     env = child_environment(
@@ -140,19 +202,19 @@ def command(
     paths = [env.get("PYTHONPATH"), environ.get("PYTHONPATH")]
     if any(paths):
         env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-    if cache == "bf16":
+    if side.cache != "int2":
         env["SGLANG_PLUGINS"] = NO_PLUGIN
     return plan.LaunchPlan(
-        (sys.executable, "-P", "-m", offline_process.__name__, str(job)), env, ""
+        (sys.executable, "-P", "-m", offline_process.__name__, str(place)), env, ""
     )
 
 
-def _rows(cache: Cache, engines: Engines) -> int:
+def _rows(side: Side, engines: Engines) -> int:
     """Number of concurrent requests: one more than the largest batch, because with 128 rows one of
-    128 requests waited on both sides."""
+    128 requests waited on every side."""
     limit = (
         max(engines.requests, BASELINE_ROWS)
-        if cache == "bf16" and engines.device != "cpu"
+        if side.cache != "int2" and engines.device != "cpu"
         else engines.requests
     )
     waiting = min(engines.bulk.requests if engines.bulk else 1, limit)

@@ -1,7 +1,8 @@
 """From arrival times of streamed tokens to the figures of a case. Pure.
 
 Decoding is timed while all requests of a batch run: from the first token of the last request to the
-end of the first one. The first quarter of the tokens in between is left out as warm-up.
+end of the first one. The first quarter of the tokens in between is left out as warm-up. A case that
+is measured several times has the medians of its figures, and the smallest and the largest of each.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 Arrivals = Sequence[tuple[float, int]]
 """One request: pairs of seconds since all were sent and tokens by then; both ascend."""
@@ -17,7 +18,7 @@ Arrivals = Sequence[tuple[float, int]]
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of one case.
+    """The figures of one repeat of a case, or their medians over several.
 
     Attributes:
         ttft_s: seconds until the last request of the batch has its first token.
@@ -32,6 +33,10 @@ class Figures:
     ttft_median_s: float
     ms_per_token: float | None
     tokens_per_second: float | None
+
+
+NUMBERS = tuple(each.name for each in fields(Figures))
+"""The names of the figures."""
 
 
 def figures(requests: Sequence[Arrivals]) -> Figures:
@@ -53,6 +58,26 @@ def figures(requests: Sequence[Arrivals]) -> Figures:
         ms_per_token=1000 * statistics.median(gaps) if gaps else None,
         tokens_per_second=sum(rates) if len(rates) == len(requests) else None,
     )
+
+
+def medians(repeats: Sequence[Figures]) -> Figures:
+    """The median of each figure over the repeats that have it.
+
+    Args:
+        repeats: at least one.
+    """
+    found = {name: statistics.median(seen) for name in NUMBERS if (seen := _seen(repeats, name))}
+    return Figures(**{name: found.get(name) for name in NUMBERS})  # type: ignore[arg-type]
+
+
+def spread(repeats: Sequence[Figures]) -> dict[str, tuple[float, float]]:
+    """The smallest and the largest value of each figure, by its name, where there is one."""
+    return {name: (min(seen), max(seen)) for name in NUMBERS if (seen := _seen(repeats, name))}
+
+
+def _seen(repeats: Sequence[Figures], name: str) -> list[float]:
+    values = (getattr(one, name) for one in repeats)
+    return [value for value in values if value is not None]
 
 
 def _last_three_quarters(arrivals: Arrivals) -> Arrivals:

@@ -10,6 +10,7 @@ from oscar_zoo.errors import UsageError
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.specs import Clip
+    from oscar_zoo.bench.sides import Cache
     from oscar_zoo.engines.sglang.offline_job import Bulk, Case
 
 
@@ -72,7 +73,7 @@ def _real(text: str, option: str, wanted: str) -> float:
 def numbers(option: str, text: str, *, least: int = 1) -> tuple[int, ...]:
     """The whole numbers from `least` on of a list such as `1,16`, each of them once; raises
     `UsageError`."""
-    parts = [part.strip() for part in text.split(",")]
+    parts = listed(text)
     if not all(_is_number(part) or (part == "0" and least == 0) for part in parts):
         raise UsageError(
             f"{option} {text!r} is not a list of whole numbers from {least} on.",
@@ -87,6 +88,25 @@ def cases_of(batch: str, context: str) -> tuple[Case, ...]:
 
     batches, contexts = numbers("--batch", batch), numbers("--context", context)
     return tuple(Case(batch=b, context=c) for b in batches for c in contexts)
+
+
+def caches_of(text: str) -> tuple[Cache, ...]:
+    """The caches of `--caches bf16,int2`, each of them once; raises `UsageError`."""
+    from oscar_zoo.bench.sides import CACHES
+
+    known = {str(cache): cache for cache in CACHES}
+    names = dict.fromkeys(listed(text.lower()))
+    if not known.keys() >= names.keys():
+        raise UsageError(
+            f"--caches {text!r} is not a list of caches.",
+            hint=f"name one or more of {', '.join(known)}",
+        )
+    return tuple(known[name] for name in names)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The words of a list such as `fa3,triton`."""
+    return tuple(part.strip() for part in text.split(","))
 
 
 def bulk_of(job: str | None, turns: int) -> Bulk | None:

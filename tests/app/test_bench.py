@@ -32,7 +32,7 @@ def test_a_model_without_weights_on_a_cpu_nobody_named_is_remarked_on(
 
     monkeypatch.setattr(bench, "require_serve", lambda: None)
     monkeypatch.setattr(bench, "pick_serving_device", lambda wanted: ("cpu", 0))
-    monkeypatch.setattr(bench, "_both_sides", start)
+    monkeypatch.setattr(bench, "_measure_all", start)
     remarks = Remarks()
     with pytest.raises(Started):
         bench.compare(BenchRequest(None, dummy_weights="tiny-qwen3-hard", device=device), remarks)

@@ -30,11 +30,17 @@ def run(tmp_path: Path) -> Run:
         limit: float = 20,
         seen: list[int] | None = None,
         bulk: bool = False,
+        repeats: int = 1,
         into: SideResult | None = None,
     ) -> SideResult:
         work = Bulk(requests=3, context=10, new_tokens=9) if bulk else None
         job = OfflineJob(
-            arguments=(), cases=(ONE, TWO), new_tokens=9, news=str(tmp_path / "news"), bulk=work
+            arguments=(),
+            cases=(ONE, TWO),
+            new_tokens=9,
+            repeats=repeats,
+            news=str(tmp_path / "news"),
+            bulk=work,
         )
         lines = "".join(json.dumps(item) + "\n" for item in news)
         program = (
@@ -64,6 +70,29 @@ def test_everything_that_was_measured_is_kept(run: Run) -> None:
     assert first.figures is not None and first.figures.ms_per_token == pytest.approx(100)
     assert (second.case, second.figures, second.refused) == (TWO, None, "needs more")
     assert result.of(TWO) is second and seen == [0, 7]
+
+
+def repeat(case: Case, gap: float) -> dict[str, object]:
+    arrivals = [[[gap * (i + 1), i + 1] for i in range(9)]] * case.batch
+    return {"case": case.model_dump(), "arrivals": arrivals}
+
+
+def test_every_repeat_counts_and_stays_when_a_later_one_fails(run: Run) -> None:
+    news = UP, *(repeat(ONE, gap) for gap in (0.2, 0.1, 0.4)), repeat(TWO, 0.3)
+    result = run(*news, then="raise MemoryError('out of memory.')", repeats=3)
+    first, second = result.cases
+    assert (len(first.repeats), len(second.repeats)) == (3, 1)
+    assert first.figures is not None and first.figures.ms_per_token == pytest.approx(200)
+    assert first.spread["ms_per_token"] == pytest.approx((100, 400))
+    assert second.figures == second.repeats[0] and result.measured
+    again = {"case": TWO.model_dump(), "refused": "not again"}
+    ended = run(*news, again, {"done": True}, repeats=3).cases[1]
+    assert (len(ended.repeats), ended.refused) == (1, "not again")
+
+
+def test_the_limit_is_for_each_repeat_and_names_it(run: Run) -> None:
+    late = run(UP, repeat(ONE, 0.1), then="time.sleep(60)", limit=3, repeats=2)
+    assert late.error == "the case 1 x 10, repeat 2 of 2 took longer than 3 s"
 
 
 def test_what_was_measured_before_a_crash_stays_and_the_log_gives_the_cause(run: Run) -> None:
@@ -133,11 +162,3 @@ def test_half_a_line_is_not_read_yet(run: Run, tmp_path: Path) -> None:
         " time.sleep(0.5)\nout.write('ne\": true}\\n'); out.flush(); time.sleep(60)"
     )
     assert run(UP, then=then).error is None
-
-
-def test_a_request_without_a_token_is_no_figure(run: Run) -> None:
-    result = run(UP, {"case": TWO.model_dump(), "arrivals": [[[0.1, 1]], []]}, {"done": True})
-    assert (
-        result.cases[0].figures is None
-        and result.cases[0].refused == "a request ended without a token"
-    )

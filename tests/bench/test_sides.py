@@ -1,4 +1,4 @@
-"""Command lines of the two engines: alike but for the cache."""
+"""Command lines of the engines: alike but for the cache and its attention."""
 
 from __future__ import annotations
 
@@ -22,30 +22,32 @@ ENGINES = sides.Engines(
     rotations_sha256="sha256:1",
     recipe=ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92)),
     device="cuda",
-    baseline="flashinfer",
     kernels=Path("/k"),
     cases=(Case(batch=1, context=100), Case(batch=100, context=50)),
     new_tokens=10,
+    repeats=1,
     requests=64,
     port=31000,
     flags=UserFlags(["--tp=2"]),
 )
+BF16, FP8, INT2 = SIDES = sides.all_sides(sides.CACHES, ["flashinfer"])
 
 
-def flags(cache: sides.Cache, engines: sides.Engines = ENGINES) -> dict[str, str]:
-    return dict(f"{argument}=".split("=")[:2] for argument in sides.arguments(cache, engines))  # type: ignore[misc]
+def flags(side: sides.Side, engines: sides.Engines = ENGINES) -> dict[str, str]:
+    return dict(f"{argument}=".split("=")[:2] for argument in sides.arguments(side, engines))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_the_sides_differ_in_the_cache_only(device: str) -> None:
     engines = replace(ENGINES, device=device)
-    bf16, int2 = flags("bf16", engines), flags("int2", engines)
+    bf16, fp8, int2 = (flags(side, engines) for side in SIDES)
     assert {name for name in bf16.keys() | int2.keys() if bf16.get(name) != int2.get(name)} == {
         "--attention-backend",
         "--kv-cache-dtype",
         *(name for name in int2 if name.startswith("--oscar-")),
     }
     assert bf16["--attention-backend"] == "flashinfer" and int2["--kv-cache-dtype"] == "int2"
+    assert bf16 | {"--kv-cache-dtype": "fp8_e4m3"} == fp8 and bf16["--kv-cache-dtype"] == "auto"
     assert bf16["--load-format"] == "dummy" and bf16["--max-running-requests"] == "101"
 
 
@@ -57,7 +59,7 @@ def test_a_server_gets_the_same_flags(device: str, tmp_path: Path) -> None:
     )
     pairs = (argument.partition("=") for argument in plan.plan(options, {}).argv[3:])
     served = {name: value for name, _, value in pairs}
-    measured = flags("int2", replace(ENGINES, device=device))
+    measured = flags(INT2, replace(ENGINES, device=device))
     own = {"--model-path", "--host", "--port", "--max-total-tokens", "--max-running-requests"}
     own.add("--oscar-front")  # a measured engine has no HTTP server
     assert {name: measured.get(name) for name in served.keys() - own} == {
@@ -66,7 +68,7 @@ def test_a_server_gets_the_same_flags(device: str, tmp_path: Path) -> None:
 
 
 def test_flags_of_the_user_come_last() -> None:
-    assert sides.arguments("bf16", ENGINES)[-1] == "--tp=2"
+    assert sides.arguments(BF16, ENGINES)[-1] == "--tp=2"
 
 
 @pytest.mark.parametrize(
@@ -76,14 +78,14 @@ def test_flags_of_the_plugin_go_to_the_int2_side_alone(words: tuple[str, ...]) -
     given = sides.read_flags(("--enable-metrics", *words, "--tp", "2"))
     engines = replace(ENGINES, flags=given)
     rest = ("--enable-metrics", "--tp", "2")
-    assert sides.arguments("bf16", engines)[-len(rest) :] == rest
-    assert not any("oscar" in word for word in sides.arguments("bf16", engines))
-    assert sides.arguments("int2", engines)[-len(given.words) :] == given.words
+    assert sides.arguments(BF16, engines)[-len(rest) :] == rest
+    assert not any("oscar" in word for word in sides.arguments(BF16, engines))
+    assert sides.arguments(INT2, engines)[-len(given.words) :] == given.words
 
 
 def test_a_cpu_gets_a_pool_in_which_the_largest_case_fits() -> None:
     large = replace(ENGINES, device="cpu", cases=(Case(batch=4, context=30_000),))
-    assert int(flags("bf16", large)["--max-total-tokens"]) >= 4 * 30_010
+    assert int(flags(BF16, large)["--max-total-tokens"]) >= 4 * 30_010
 
 
 def test_a_job_waits_for_rows_instead_of_paying_for_all_of_them() -> None:
@@ -91,33 +93,30 @@ def test_a_job_waits_for_rows_instead_of_paying_for_all_of_them() -> None:
     small = replace(ENGINES, cases=(Case(batch=1, context=100),))
     for requests, rows in ((30, "64"), (500, "64")):
         engines = replace(small, bulk=Bulk(requests=requests, context=90_000, new_tokens=10))
-        assert flags("int2", engines)["--max-running-requests"] == rows
-        assert flags("bf16", engines)["--max-running-requests"] == str(max(64, min(requests, 256)))
-        on_cpu = flags("int2", replace(engines, device="cpu"))
+        assert flags(INT2, engines)["--max-running-requests"] == rows
+        assert flags(BF16, engines)["--max-running-requests"] == str(max(64, min(requests, 256)))
+        on_cpu = flags(INT2, replace(engines, device="cpu"))
         assert int(on_cpu["--max-running-requests"]) == min(requests, 64)
         assert int(on_cpu["--max-total-tokens"]) >= 90_010
 
 
-def test_only_conversations_have_a_prefix_cache_and_the_same_on_both_sides() -> None:
+def test_only_conversations_have_a_prefix_cache_and_the_same_on_all_sides() -> None:
     once = Bulk(requests=3, context=50, new_tokens=10)
-    for cache in sides.CACHES:
-        assert "--disable-radix-cache" in sides.arguments(cache, replace(ENGINES, bulk=once))
-        talking = sides.arguments(
-            cache, replace(ENGINES, bulk=once.model_copy(update={"turns": 2}))
-        )
+    for side in SIDES:
+        assert "--disable-radix-cache" in sides.arguments(side, replace(ENGINES, bulk=once))
+        talking = sides.arguments(side, replace(ENGINES, bulk=once.model_copy(update={"turns": 2})))
         assert "--disable-radix-cache" not in talking and "--schedule-policy=lpm" in talking
 
 
 def test_real_weights_are_not_asked_to_be_random() -> None:
-    assert "--load-format" not in flags("int2", replace(ENGINES, random_weights=False))
-    assert flags("int2", replace(ENGINES, revision="abc"))["--revision"] == "abc"
+    assert "--load-format" not in flags(INT2, replace(ENGINES, random_weights=False))
+    assert flags(INT2, replace(ENGINES, revision="abc"))["--revision"] == "abc"
 
 
-def test_the_bf16_side_is_sglang_without_our_plugin(tmp_path: Path) -> None:
+def test_a_stock_side_is_sglang_without_our_plugin(tmp_path: Path) -> None:
     environ = {"PATH": "/bin", "HF_TOKEN": "secret", "PYTHONPATH": "/extra"}
-    bf16, int2 = (
-        sides.command(cache, ENGINES, tmp_path / "job", environ) for cache in sides.CACHES
-    )
+    bf16, fp8, int2 = (sides.command(side, ENGINES, tmp_path / "job", environ) for side in SIDES)
+    assert bf16 == fp8
     assert (bf16.env["SGLANG_PLUGINS"], int2.env["SGLANG_PLUGINS"]) == ("none", "oscar")
     assert "HF_TOKEN" not in int2.env and int2.env["PYTHONPATH"] == "/extra"
     assert bf16.argv == int2.argv and bf16.argv[-1] == str(tmp_path / "job")
@@ -130,7 +129,8 @@ def test_the_bf16_side_is_sglang_without_our_plugin(tmp_path: Path) -> None:
         ("--attention", "--baseline"),
         ("--load_format=auto", "--dummy-weights"),
         ("--trust-remote-code", "runs code"),
-        ("--kv-cache-dtype=auto", "INT2"),
+        ("--kv-cache-dtype=auto", "--caches"),
+        ("--kv_cache=auto", "--caches"),
     ],
 )
 def test_flags_that_would_make_them_differ_are_refused(flag: str, seen: str) -> None:
@@ -140,10 +140,30 @@ def test_flags_that_would_make_them_differ_are_refused(flag: str, seen: str) -> 
     sides.read_flags(["--tp=2", "--mem-fraction-static", "0.8"])
 
 
-def test_progress_counts_the_warm_up_too() -> None:
+def test_stock_caches_are_measured_with_every_backend_and_int2_once() -> None:
+    found = sides.all_sides(("int2", "bf16", "fp8", "bf16"), ["fa3", "triton", "fa3"])
+    assert [side.name for side in found] == [
+        "int2",
+        *(f"{cache}-{backend}" for cache in ("bf16", "fp8") for backend in ("fa3", "triton")),
+    ]
+    assert [side.label for side in found][:2] == ["INT2", "BF16 fa3"]
+    assert flags(found[2])["--attention-backend"] == "triton"
+    assert len({sides.job(side, ENGINES, Path("/f")).news for side in found}) == len(found)
+    assert (BF16.name, BF16.label, INT2.label) == ("bf16", "BF16", "INT2")
+
+
+@pytest.mark.parametrize("backend", ["", "../fa3", "fa3 triton", "FA3", "-x"])
+def test_a_backend_that_cannot_be_one_is_refused(backend: str) -> None:
+    with pytest.raises(UsageError, match="not the name of an attention backend"):
+        sides.all_sides(sides.CACHES, ["triton", backend])
+
+
+def test_progress_counts_the_warm_up_and_all_repeats() -> None:
     job = OfflineJob(arguments=(), cases=ENGINES.cases, new_tokens=10, news="n")
     cases = 1 * (2 * 100 + 8 + 10) + 100 * (2 * 50 + 8 + 10)
     assert job.total_tokens == cases
+    again = 2 * (1 * (100 + 10) + 100 * (50 + 10))
+    assert job.model_copy(update={"repeats": 3}).total_tokens == cases + again
     bulk = Bulk(requests=30, context=40, new_tokens=6)
     assert job.model_copy(update={"bulk": bulk}).total_tokens == cases + (30 + 2) * 46
     talks = bulk.model_copy(update={"turns": 3})

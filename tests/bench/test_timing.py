@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscar_zoo.bench.timing import figures
+from oscar_zoo.bench.timing import Figures, figures, medians, spread
 
 MILLI = 1e-3
 
@@ -64,3 +64,19 @@ def test_too_few_tokens_give_no_figure_instead_of_a_guess() -> None:
         found = figures(requests)
         assert found.ttft_s == max(one[0][0] for one in requests)
         assert found.ms_per_token is None and found.tokens_per_second is None
+
+
+def test_several_repeats_give_medians_and_their_ends_figure_by_figure() -> None:
+    """A repeat with too few tokens for one figure still counts for the others."""
+    repeats = [
+        Figures(3.0, 1.0, 8.0, 10.0),
+        Figures(1.0, 3.0, None, None),
+        Figures(2.0, 2.0, 4.0, 30.0),
+    ]
+    assert medians(repeats) == Figures(2.0, 2.0, 6.0, 20.0)
+    ends = {"ttft_s": (1.0, 3.0), "ttft_median_s": (1.0, 3.0)}
+    assert spread(repeats) == ends | {"ms_per_token": (4.0, 8.0), "tokens_per_second": (10.0, 30.0)}
+    assert medians(repeats[1:2]) == repeats[1] and spread(repeats[1:2]) == {
+        "ttft_s": (1.0, 1.0),
+        "ttft_median_s": (3.0, 3.0),
+    }

@@ -1,5 +1,5 @@
-"""`oscar-zoo bench serve`: both sides in stock SGLang on the CPU with the example model, and what
-it refuses."""
+"""`oscar-zoo bench serve`: all sides in stock SGLang on the CPU with the example model, and what it
+refuses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cli(tmp_path: Path) -> Cli:
 @pytest.mark.sglang
 @pytest.mark.timeout(600)
 @needs_sglang
-def test_both_sides_are_measured_over_every_case(cli: Cli) -> None:
+def test_all_sides_are_measured_over_every_case(cli: Cli) -> None:
     """One engine per side; the last context does not fit into the cache, which is no failure."""
     cli = ForkedCli(cli.environment, cli.folder)
     artifact = write_folder(cli.folder / "rotation", artifact_files())
@@ -44,6 +44,7 @@ def test_both_sides_are_measured_over_every_case(cli: Cli) -> None:
         "--batch=1,2",
         "--context=64,2000",
         "--new-tokens=8",
+        "--repeats=2",
         "--job=3x300x8",
         "--turns=2",
         "--csv=a.csv",
@@ -61,18 +62,23 @@ def test_both_sides_are_measured_over_every_case(cli: Cli) -> None:
         and report["device"] == "CPU"
         and report["artifact"]["digest"] != ""
     )
-    backends = {
-        cache: side["engine"]["attention_backend"] for cache, side in report["sides"].items()
-    }
-    assert backends == {"bf16": "torch_native", "int2": "oscar_int2"}
-    for side in report["sides"].values():
+    engines = [
+        (side["cache"], side["engine"]["attention_backend"], side["engine"]["kv_cache_dtype"])
+        for side in report["sides"]
+    ]
+    assert engines == [
+        ("bf16", "torch_native", "auto"),
+        ("fp8", "torch_native", "fp8_e4m3"),
+        ("int2", "oscar_int2", "int2"),
+    ]
+    for side in report["sides"]:
         check_side(side)
     assert [case["int2_over_bf16"] for case in report["speedup"]] == [None] * 4
-    assert report["capacity_ratio"] is None and "a CPU" in report["not_compared"]
+    assert set(report["capacity_ratio"].values()) == {None} and "a CPU" in report["not_compared"]
     rows = list(csv.DictReader((cli.folder / "a.csv").open()))
-    assert len(rows) == 12 and sum(float(row["ms_per_token"] or 0) > 0 for row in rows) == 4
+    assert len(rows) == 18 and sum(float(row["ms_per_token"] or 0) > 0 for row in rows) == 6
     check_turns(rows)
-    assert report["job"]["requests"] == 3 and len(report["job"]["turns_int2_over_bf16"]) == 2
+    assert report["job"]["requests"] == 3 and len(report["job"]["turn_ratios"]) == 2
     assert (cli.folder / "a.png").read_bytes().startswith(b"\x89PNG")
     assert not list((cli.folder / "tmp").glob("oscar-zoo-*"))
 
@@ -85,6 +91,8 @@ def check_side(side: dict[str, Any]) -> None:
         assert 0 < case["ttft_median_s"] <= case["ttft_s"] and case["ms_per_token"] > 0
         # no token is generated faster than all at once
         assert 0 < case["tokens_per_second"] < 1e6
+        low, high = case["spread"]["ms_per_token"]
+        assert case["repeats"] == 2 and 0 < low <= case["ms_per_token"] <= high
     refused = [case["note"] for case in side["cases"] if case["note"] is not None]
     assert refused == [f"needs {n:,} tokens, the cache has {ROOM:,}" for n in (2008, 4016)]
 
@@ -95,22 +103,23 @@ def check_turns(rows: list[dict[str, str]]) -> None:
     turns = [row for row in rows if row["job_turn"]]
     assert [(row["cache"], row["job_turn"], row["context"]) for row in turns] == [
         (cache, turn, context)
-        for cache in ("bf16", "int2")
+        for cache in ("bf16", "fp8", "int2")
         for turn, context in (("1", "300"), ("2", "372"))
     ]
     assert all(float(row["job_s"]) > 0 for row in turns)
     reused = {(row["cache"], row["job_turn"]): float(row["job_reused"]) for row in turns}
-    assert reused["bf16", "1"] == reused["int2", "1"] == 0
+    assert reused["bf16", "1"] == reused["fp8", "1"] == reused["int2", "1"] == 0
     # An engine may stop before it caches the last token. With INT2 the ring of the first turn is
     # taken over, so its window is not prefilled again.
-    assert 307 / 372 <= reused["bf16", "2"] <= 308 / 372
+    assert all(307 / 372 <= reused[cache, "2"] <= 308 / 372 for cache in ("bf16", "fp8"))
     assert 306 / 372 <= reused["int2", "2"] <= 307 / 372
 
 
 @pytest.mark.sglang
 @needs_sglang
-def test_a_side_that_fails_is_one_line_and_the_other_is_tried(cli: Cli) -> None:
-    done = cli("bench", "serve", *DUMMY, "--batch=1", "--context=64", "--timeout=1", "--csv=a.csv")
+def test_a_side_that_fails_is_one_line_and_the_others_are_tried(cli: Cli) -> None:
+    options = ["--batch=1", "--context=64", "--timeout=1", "--csv=a.csv", "--caches=bf16,int2"]
+    done = cli("bench", "serve", *DUMMY, *options)
     assert done.code == 1
     errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
     assert [line.split(".")[0] for line in errors] == [
@@ -148,15 +157,16 @@ STAND_IN = """
 import json, os, sys, time
 job = json.loads(open(sys.argv[1]).read())
 said = [{"up": 1.0, "sglang": "0.5.21", "capacity": 99, "engine": {}}]
-said += [{"case": job["cases"][0], "arrivals": [[[0.1 * (i + 1), i + 1] for i in range(9)]]}]
-said += [{"done": True}] if "bf16" in sys.argv[1] else []
+done = {"case": job["cases"][0], "arrivals": [[[0.1 * (i + 1), i + 1] for i in range(9)]]}
+said += [done] * (1 if "int2" in sys.argv[1] else job["repeats"])
+said += [{"done": True}] if "int2" not in sys.argv[1] else []
 open(job["news"], "a").write("".join(json.dumps(item) + "\\n" for item in said))
 if "int2" in sys.argv[1]:
     os.kill(os.getppid(), int(sys.argv[2]))
 time.sleep(60)
 """
-"""In place of an engine: both sides measure a case; the second then sends a signal to its
-parent."""
+"""In place of an engine: every side measures a case; that of INT2 sends a signal to its parent
+after the first repeat."""
 
 
 @needs_sglang
@@ -167,14 +177,14 @@ parent."""
         (signal.SIGINT, "Ctrl-C"),
     ],
 )
-def test_a_signal_keeps_the_side_that_was_measured(
+def test_a_signal_keeps_every_repeat_that_was_measured(
     number: signal.Signals,
     name: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def command(cache: str, engines: object, place: Path, environ: dict[str, str]) -> LaunchPlan:
+    def command(side: object, engines: object, place: Path, environ: dict[str, str]) -> LaunchPlan:
         program = (sys.executable, "-c", STAND_IN, str(place), str(int(number)))
         return LaunchPlan(program, dict(environ), "")
 
@@ -183,18 +193,46 @@ def test_a_signal_keeps_the_side_that_was_measured(
     options = ["--batch=1", "--context=64,128", "--device=cpu", f"--csv={table}"]
     assert run(["bench", "serve", *DUMMY, *options]) == 128 + number
     out, err = capsys.readouterr()
-    assert out.count("100.00 ms") == 2
-    told = f"stopped by {name} (INT2: the case 1 x 128 was interrupted); what was measured"
+    assert out.count("100.00 ms ±0.0 %") == 2 and out.count("100.00 ms") == 3
+    assert "INT2 1 x 64: measured 1 of 3 times" in out
+    told = f"stopped by {name} (INT2: the case 1 x 64, repeat 2 of 3 was interrupted); what was"
     assert told in err
     rows = list(csv.DictReader(table.open()))
-    assert [(row["context"], bool(row["ms_per_token"])) for row in rows] == 2 * [
+    assert [(row["context"], bool(row["ms_per_token"])) for row in rows] == 3 * [
         ("64", True),
         ("128", False),
+    ]
+    assert [row["repeats"] for row in rows] == ["3", "0", "3", "0", "1", "0"]
+
+
+@needs_sglang
+def test_stock_sides_are_measured_with_every_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places: list[str] = []
+
+    def command(side: object, engines: object, place: Path, environ: dict[str, str]) -> LaunchPlan:
+        places.append(place.name)
+        program = STAND_IN.replace('"int2"', '"nothing"').replace("time.sleep(60)", "")
+        return LaunchPlan((sys.executable, "-c", program, str(place)), dict(environ), "")
+
+    monkeypatch.setattr(sides, "command", command)
+    options = ["--batch=1", "--context=64", "--device=cpu", "--json", "--caches=int2,bf16"]
+    options += ["--baseline=torch_native,triton", "--baseline", "fa3"]
+    assert run(["bench", "serve", *DUMMY, *options]) == 0
+    names = ["int2", "bf16-torch_native", "bf16-triton", "bf16-fa3"]
+    assert places == [f"{name}.json" for name in names]
+    facts = parsed(capsys.readouterr().out)
+    assert [(side["cache"], side["baseline"]) for side in facts["sides"]] == [
+        ("int2", None),
+        ("bf16", "torch_native"),
+        ("bf16", "triton"),
+        ("bf16", "fa3"),
     ]
 
 
 REMOVES_ITS_FOLDER = STAND_IN.replace(
-    'if "bf16" in sys.argv[1] else []', "; import shutil; shutil.rmtree(sys.argv[3], True)"
+    'if "int2" not in sys.argv[1] else []', "; import shutil; shutil.rmtree(sys.argv[3], True)"
 ).replace("time.sleep(60)", "")
 
 
@@ -209,7 +247,7 @@ def test_a_result_is_printed_before_it_cannot_be_saved(
     folder = tmp_path / "folder"
     folder.mkdir()
 
-    def command(cache: str, engines: object, place: Path, environ: dict[str, str]) -> LaunchPlan:
+    def command(side: object, engines: object, place: Path, environ: dict[str, str]) -> LaunchPlan:
         program = (sys.executable, "-c", REMOVES_ITS_FOLDER, str(place), "0", str(folder))
         return LaunchPlan(program, dict(environ), "")
 
@@ -219,9 +257,9 @@ def test_a_result_is_printed_before_it_cannot_be_saved(
     assert run(["bench", "serve", *DUMMY, *options]) == 1
     out, err = capsys.readouterr()
     if more:
-        assert [len(side["cases"]) for side in parsed(out)["sides"].values()] == [1, 1]
+        assert [len(side["cases"]) for side in parsed(out)["sides"]] == [1, 1, 1]
     else:
-        assert out.count("100.00 ms") == 2
+        assert out.count("100.00 ms") == 3
     errors = [line for line in err.splitlines() if line.startswith("error: ")]
     assert len(errors) == 2 and all("cannot write" in line for line in errors)
 
@@ -235,6 +273,11 @@ def test_a_result_is_printed_before_it_cannot_be_saved(
         ([*DUMMY, "--context", "0"], "--context '0' is not a list of whole numbers", 2),
         ([*DUMMY, "--context", ",".join(map(str, range(1, 40)))], "78 cases are more than 64", 2),
         ([*DUMMY, "--new-tokens", "7"], "--new-tokens", 2),
+        ([*DUMMY, "--repeats", "0"], "--repeats", 2),
+        ([*DUMMY, "--caches", "bf16,fp4"], "--caches 'bf16,fp4' is not a list of caches", 2),
+        ([*DUMMY, "--caches", ","], "Name one or more of bf16, fp8, int2", 2),
+        ([*DUMMY, "--baseline", "fa3,"], "--baseline '' is not the name of an attention", 2),
+        ([*DUMMY, "--", "--kv-cache-dtype=fp8_e4m3"], "use --caches", 2),
         ([*DUMMY, "--job", "64x30000"], "--job '64x30000' is not REQUESTSxPROMPTxANSWER", 2),
         (
             [*DUMMY, "--turns", "2"],

@@ -60,7 +60,7 @@ def test_the_engine_starts_on_the_gpu_that_was_named(
         run([rotation if x == "ROTATION" else x for x in COMMANDS[name]] + ["--device", device])
         == 1
     )
-    assert len(started) == (2 if name == "serve" else 1)
+    assert len(started) == (3 if name == "serve" else 1)
     for flags in started:
         given = dict(x.split("=", 1) for x in flags if x.startswith("--") and "=" in x)
         assert given.get("--base-gpu-id") == number

@@ -102,6 +102,18 @@ def test_the_picture_is_drawn_from_the_measured_figures(tmp_path: Path) -> None:
             assert any(f"{float(row['ms_per_token']):.3g} ms" in text for text in drawn)
 
 
+def test_a_table_with_fp8_is_drawn_with_the_best_backend_of_each_cache(tmp_path: Path) -> None:
+    rows = ["cache,batch,context,job_turn,capacity_tokens,ms_per_token"]
+    rows += ["bf16,1,8000,,100000,9", "bf16,1,8000,,100000,8", "fp8,1,8000,,200000,6"]
+    rows += ["int2,1,8000,,700000,4", "bf16,2,8000,,100000,9"]
+    table, target = tmp_path / "a.csv", tmp_path / "a.svg"
+    table.write_text("\n".join(rows))
+    subprocess.run([sys.executable, str(FIGURES / "draw.py"), str(table), str(target)], check=True)
+    drawn = texts(target)
+    assert {"Tokens that fit: 7.0x BF16, 3.5x FP8", "A step: up to 2.0x BF16, 1.5x FP8"} <= {*drawn}
+    assert "BF16  8 ms" in drawn and "FP8  6 ms" in drawn and "BF16  9 ms" not in drawn
+
+
 def texts(svg: Path) -> list[str]:
     """What a picture says; its letters are outlines, with the text in a comment beside them."""
     return re.findall(r"<!-- (.*?) -->", svg.read_text("utf-8"))

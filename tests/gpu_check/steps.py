@@ -270,12 +270,13 @@ def bench_serve(check: Check) -> str:
         "bench-serve.csv",
         *few_graphs,
     )
-    sides = {name: side["cases"][0] for name, side in facts["sides"].items()}
+    sides = {side["cache"]: side["cases"][0] for side in facts["sides"]}
     steps = ", ".join(
         f"{name.upper()} {case['ms_per_token']:.2f} ms" for name, case in sides.items()
     )
-    capacity = facts["capacity_ratio"]
-    return f"a decode step at {shape[4]} tokens: {steps}; {capacity:.2f}x the tokens of BF16"
+    ratios = {name: facts["capacity_ratio"][f"int2_over_{name}"] for name in ("bf16", "fp8")}
+    room = " and ".join(f"{r:.2f}x the tokens of {name.upper()}" for name, r in ratios.items() if r)
+    return f"a decode step at {shape[4]} tokens: {steps}; {room or 'tokens not compared'}"
 
 
 def precompile(check: Check) -> None:

@@ -1,4 +1,4 @@
-"""`oscar-zoo bench serve`: a BF16 cache against an INT2 cache."""
+"""`oscar-zoo bench serve`: BF16 and FP8 caches against an INT2 cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from oscar_zoo.bench.report import Report
 
 
-@click.command("serve", short_help="Compare stock SGLang with a BF16 cache and with an INT2 cache.")
+@click.command("serve", short_help="Compare SGLang with BF16, FP8 and INT2 caches.")
 @options.benchmarked_argument
 @options.engine_flags_argument
 @click.option(
@@ -39,6 +39,21 @@ if TYPE_CHECKING:
     show_default=True,
     metavar="N",
     help="Tokens every request generates.",
+)
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="How often each case is timed; the table has medians.",
+)
+@click.option(
+    "--caches",
+    default="bf16,fp8,int2",
+    show_default=True,
+    metavar="CACHE,...",
+    help="Caches to measure, in this order.",
 )
 @click.option(
     "--job",
@@ -66,8 +81,13 @@ if TYPE_CHECKING:
 @options.served_model_options
 @click.option(
     "--baseline",
-    metavar="BACKEND",
-    help="Attention backend of the BF16 side. [default: flashinfer; torch_native on a CPU]",
+    "baselines",
+    multiple=True,
+    metavar="BACKEND,...",
+    help=(
+        "Attention backends to measure BF16 and FP8 with; INT2 is compared with the best."
+        " [default: flashinfer; torch_native on a CPU]"
+    ),
 )
 @click.option(
     "--csv",
@@ -81,7 +101,9 @@ if TYPE_CHECKING:
     metavar="FILE.png",
     help="Also draw them; needs matplotlib.",
 )
-@options.start_timeout_option("How long the start of an engine may take, each case, and the job.")
+@options.start_timeout_option(
+    "How long the start of an engine may take, each repeat of a case, and the job."
+)
 @options.offline_option
 @options.hubs_option
 @options.device_option
@@ -92,6 +114,8 @@ def serve_command(
     engine_flags: tuple[str, ...],
     batch: str,
     context: str,
+    caches: str,
+    baselines: tuple[str, ...],
     job: str | None,
     turns: int,
     csv: Path | None,
@@ -100,25 +124,33 @@ def serve_command(
     as_json: bool,
     **choices: Any,
 ) -> int:
-    """Start SGLang with a BF16 cache, then with an INT2 cache, and send both the same prompts.
+    """Start stock SGLang with a BF16 cache, with an FP8 cache, and then with the plugin and an INT2
+    cache, and send all the same prompts.
 
     For every batch and context: the time until the last request of the batch has its first token,
     milliseconds per token (median over the last three quarters of the new tokens, while all
     requests run), tokens per second of the whole batch, and how many tokens the cache holds. Before
-    a case is timed, a batch of the same shape runs, so that compiling is not counted. Prompts are
-    random tokens; the prefix cache is off, unless --turns asks for conversations.
+    a case is timed, a batch of the same shape runs, so that compiling is not counted. Then it is
+    timed --repeats times, each time with other prompts. The table has the medians, and behind ± how
+    far the farthest repeat was from them. Prompts are random tokens; the prefix cache is off,
+    unless --turns asks for conversations.
+
+    With several backends in --baseline, BF16 and FP8 are measured with each of them. The table says
+    which is best in each case, by the time per token, and INT2 is compared with that one.
 
     The artifact is found and verified as for oscar-zoo serve. With --dummy-weights nothing needs to
     be there: weights are random, and without an artifact the rotation is a Hadamard matrix. The
     speed depends on neither.
 
-    Everything after -- goes to both engines, except flags that would make them differ. A side that
-    fails is reported and the other still runs; the exit code is 1 then.
+    Everything after -- goes to all engines, except flags that would make them differ. A side that
+    fails is reported and the others still run; the exit code is 1 then.
 
     \b
     Examples:
       oscar-zoo bench serve Qwen3-8B --csv figures.csv --plot figures.png
       oscar-zoo bench serve --dummy-weights Qwen3-8B --batch 1 --context 100000
+      oscar-zoo bench serve --dummy-weights Qwen3-8B --caches bf16,int2 --repeats 5
+      oscar-zoo bench serve --dummy-weights Qwen3-8B --baseline flashinfer,fa3,triton
       oscar-zoo bench serve --dummy-weights Qwen3-8B --job 64x30000x512
       oscar-zoo bench serve --dummy-weights Qwen3-8B --job 64x16000x256 --turns 2
       oscar-zoo bench serve --dummy-weights ./my-model -- --tp=2 --mem-fraction-static=0.8
@@ -126,6 +158,7 @@ def serve_command(
     if choices["offline"]:
         options.go_offline()  # before the libraries below are imported
     from oscar_zoo.app import bench
+    from oscar_zoo.bench import records
     from oscar_zoo.cli.pasting import typed_again
     from oscar_zoo.cli.render.bench import print_failures, print_report
     from oscar_zoo.cli.render.progress import TerminalObserver
@@ -136,6 +169,8 @@ def serve_command(
         artifact,
         cases=cases,
         bulk=bulk,
+        caches=parsing.caches_of(caches),
+        baselines=tuple(name for text in baselines for name in parsing.listed(text)),
         extra=engine_flags,
         again=typed_again("--model", "FOLDER"),
         **choices,
@@ -144,7 +179,7 @@ def serve_command(
     _check_files(csv, plot)
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
         report = bench.compare(request, observer)
-    terminal.emit_json(report.to_json()) if as_json else print_report(report)
+    terminal.emit_json(records.as_json(report)) if as_json else print_report(report)
     saved = save_after_result(_files(report, csv, plot), quiet=quiet or as_json)
     print_failures(report)
     if report.stopped is not None:
@@ -169,7 +204,9 @@ def _files(report: Report, csv: Path | None, plot: Path | None) -> dict[Path, Ca
     """What to write where."""
     files: dict[Path, Callable[[], bytes]] = {}
     if csv is not None:
-        files[csv] = lambda: report.to_csv().encode()
+        from oscar_zoo.bench.records import as_csv
+
+        files[csv] = lambda: as_csv(report).encode()
     if plot is not None:
         from oscar_zoo.bench.chart import render_png
 

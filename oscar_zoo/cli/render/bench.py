@@ -1,10 +1,14 @@
-"""The comparison of two caches as a table: a row per case and cache, then notes and capacities."""
+"""The comparison of caches as a table: a row per case and side, then notes and capacities."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from oscar_zoo.app.bench import side_log
-from oscar_zoo.bench.report import LABELS, Report
-from oscar_zoo.bench.sides import Cache
+from oscar_zoo.bench.report import INT2, Report
+from oscar_zoo.bench.run import CaseResult
+from oscar_zoo.bench.sides import LABELS, Cache, Side
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.engines.sglang.offline_job import Case
 
@@ -17,14 +21,16 @@ def print_report(report: Report) -> None:
     console = terminal.out()
     weights = "random weights" if report.random_weights else "its own weights"
     console.print(f"{terminal.clean(report.model)}, {weights}, {terminal.clean(report.device)}")
-    columns = ["BATCH", "CONTEXT", "CACHE", "FIRST TOKEN", "PER TOKEN", "TOKENS/S", "vs BF16"]
-    if report.not_compared is not None:
-        columns.remove("vs BF16")
+    columns = ["BATCH", "CONTEXT", "CACHE", "FIRST TOKEN", "PER TOKEN", "TOKENS/S"]
+    columns += [f"vs {LABELS[cache]}" for cache in report.compared]
     table = terminal.table(*columns, right=tuple(n for n in range(len(columns)) if n != 2))
     for case in report.cases:
-        for cache in report.sides:
-            named = [f"{case.batch:,}", f"{case.context:,}", LABELS[cache]]
-            table.add_row(*[*named, *_cells(report, cache, case)][: len(columns)])
+        for side in report.sides:
+            best = not side.alone and side == report.best(side.cache, case)
+            label = f"{side.label} (best)" if best else side.label
+            table.add_row(
+                f"{case.batch:,}", f"{case.context:,}", label, *_cells(report, side, case)
+            )
     console.print(table)
     for line in (*_notes(report), *_job(report), *_capacity(report)):
         console.print(line)
@@ -36,36 +42,51 @@ def print_failures(report: Report) -> None:
     """A line on stderr for every side that failed, and one when a signal ended the comparison."""
     failed = dict(report.errors)
     if report.stopped is not None:
-        cache, last = list(report.sides.items())[-1]
-        failed.pop(cache, None)
-        where = f" ({LABELS[cache]}: {last.error})" if last.error else ""
+        side, last = list(report.sides.items())[-1]
+        failed.pop(side, None)
+        where = f" ({side.label}: {last.error})" if last.error else ""
         what = f"stopped by {STOPPED[report.stopped]}{where}; what was measured until then is kept"
         terminal.print_error("interrupted", what, None, as_json=False)
-    for cache, error in failed.items():
-        log = f"log: {side_log(cache)}"
-        terminal.print_error("server", f"{LABELS[cache]}: {error}.", log, as_json=False)
+    for side, error in failed.items():
+        log = f"log: {side_log(side)}"
+        terminal.print_error("server", f"{side.label}: {error}.", log, as_json=False)
 
 
-def _cells(report: Report, cache: Cache, case: Case) -> list[str]:
-    result = report.sides[cache].of(case)
+def _cells(report: Report, side: Side, case: Case) -> list[str]:
+    result = report.result(side, case)
     if result is None or result.figures is None:
-        return ["-", "-", "-"]
-    found, speedup = result.figures, report.speedup(case) if cache == "int2" else None
+        return ["-"] * 3 + [""] * len(report.compared)
+    found = result.figures
+    per_token, rate = found.ms_per_token, found.tokens_per_second
     return [
-        f"{found.ttft_s:,.3f} s",
-        "too few" if found.ms_per_token is None else f"{found.ms_per_token:,.2f} ms",
-        "too few" if found.tokens_per_second is None else f"{found.tokens_per_second:,.0f}",
-        "" if speedup is None else f"{speedup:.2f} x",
+        f"{found.ttft_s:,.3f} s{_spread(result, 'ttft_s')}",
+        "too few" if per_token is None else f"{per_token:,.2f} ms{_spread(result, 'ms_per_token')}",
+        "too few" if rate is None else f"{rate:,.0f}",
+        *(
+            f"{speedup:.2f} x" if side == INT2 and (speedup := report.speedup(case, cache)) else ""
+            for cache in report.compared
+        ),
     ]
+
+
+def _spread(result: CaseResult, name: str) -> str:
+    """How far the farthest repeat was from the median, in percent of it."""
+    values = [getattr(one, name) for one in result.repeats]
+    middle = getattr(result.figures, name)
+    if len(values) < 2 or not middle:
+        return ""
+    low, high = result.spread[name]
+    percent = 100 * max(high - middle, middle - low) / middle
+    return f" ±{percent:.1f} %" if percent < 9.95 else f" ±{percent:.0f} %"
 
 
 def _notes(report: Report) -> list[str]:
     """Why the table has gaps; sides that ended early are reported by `print_failures`."""
     return [
-        f"{LABELS[cache]} {result.case}: {terminal.clean(result.refused)}"
-        for cache, side in report.sides.items()
-        for result in side.cases
-        if result.refused is not None
+        f"{side.label} {result.case}: {terminal.clean(note)}"
+        for side, found in report.sides.items()
+        for result in found.cases
+        if (note := report.note(side, result.case)) is not None
     ]
 
 
@@ -74,50 +95,49 @@ def _job(report: Report) -> list[str]:
     if report.bulk is None:
         return []
     parts = []
-    for cache, side in report.sides.items():
-        seconds = report.job_seconds(cache)
-        missing = (
-            terminal.clean(side.bulk.refused) if side.bulk and side.bulk.refused else "not measured"
-        )
-        parts.append(
-            f"{LABELS[cache]} {missing}" if seconds is None else f"{LABELS[cache]} {seconds:,.1f} s"
-        )
-    turns = (
-        [_turn(report, number) for number in range(report.bulk.turns)]
-        if report.bulk.turns > 1
-        else []
-    )
-    return [f"Job       {report.bulk}: {' · '.join(parts)}{_times(report.job_speedup)}", *turns]
+    for side, found in report.sides.items():
+        seconds = report.job_seconds(side)
+        refused = found.bulk.refused if found.bulk else None
+        missing = terminal.clean(refused) if refused else "not measured"
+        parts.append(f"{side.label} {missing if seconds is None else f'{seconds:,.1f} s'}")
+    turns = range(report.bulk.turns if report.bulk.turns > 1 else 0)
+    ratios = _times(report, report.job_speedup)
+    first = f"Job       {report.bulk}: {' · '.join(parts)}{ratios}"
+    return [first, *(_turn(report, number) for number in turns)]
 
 
 def _turn(report: Report, number: int) -> str:
     """How long one turn took on each side, and the share that was in the prefix cache."""
     parts = [
-        f"{LABELS[cache]} {turn.seconds:,.1f} s, {100 * turn.reused:.0f}% reused"
-        for cache in report.sides
-        if (turn := report.turn(cache, number)) is not None
+        f"{side.label} {turn.seconds:,.1f} s, {100 * turn.reused:.0f}% reused"
+        for side in report.sides
+        if (turn := report.turn(side, number)) is not None
     ]
-    return (
-        f"  Turn {number + 1:<3}"
-        f" {' · '.join(parts) or 'not measured'}{_times(report.turn_speedup(number))}"
-    )
+    ratios = _times(report, partial(report.turn_speedup, number))
+    return f"  Turn {number + 1:<3} {' · '.join(parts) or 'not measured'}{ratios}"
 
 
-def _times(ratio: float | None) -> str:
-    return f" ({ratio:.2f} times)" if ratio else ""
+def _times(report: Report, ratio: Callable[[Cache], float | None], digits: int = 2) -> str:
+    """The ratios of INT2 to the stock caches, in brackets; nothing without any."""
+    found = [
+        f"{value:.{digits}f} times {LABELS[cache]}"
+        for cache in report.compared
+        if (value := ratio(cache))
+    ]
+    return f" (INT2 {', '.join(found)})" if found else ""
 
 
 def _capacity(report: Report) -> list[str]:
     parts = [
-        f"{LABELS[cache]} ({side.engine.get('attention_backend', 'no backend')}) {side.capacity:,}"
-        " tokens"
-        for cache, side in report.sides.items()
-        if side.capacity is not None
+        f"{LABELS[side.cache]} ({found.engine.get('attention_backend', 'no backend')})"
+        f" {found.capacity:,} tokens"
+        for side, found in report.sides.items()
+        if found.capacity is not None
     ]
-    ratio = f" ({report.capacity_ratio:.1f} times)" if report.capacity_ratio else ""
+    ratios = _times(report, report.capacity_ratio, digits=1)
     note = (
         "; on a CPU it is what --max-total-tokens says, and numbers have 32 bits"
         if report.device == "CPU"
         else ""
     )
-    return [f"Capacity  {' · '.join(parts)}{ratio}{note}"] if parts else []
+    return [f"Capacity  {' · '.join(parts)}{ratios}{note}"] if parts else []

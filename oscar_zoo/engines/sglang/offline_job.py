@@ -68,6 +68,7 @@ class OfflineJob(Spec):
         arguments: command line of SGLang's server.
         cases: in this order.
         new_tokens: that every request generates.
+        repeats: how often each case is timed, after one warm-up.
         news: file the process appends one JSON object per line to.
         bulk: after the cases, if anything.
     """
@@ -76,6 +77,7 @@ class OfflineJob(Spec):
     cases: tuple[Case, ...]
     new_tokens: Count
     news: str
+    repeats: Count = 1
     bulk: Bulk | None = None
 
     @property
@@ -84,8 +86,9 @@ class OfflineJob(Spec):
         return min(WARM_TOKENS, self.new_tokens)
 
     def tokens(self, case: Case) -> int:
-        """Tokens that go through the engine for `case`, warm-up included."""
-        return case.batch * (2 * case.context + self.warm_tokens + self.new_tokens)
+        """Tokens that go through the engine for `case`, its warm-up and all repeats included."""
+        warm_up, timed = case.context + self.warm_tokens, case.context + self.new_tokens
+        return case.batch * (warm_up + self.repeats * timed)
 
     @property
     def total_tokens(self) -> int:

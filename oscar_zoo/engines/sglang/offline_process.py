@@ -2,8 +2,8 @@
 `python -m ... JOB.json`.
 
 `bench/run.py` starts it and reads the news that it appends to a file, a JSON object per line: `up`
-once, `progress`, one `case` per case, `bulk` if there is one, and `done` or `error` at the end.
-Times are taken here, where the tokens arrive.
+once, `progress`, one `case` per repeat of a case, `bulk` if there is one, and `done` or `error` at
+the end. Times are taken here, where the tokens arrive.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ PACE = 0.5
 """Seconds between two reports of progress."""
 FACTS = (
     "attention_backend",
+    "kv_cache_dtype",
     "dtype",
     "chunked_prefill_size",
     "mem_fraction_static",
@@ -72,7 +73,7 @@ def _drive(job: OfflineJob, tell: Callable[..., None]) -> None:
         )
         bench = OfflineBench(engine, job, tell)
         for case in job.cases:
-            tell(case=case.model_dump(), **bench.measure(case, room))
+            bench.measure(case, room)
         if job.bulk is not None:
             tell(bulk=bench.bulk(job.bulk, room))
     finally:
@@ -134,25 +135,33 @@ class OfflineBench:
         self._done = 0
         self._told = 0.0
 
-    def measure(self, case: Case, room: Room) -> dict[str, Any]:
-        """`arrivals` of every request after a warm-up of the same shape, or `refused` with the
-        cause."""
+    def measure(self, case: Case, room: Room) -> None:
+        """Tell the `arrivals` of every request, once per repeat, after a warm-up of the same shape;
+        or `refused` with the cause, which ends the case.
+
+        Every repeat has prompts of its own, which are prefilled anew.
+        """
         before = self._done
-        refused, arrivals = room.shortage(case, self._job.new_tokens), []
+        refused = room.shortage(case, self._job.new_tokens)
         if refused is None:
             try:
                 self._send(self._prompts(case.batch, case.context, "1"), self._job.warm_tokens)
-                replies = self._send(
-                    self._prompts(case.batch, case.context, "2"), self._job.new_tokens
-                )
-                arrivals = [reply.arrivals for reply in replies]
+                for repeat in range(self._job.repeats):
+                    prompts = self._prompts(case.batch, case.context, f"2 {repeat}")
+                    replies = self._send(prompts, self._job.new_tokens)
+                    if not all(reply.arrivals for reply in replies):
+                        refused = "a request ended without a token"
+                        break
+                    arrivals = [reply.arrivals for reply in replies]
+                    self._tell(case=case.model_dump(), arrivals=arrivals)
             except (
                 ValueError
             ) as error:  # how the engine refuses a request, for example one beyond its context
                 refused = _one_line(error)
+        if refused is not None:
+            self._tell(case=case.model_dump(), refused=refused)
         self._done = before + self._job.tokens(case)
         self._tell(progress=self._done)
-        return {"arrivals": arrivals} if refused is None else {"refused": refused}
 
     def bulk(self, bulk: Bulk, room: Room) -> dict[str, Any]:
         """`turns`, or `refused` with the cause.

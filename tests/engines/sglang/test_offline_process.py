@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from oscar_zoo.engines.sglang.offline_job import FOLLOW_UP, Bulk, OfflineJob
+from oscar_zoo.engines.sglang.offline_job import FOLLOW_UP, Bulk, Case, OfflineJob
 from oscar_zoo.engines.sglang.offline_process import OfflineBench, Reply, Room
 
 ANSWER = [5, 6, 7, 8]
@@ -47,16 +47,18 @@ class Engine:
     """Answers every prompt with `new_tokens` numbers made of its length; knows what it was
     asked."""
 
-    def __init__(self, *, missing: int = 0) -> None:
+    def __init__(self, *, missing: int = 0, refuses_after: int = 1 << 30) -> None:
         self.loop = asyncio.new_event_loop()
         self.tokenizer_manager = SimpleNamespace(model_config=SimpleNamespace(vocab_size=1000))
         self.prompts: list[list[int]] = []
-        self._missing = missing
+        self._missing, self._refuses_after = missing, refuses_after
 
     async def async_generate(
         self, *, input_ids: list[int], sampling_params: dict[str, Any], stream: bool
     ) -> AsyncIterator[dict[str, Any]]:
         assert stream and sampling_params["temperature"] == 0 and sampling_params["ignore_eos"]
+        if len(self.prompts) == self._refuses_after:
+            raise ValueError("no more.")
         self.prompts.append(list(input_ids))
         ids = [len(input_ids)] * (sampling_params["max_new_tokens"] - self._missing)
 
@@ -115,3 +117,40 @@ def test_a_conversation_that_does_not_fit_is_not_begun(told: list[dict[str, Any]
     }
     engine.loop.close()
     assert engine.prompts == []
+
+
+PAIR = Case(batch=2, context=40)
+REPEATED = OfflineJob(arguments=(), cases=(PAIR,), new_tokens=9, repeats=3, news="n")
+
+
+def measured(engine: Engine, told: list[dict[str, Any]], job: OfflineJob) -> list[dict[str, Any]]:
+    """What is told of the case, without the progress."""
+    OfflineBench(engine, job, lambda **news: told.append(news)).measure(PAIR, ROOM)
+    engine.loop.close()
+    return [news for news in told if "case" in news]
+
+
+def test_a_case_is_told_once_per_repeat_and_every_repeat_has_prompts_of_its_own(
+    told: list[dict[str, Any]],
+) -> None:
+    engine = Engine()
+    news = measured(engine, told, REPEATED)
+    assert [one["case"] for one in news] == [PAIR.model_dump()] * 3
+    assert all(
+        [count for _, count in request] == [*range(1, 10)] for request in news[0]["arrivals"]
+    )
+    assert len({tuple(prompt) for prompt in engine.prompts}) == 2 * (1 + 3)  # and the warm-up
+    assert told[-1] == {"progress": REPEATED.total_tokens}
+
+
+def test_a_repeat_that_is_refused_ends_its_case_and_keeps_the_earlier_ones(
+    told: list[dict[str, Any]],
+) -> None:
+    news = measured(Engine(refuses_after=4), told, REPEATED)
+    assert "arrivals" in news[0] and news[1]["refused"] == "ValueError: no more" and len(news) == 2
+    assert told[-1] == {"progress": REPEATED.total_tokens}
+
+
+def test_a_request_without_a_token_is_no_figure(told: list[dict[str, Any]]) -> None:
+    (only,) = measured(Engine(missing=9), told, REPEATED)
+    assert only == {"case": PAIR.model_dump(), "refused": "a request ended without a token"}

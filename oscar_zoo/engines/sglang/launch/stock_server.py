@@ -22,7 +22,7 @@ BACKENDS = {"cuda": "flashinfer", "cpu": "torch_native"}
 """Attention backend of a stock server, by device."""
 NO_PLUGIN = "none"
 """Value of SGLANG_PLUGINS that names no plugin."""
-_CACHE_TYPES: dict[StockCache, str] = {"bf16": "auto", "fp8": "fp8_e4m3"}
+CACHE_TYPES: dict[StockCache, str] = {"bf16": "auto", "fp8": "fp8_e4m3"}
 """Values of `--kv-cache-dtype`; `auto` is the type of the weights."""
 
 
@@ -71,7 +71,7 @@ def _plan(wanted: StockServer, port: int) -> plan.LaunchPlan:
         "--host": plan.LOOPBACK,
         "--port": str(port),
         "--attention-backend": BACKENDS[wanted.device],
-        "--kv-cache-dtype": _CACHE_TYPES[wanted.cache],
+        "--kv-cache-dtype": CACHE_TYPES[wanted.cache],
         **device_flags(wanted.device),
     }
     if wanted.gpu:
