@@ -18,7 +18,7 @@ from oscar_zoo.errors import DigestMismatchError, MalformedFile, UsageError
 from oscar_zoo.hubs import address
 from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.changes import HubState, apply_change, read_state
+from oscar_zoo.registry.changes import HubState, apply_change, read_state, tidy
 from oscar_zoo.registry.fetch import fetch_files, fetch_signature, verify_payload
 from oscar_zoo.registry.index import IndexEntry
 from oscar_zoo.registry.placing import Placing, check_arrived
@@ -110,6 +110,7 @@ def mirror(
         versions.append(version)
         told(results[-1])
     if not (options.dry_run or options.propose):
+        tidy(target)
         _cross_check(versions, source, target)
     return tuple(results)
 

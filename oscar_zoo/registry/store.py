@@ -217,6 +217,15 @@ class Store:
         with durable.storage_errors(f"cannot tidy {self.root}"):
             durable.sweep(self.artifacts)
 
+    def tidy(self) -> None:
+        """Remove what killed processes left while they added or removed entries.
+
+        A failure is none: it is not what was asked for.
+        """
+        for folder in (self.root, self.blobs, self.artifacts):
+            with contextlib.suppress(OSError):
+                durable.sweep(folder)
+
     @contextlib.contextmanager
     def _tidy(self, files: Sequence[FileDigest]) -> Iterator[None]:
         """Remove the blobs of an entry that could not be stored: nothing links them, and the disk
