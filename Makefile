@@ -35,6 +35,11 @@ TEST_PROCESSES ?= 3
 HUB_2 ?= huggingface_hub==2.4.0
 # A mirror of Hugging Face that others wrote, an independent read path for the tests.
 OLAH ?= olah==0.5.4
+# A checker of signatures that others wrote, with what of its dependencies it imports; 19 MB.
+MODEL_SIGNING_SET := model_signing==1.1.1 sigstore==4.5.1 sigstore-models==0.0.6 \
+  sigstore-rekor-types==0.0.18 in-toto-attestation==0.9.3 protobuf==7.36.2 blake3==1.0.11 \
+  asn1crypto==1.5.1 pyopenssl==26.4.0 rfc3161-client==1.0.9 tuf==7.0.1 securesystemslib==1.6.0 \
+  id==1.6.1 rfc8785==0.1.4 pyjwt==2.15.1
 # Fuzzing that follows coverage; only `make reliability` has it.
 FUZZER ?= atheris==3.0.0
 
@@ -56,11 +61,12 @@ $(STAMP): pyproject.toml Makefile $(wildcard requirements/*.txt)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") "$(TORCH)"
 	$(BIN)/python -c 'import triton' 2>/dev/null || $(PIP) install -q "$(TRITON)"
-	$(PIP) install -q -c requirements/constraints.txt -r requirements/sglang-cpu.txt -e '.[compute,modelscope,dev]'
+	$(PIP) install -q -c requirements/constraints.txt -r requirements/sglang-cpu.txt -e '.[compute,modelscope,sign,dev]'
 	$(PIP) install -q --no-warn-conflicts --no-deps $(SGLANG_SET) "$(NVRTC)"
 	$(PIP) install -q --no-warn-conflicts --no-deps $(HARNESS_SET)
 	$(BIN)/python requirements/cpu_site.py
 	rm -rf $(VENV)/hub-2 && $(PIP) install -q --no-warn-conflicts --target $(VENV)/hub-2 "$(HUB_2)"
+	rm -rf $(VENV)/model-signing && $(PIP) install -q --no-warn-conflicts --no-deps --target $(VENV)/model-signing $(MODEL_SIGNING_SET)
 	$(PYTHON) -m venv $(VENV)/olah && $(VENV)/olah/bin/python -m pip --disable-pip-version-check install -q "$(OLAH)"
 	for release in $(SGLANG_OTHERS); do \
 	  rm -rf "$(VENV)/sglang-$$release" && \

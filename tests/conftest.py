@@ -44,8 +44,8 @@ def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.chdir(folder / "work")
     for name in ("CACHE", "DATA", "STATE", "CONFIG"):
         monkeypatch.setenv(f"OSCAR_ZOO_{name}", str(folder / name.lower()))
-    for name in ("OSCAR_ZOO_HUB", "OSCAR_ZOO_OFFLINE", "OSCAR_ZOO_DEBUG", "OSCAR_ZOO_PORT"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("HUB", "OFFLINE", "DEBUG", "PORT", "SIGN_KEY"):
+        monkeypatch.delenv(f"OSCAR_ZOO_{name}", raising=False)
     return folder
 
 

@@ -170,8 +170,10 @@ def open_pulled(result: PullResult, choice: ModelChoice | None, observer: Observ
         VerificationFailed, DigestMismatchError: it must not be used.
         UsageError: it was made for another model than the folder's.
     """
-    for text in (*result.notes, *result.warnings):
-        observer.note(Note("artifact.warning", warning_text(text), {"warning": text}))
+    for text in result.notes:
+        observer.note(Note("artifact.hub", text))
+    for text in result.warnings:
+        observer.note(warning_note(text))
     outcome = result.verified or verify_stored(result.artifact)
     if not isinstance(outcome, Verified):
         refuse(result.artifact.record.id.reference, outcome)
@@ -180,6 +182,11 @@ def open_pulled(result: PullResult, choice: ModelChoice | None, observer: Observ
         return opened
     check_made_for(choice, opened.manifest)
     return replace(opened, base_model=choice.source, asked_by=choice)
+
+
+def warning_note(text: str) -> Note:
+    """The remark for a warning of an artifact: a code of verification, or a sentence."""
+    return Note("artifact.warning", warning_text(text), {"warning": text}, kind="warning")
 
 
 def pulled_artifact(result: PullResult, copy: Path | None = None) -> Artifact:

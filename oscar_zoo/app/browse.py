@@ -11,7 +11,7 @@ from oscar_zoo.app.arguments import command_line, option_words
 from oscar_zoo.app.memory_estimate import estimate_memory
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import ModelTarget, NameTarget
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import ArtifactNotFound, IntegrityError, OscarZooError
@@ -26,6 +26,8 @@ from oscar_zoo.registry.model_names import ModelChoice
 from oscar_zoo.registry.notices import status_warnings
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.registry.record import Record
+from oscar_zoo.registry.signatures import NOT_SIGNED, SignatureReport
+from oscar_zoo.registry.signed_outcome import signature_of
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.summary import known_scores
 from oscar_zoo.registry.view import HubView
@@ -33,21 +35,33 @@ from oscar_zoo.registry.view import HubView
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy in the store, and whether hashing it just now gave its digest."""
+    """A copy in the store, whether hashing it just now gave its digest, and its signature."""
 
     record: Record
     intact: bool
+    signature: SignatureReport
+
+    @classmethod
+    def of(cls, record: Record) -> Copy:
+        """The copy of `record`, read now."""
+        try:
+            stored = Store().open(record.digest, record.id)
+        except IntegrityError:
+            return cls(record, False, NOT_SIGNED)
+        return cls(record, True, signature_of(stored))
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A version that a hub offers; `state` is `active`, `deprecated` or `yanked`."""
+    """A version that a hub offers; `state` is `active`, `deprecated` or `yanked`, and `signed` says
+    whether there is a signature file, which nobody has read."""
 
     id: ArtifactId
     hub: str
     digest: str | None
     state: str
     reason: str | None
+    signed: bool
 
 
 @dataclass(frozen=True)
@@ -157,7 +171,7 @@ def describe(
         model=about,
         recipe=recipe,
         manifests=tuple(manifests),
-        installed=tuple(Copy(record, _is_intact(record)) for record in copies),
+        installed=tuple(map(Copy.of, copies)),
         offered=tuple(offered),
         unreachable=tuple(unreachable),
         warnings=tuple(text for record in copies for text in status_warnings(record)),
@@ -196,7 +210,9 @@ def _offered(model: str, views: Sequence[HubView]) -> list[Offer]:
             if artifact.model.casefold() == model.casefold():
                 entry, status = view.index.entry(artifact), view.status(artifact)
                 digest = entry.digest if entry else None
-                found.append(Offer(artifact, view.hub.name, digest, status.state, status.reason))
+                signed = any(file.path == SIGNATURE_NAME for file in view.hub.files(artifact))
+                told = (status.state, status.reason)
+                found.append(Offer(artifact, view.hub.name, digest, *told, signed))
     return found
 
 
@@ -228,11 +244,3 @@ def _manifests(model: str, views: Sequence[HubView]) -> dict[str, Manifest]:
 def _installed(model: str) -> list[Record]:
     installed = Store().installed()
     return [record for record in installed if record.id.model.casefold() == model.casefold()]
-
-
-def _is_intact(record: Record) -> bool:
-    try:
-        Store().open(record.digest, record.id)
-    except IntegrityError:
-        return False
-    return True

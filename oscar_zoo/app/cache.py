@@ -70,12 +70,13 @@ def collect(*, dry_run: bool) -> gc.GcReport:
 
 
 def remove(targets: Sequence[NameTarget]) -> tuple[Record, ...]:
-    """Remove artifacts from the store, all of them or none.
+    """Remove artifacts from the store, all of them or none, and what killed processes left in it.
 
     Raises:
         ArtifactNotFound: the store does not have one of them.
     """
     store = Store()
+    store.tidy()
     records = {record.path: record for record in (_find(store, target) for target in targets)}
     for record in records.values():
         store.remove(record)

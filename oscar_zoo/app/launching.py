@@ -72,6 +72,7 @@ def _started(
             facts=facts,
             key_file=server_records.key_file(entry.record) if wanted.api_key else None,
             seconds=time.monotonic() - began,
+            warnings=artifact.warnings,
             _child=started.child,
             _ends=stack.pop_all(),
         )

@@ -11,6 +11,8 @@ from oscar_zoo.errors import OscarZooError
 from oscar_zoo.registry import known_names, row_order
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hub_queries import look
+from oscar_zoo.registry.notices import locked_warnings
+from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.summary import summaries
@@ -47,12 +49,14 @@ class Listing:
         recipes: models with a recipe and no artifact, where everything or a family is listed.
         unreachable: what hubs said that did not answer.
         close: names like what was asked for, where nothing has that name.
+        warnings: a sentence for every version in the project's lock that was yanked or deprecated.
     """
 
     rows: tuple[Mapping[str, Any], ...]
     recipes: tuple[ModelRecipe, ...]
     unreachable: tuple[OscarZooError, ...]
     close: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def list_artifacts(
@@ -110,7 +114,8 @@ def listing(request: ListRequest) -> Listing:
     if not (request.model or request.installed or only_hubs or request.filters):
         known = {row["model"].casefold() for row in rows}
         recipes = tuple(recipe for recipe in wanted if recipe.name.casefold() not in known)
-    return Listing(tuple(chosen.of(rows)), recipes, tuple(unreachable), close)
+    warnings = locked_warnings(PinFile.of_project(), catalog)
+    return Listing(tuple(chosen.of(rows)), recipes, tuple(unreachable), close, warnings)
 
 
 def _of_model(

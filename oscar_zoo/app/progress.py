@@ -21,13 +21,14 @@ class Note:
         code: stable name of the kind of remark, such as `pull.yanked`.
         text: the remark as one plain sentence.
         facts: the values that the sentence mentions, for programs.
-        kind: `step` says what the use case does now; it is shown without the word "note".
+        kind: `step` says what the use case does now; it is shown without the word "note". A
+            `warning` is shown with its own word.
     """
 
     code: str
     text: str
     facts: Mapping[str, Any] = field(default_factory=dict)
-    kind: Literal["note", "step"] = "note"
+    kind: Literal["note", "step", "warning"] = "note"
 
 
 class Observer(Protocol):

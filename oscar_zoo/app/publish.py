@@ -37,7 +37,7 @@ class PublishRequest:
         allow_poor: publish although perplexity is more than 5 % above BF16; the index says so.
         unmeasured: publish although perplexity or recall was not measured; the index says so.
         dry_run: send nothing; the plan of each result says what would be sent.
-        sign: refuse to publish without a key for the index of the hub.
+        sign: refuse to publish without a key for artifact and index; with one, both are signed.
     """
 
     folder: Path
@@ -79,11 +79,13 @@ def publish_all(
     if not folder.is_dir():
         raise PathNotFound.for_path(path_text(folder), "artifact folder")
 
-    if request.sign and SigningKey.configured() is None:
+    key = SigningKey.configured()
+    if request.sign and key is None:
         raise UsageError("no key to sign with is named.", hint=f"export {SIGN_VARIABLE}=zoo.pem")
     hubs = writable_hubs(request.hubs)
     made = Publishable.read(folder, allow_warnings=request.allow_warnings, aliases=request.aliases)
     made = _past_gate(_with_scores(made, folder, request.scores), request)
+    made = made if key is None else made.signed(key)
 
     def write(hub: Hub) -> PublishResult:
         return registry.publish(

@@ -34,6 +34,7 @@ from oscar_zoo.registry.export import export
 from oscar_zoo.registry.model_names import ModelChoice, check_made_for
 from oscar_zoo.registry.pull import PullResult
 from oscar_zoo.registry.resolve import every_version
+from oscar_zoo.registry.signatures import NOT_SIGNED, SignatureWish
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
 
@@ -93,6 +94,8 @@ def pull(
     locked: bool = False,
     accept_new_digest: bool = False,
     offline: bool = False,
+    require_signature: bool = False,
+    keys: Sequence[str | Path] = (),
     progress: Progress | None = None,
 ) -> Artifact:
     """Fetch, verify and keep an artifact, or check the copy that is here.
@@ -106,6 +109,8 @@ def pull(
         locked: take only what `lock` has; never write it.
         accept_new_digest: take bytes that differ from those seen before, and pin them.
         offline: ask no hub.
+        require_signature: refuse an artifact without a valid signature of a known key.
+        keys: PEM files of public keys that are known besides the hub's and those of the package.
         progress: called with file, bytes so far and bytes in total, from several threads.
 
     Raises:
@@ -124,6 +129,7 @@ def pull(
         lock=False if lock is None else Path(lock),
         locked=locked,
         accept_new_digest=accept_new_digest,
+        signing=SignatureWish(require_signature, tuple(map(Path, keys))),
     )
     result = pull_all(request, _Progress(progress)).results[0]
     if isinstance(result, OscarZooError):
@@ -166,6 +172,7 @@ def _pull(
         offline=request.sources.offline,
         go_online=request.sources.go_online,
         progress=fetched,
+        signing=request.signing,
     )
     if isinstance(target, ModelTarget):
         check_made_for(target.choice, result.artifact.manifest)
@@ -181,9 +188,13 @@ def _copy(result: PullResult, request: PullRequest) -> Path | None:
 def _offer(
     request: PullRequest, trust: Trust, store: Store, target: Named, fetched: Progress
 ) -> Result:
-    found = registry.plan(target.reference, request.sources.hubs, store, trust=trust)
+    found = registry.plan(
+        target.reference, request.sources.hubs, store, trust=trust, signing=request.signing
+    )
     if isinstance(found, PullResult):
         return Pulled(found)
+    if request.signing.required and found.signature is None:
+        NOT_SIGNED.require(f"{found.id.reference} on {found.hub.title}")
     installed = store.find(found.id)
     here = installed is not None and found.digest == installed.digest
     return Offered(

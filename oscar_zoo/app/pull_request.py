@@ -15,6 +15,7 @@ from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.hubs.base import HubFile
 from oscar_zoo.registry.pins import PinFile, project_root
 from oscar_zoo.registry.pull import PullResult
+from oscar_zoo.registry.signatures import SignatureWish
 from oscar_zoo.registry.trust import Trust
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class PullRequest:
         accept_new_digest: take bytes that differ from those seen before, and pin them.
         allow_downgrade: accept an index that is older than one seen before.
         wish: what to do about a model for which nobody has published an artifact.
+        signing: whether a signature is required, and keys that are known.
     """
 
     targets: tuple[Named, ...]
@@ -53,6 +55,7 @@ class PullRequest:
     accept_new_digest: bool = False
     allow_downgrade: bool = False
     wish: ComputeWish = field(default_factory=ComputeWish)
+    signing: SignatureWish = field(default_factory=SignatureWish)
 
     def command_line(self, name: str, **changes: Any) -> str:
         """The command line that means this request for `name` alone, with options to add or to
@@ -70,6 +73,8 @@ class PullRequest:
             "accept-new-digest": self.accept_new_digest,
             "allow-downgrade": self.allow_downgrade,
             "offline": self.sources.asked_offline,
+            "require-signature": self.signing.required and not changes.get("compute"),
+            "key": self.signing.keys,
         }
         return command_line(["pull", name, *option_words(options | changes)])
 
@@ -126,6 +131,11 @@ def check_request(request: PullRequest) -> None:
     if request.wish.compute and request.locked:
         raise UsageError(
             "--locked takes what the lock has; --compute makes something new.",
+            hint="drop one of the two",
+        )
+    if request.wish.compute and request.signing.required:
+        raise UsageError(
+            "--require-signature takes what somebody signed; --compute makes something new.",
             hint="drop one of the two",
         )
     request.wish.check()

@@ -32,6 +32,7 @@ class RunningServer:
         key_file: private file with the key that requests need while the server runs; `None` when
             they need none.
         seconds: how long the start took.
+        warnings: codes of verification, and sentences about the status of the artifact.
     """
 
     url: str
@@ -47,6 +48,7 @@ class RunningServer:
     facts: ReadyFacts
     key_file: Path | None
     seconds: float
+    warnings: tuple[str, ...]
     _child: Server = field(repr=False)
     _ends: ExitStack = field(repr=False)
 

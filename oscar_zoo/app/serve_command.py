@@ -43,6 +43,7 @@ class ServeCommand:
         environment: variables to set.
         unset: variables to remove, because they run code or lower a guard.
         warnings: remarks about the environment, one sentence each.
+        artifact_warnings: codes of verification, and sentences about the status of the artifact.
         artifact: label of the artifact.
         digest: digest of the artifact.
         model: absolute path or hub id.
@@ -55,6 +56,7 @@ class ServeCommand:
     environment: Mapping[str, str] = field(repr=False)
     unset: tuple[str, ...]
     warnings: tuple[str, ...]
+    artifact_warnings: tuple[str, ...]
     artifact: str
     digest: str
     model: str
@@ -197,6 +199,7 @@ def _command(
         environment=environment,
         unset=unset,
         warnings=warnings,
+        artifact_warnings=prepared.artifact.warnings,
         artifact=prepared.artifact.label,
         digest=prepared.artifact.verified.digest,
         model=prepared.model,

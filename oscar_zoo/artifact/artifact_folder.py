@@ -9,11 +9,17 @@ from collections.abc import Sequence, Set
 from pathlib import Path, PurePosixPath
 from shlex import quote
 
-from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact import signature_file, strict_json
 from oscar_zoo.artifact.checks import Problem
 from oscar_zoo.artifact.digest import FileDigest
 from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, MAX_PAYLOAD_BYTES, read_file
-from oscar_zoo.artifact.manifest import FILE_NAME, SUFFIX, Manifest, is_payload
+from oscar_zoo.artifact.manifest import (
+    FILE_NAME,
+    SIGNATURE_NAME,
+    SUFFIX,
+    Manifest,
+    is_payload,
+)
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.outcome import Outcome, Unreadable, Unsupported
 from oscar_zoo.artifact.specs import Geometry
@@ -44,16 +50,7 @@ def verify_path(
     Raises:
         PathNotFound: nothing is there.
     """
-    try:
-        files = (
-            read_folder(path, max_bytes)
-            if path.is_dir()
-            else {path.name: read_file(path, max_bytes=max_bytes)}
-        )
-    except (MalformedFile, StorageError) as error:
-        return Unreadable(error.message, str(path), hint=error.hint)
-    except OSError as error:
-        return Unreadable(f"cannot read {path}: {error.strerror}", str(path))
+    files = read_path(path, max_bytes)
     if not isinstance(files, dict):
         return files
     return verify_files(
@@ -64,6 +61,23 @@ def verify_path(
         what=str(path),
         strict=strict,
     )
+
+
+def read_path(path: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, bytes] | Outcome:
+    """One rotation file, or what `read_folder` reads of a folder; what cannot be read is an
+    outcome.
+
+    Raises:
+        PathNotFound: nothing is there.
+    """
+    try:
+        if path.is_dir():
+            return read_folder(path, max_bytes)
+        return {path.name: read_file(path, max_bytes=max_bytes)}
+    except (MalformedFile, StorageError) as error:
+        return Unreadable(error.message, str(path), hint=error.hint)
+    except OSError as error:
+        return Unreadable(f"cannot read {path}: {error.strerror}", str(path))
 
 
 def read_folder(folder: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, bytes] | Outcome:
@@ -97,6 +111,37 @@ def read_folder(folder: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, b
             continue  # listed and absent: stage `bytes` says so
         left -= len(files[name])
     return files
+
+
+def read_signature(folder: Path) -> bytes | None:
+    """The signature file in `folder`, or `None` where there is none.
+
+    Raises:
+        MalformedFile: it is a link, no file, or larger than `signature_file.MAX_BYTES`.
+        StorageError: the system refuses to read it.
+    """
+    try:
+        return read_file(folder / SIGNATURE_NAME, max_bytes=signature_file.MAX_BYTES)
+    except PathNotFound:
+        return None
+
+
+def other_files(folder: Path, names: Set[str]) -> list[str]:
+    """Paths of what lies in `folder` and below and is not in `names`, without what a signature
+    leaves out; at most one per folder below, because one is enough."""
+    found, todo = [], [folder]
+    while todo:
+        place = todo.pop()
+        for entry in sorted(place.iterdir()):
+            path = entry.relative_to(folder).as_posix()
+            if path in signature_file.NOT_SIGNED or path in names:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                todo.append(entry)
+                continue
+            found.append(path)
+            break
+    return found
 
 
 def refuse_links(folder: Path) -> None:

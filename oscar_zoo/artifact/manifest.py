@@ -40,6 +40,8 @@ SCHEMA: Schema = "oscar-zoo.manifest/1"
 WITH_WIDTHS: Schema = "oscar-zoo.manifest/2"
 SCHEMAS: tuple[Schema, ...] = get_args(Schema)
 FILE_NAME = "oscar.json"
+SIGNATURE_NAME = "model.sig"
+"""The signature beside the manifest; see `signature_file`."""
 STATISTICS_NAME = "statistics.safetensors"
 SUFFIX = ".pt"
 """Suffix of the names of rotation files."""
@@ -90,8 +92,8 @@ class FileEntry(Spec):
                 check_part(part, "file name")
             except InvalidName as error:
                 raise ValueError(error.message) from None
-        if self.path.casefold() == FILE_NAME:
-            raise ValueError(f"{FILE_NAME} is never part of its own file list")
+        if self.path.casefold() in (FILE_NAME, SIGNATURE_NAME):
+            raise ValueError(f"{FILE_NAME} and {SIGNATURE_NAME} are never part of the file list")
         if (self.size is None) != (self.sha256 is None):
             raise ValueError("size and sha256 are known together or not at all")
         return self

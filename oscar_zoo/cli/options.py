@@ -60,6 +60,27 @@ def targets_option(function: F) -> F:
     )(function)
 
 
+def signature_options(function: F) -> F:
+    """`--require-signature` and `--key`: by whom an artifact has to be signed."""
+    key = click.option(
+        "--key",
+        "keys",
+        multiple=True,
+        metavar="PUBLIC.pem",
+        type=click.Path(path_type=Path),
+        help=(
+            "Public key of a publisher whose signatures are known, besides the key that the hub"
+            " signs its index with and those shipped with oscar-zoo. Can be repeated."
+        ),
+    )
+    required = click.option(
+        "--require-signature",
+        is_flag=True,
+        help="Refuse an artifact without a valid signature of a known key (exit code 4).",
+    )
+    return required(key(function))
+
+
 def create_pr_option(function: F) -> F:
     """`--create-pr`: for repositories of others."""
     return click.option(

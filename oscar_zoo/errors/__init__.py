@@ -27,6 +27,7 @@ from oscar_zoo.errors.hubs import (
     StaleRevision,
 )
 from oscar_zoo.errors.integrity import (
+    ArtifactSignatureError,
     DigestMismatchError,
     FrozenIndex,
     MalformedFile,
@@ -74,6 +75,7 @@ __all__ = [
     "AmbiguousName",
     "ArtifactNotAsked",
     "ArtifactNotFound",
+    "ArtifactSignatureError",
     "ComputeFailed",
     "ConflictError",
     "DigestMismatchError",

@@ -76,6 +76,30 @@ class SignatureError(IntegrityError):
         )
 
 
+class ArtifactSignatureError(SignatureError):
+    """An artifact has no valid signature of a known key, and one is required; the `code` of each
+    error says why, such as `signature.missing`."""
+
+    code = "integrity.artifact_signature"
+
+    @classmethod
+    def of(cls, what: str, code: str, seen: str) -> Self:
+        """Build the error for the artifact `what` that `seen`; `code` begins with `signature.`."""
+        error = cls(f"{what} {seen}.", hint=_SIGNATURE_HINTS.get(code, "do not use this copy"))
+        error.code = code
+        return error
+
+
+_SIGNATURE_HINTS = {
+    "signature.missing": "ask its publisher to sign it, or do without --require-signature",
+    "signature.unknown_key": "name the file of its publisher's public key: --key PUBLIC.pem",
+    "signature.not_checked": "install the extra `sign`",
+    "signature.expired": "ask its publisher for a version signed with a newer key",
+    "signature.format": "ask its publisher to sign it with a current release",
+    "signature.added_file": "move other files away, or pull it again",
+}
+
+
 class FrozenIndex(IntegrityError):
     """The timestamp of a hub has expired: its owner stopped, or somebody serves an old state."""
 

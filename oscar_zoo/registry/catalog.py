@@ -16,7 +16,7 @@ from importlib.resources.abc import Traversable
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import UsageError
-from oscar_zoo.registry import known_digests
+from oscar_zoo.registry import known_digests, trusted_keys
 from oscar_zoo.registry.known_digests import KnownDigest
 from oscar_zoo.registry.recipe import ModelRecipe, load_recipe
 
@@ -175,7 +175,7 @@ def _packaged() -> Catalog:
     manifests = (
         Manifest.from_bytes(entry.read_bytes(), what=entry.name, registry=True)
         for entry in _json_files(resources.files("oscar_zoo.manifests"))
-        if entry.name not in (SCHEMA_NAME, known_digests.FILE_NAME)
+        if entry.name not in (SCHEMA_NAME, known_digests.FILE_NAME, trusted_keys.FILE_NAME)
     )
     return Catalog(recipes, manifests, known_digests.packaged_digests().artifacts)
 

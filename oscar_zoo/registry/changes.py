@@ -45,6 +45,15 @@ class CanCreate(Protocol):
         ...
 
 
+@runtime_checkable
+class CanTidy(Protocol):
+    """A hub where a killed writer may leave files."""
+
+    def tidy(self) -> None:
+        """Remove them."""
+        ...
+
+
 @dataclass(frozen=True)
 class HubState:
     """A hub as it was at one moment: what a change is made from.
@@ -151,6 +160,7 @@ def apply_change(hub: Hub, make: Make, *, create: bool | None = None) -> Applied
                 raise
             raise _unknown(hub, error) from error
         if change is None:
+            tidy(hub)
             return Applied(sent or placed, Commit(state.revision), state)
         if attempt == ATTEMPTS:
             break
@@ -206,6 +216,13 @@ def read_state(hub: Hub, *, create: bool | None = None, dry_run: bool = False) -
         return HubState.empty(hub, None)
     hub.create(private=False)
     return HubState.read(hub)
+
+
+def tidy(hub: Hub) -> None:
+    """Remove what killed writers left on `hub`, for who has nothing to write; every commit does it
+    too."""
+    if isinstance(hub, CanTidy):
+        hub.tidy()
 
 
 def _unknown(hub: Hub, error: NetworkError) -> NetworkError:

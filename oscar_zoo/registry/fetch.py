@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from oscar_zoo.artifact import signature_file
 from oscar_zoo.artifact.digest import FileDigest, sha256_hex
 from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES
 from oscar_zoo.artifact.outcome import Verified, refuse
@@ -37,6 +38,25 @@ def fetch_files(resolved: ResolvedArtifact, progress: Progress | None = None) ->
         in_parallel(calls, workers=PARALLEL_FILES) if len(calls) > 1 else [call() for call in calls]
     )
     return {file.path: data for file, data in zip(resolved.files, bodies, strict=True)}
+
+
+def fetch_signature(resolved: ResolvedArtifact) -> bytes | None:
+    """The signature file of `resolved`, or `None` where its hub lists none.
+
+    Raises:
+        MalformedFile: it is larger than any signature.
+        DigestMismatchError, NetworkError, AccessError: as `fetch_files`.
+    """
+    file = resolved.signature
+    if file is None:
+        return None
+    if file.size > signature_file.MAX_BYTES:
+        raise MalformedFile(
+            "file.size",
+            f"{file.path} of {resolved.id} has {file.size:,} bytes, at most"
+            f" {signature_file.MAX_BYTES:,} are read.",
+        )
+    return _fetch(resolved, file, None)
 
 
 def verify_payload(resolved: ResolvedArtifact, payload: dict[str, bytes]) -> Verified:

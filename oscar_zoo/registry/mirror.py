@@ -12,20 +12,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from oscar_zoo.artifact.manifest import FILE_NAME, HubLocation
+from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, HubLocation
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import DigestMismatchError, UsageError
+from oscar_zoo.errors import DigestMismatchError, MalformedFile, UsageError
 from oscar_zoo.hubs import address
 from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.changes import HubState, apply_change, read_state
-from oscar_zoo.registry.fetch import fetch_files, verify_payload
+from oscar_zoo.registry.changes import HubState, apply_change, read_state, tidy
+from oscar_zoo.registry.fetch import fetch_files, fetch_signature, verify_payload
 from oscar_zoo.registry.index import IndexEntry
 from oscar_zoo.registry.placing import Placing, check_arrived
 from oscar_zoo.registry.selecting import named_versions
 from oscar_zoo.registry.tags import put_tag
 from oscar_zoo.registry.version import Version
-from oscar_zoo.registry.view import HubView
+from oscar_zoo.registry.view import HubView, ResolvedArtifact
 
 Outcome = Literal["copied", "already there", "would be copied", "proposed"]
 
@@ -110,6 +110,7 @@ def mirror(
         versions.append(version)
         told(results[-1])
     if not (options.dry_run or options.propose):
+        tidy(target)
         _cross_check(versions, source, target)
     return tuple(results)
 
@@ -129,6 +130,9 @@ def _mirror_one(
     verified = verify_payload(offer, files)
     if offer.manifest_bytes is not None:
         files[FILE_NAME] = offer.manifest_bytes
+    signature, left_out = _signature(offer)
+    if signature is not None:
+        files[SIGNATURE_NAME] = signature
     fetched = Version.of(version.id, files)
     if fetched != version:
         raise DigestMismatchError.for_content(
@@ -136,19 +140,24 @@ def _mirror_one(
         )
     placing = Placing(version, files, like=like, propose=options.propose, verb="Mirror")
     applied = apply_change(target, placing.change, create=options.create)
-    commit = applied.commit
+    commit, warnings = applied.commit, (*left_out, *verified.warnings)
     if commit.proposal is not None:
-        return MirrorResult(
-            version.id, version.digest, "proposed", size, commit.proposal, verified.warnings
-        )
+        return MirrorResult(version.id, version.digest, "proposed", size, commit.proposal, warnings)
     if applied.change is None or applied.change.artifact is None:
-        return MirrorResult(
-            version.id, version.digest, "already there", size, warnings=verified.warnings
-        )
-    check_arrived(target, version)
+        return MirrorResult(version.id, version.digest, "already there", size, warnings=warnings)
+    check_arrived(target, version, signature)
     _, warning = put_tag(target, version, commit.revision)
-    warnings = (*verified.warnings, *((warning,) if warning else ()))
+    warnings = (*warnings, *((warning,) if warning else ()))
     return MirrorResult(version.id, version.digest, "copied", size, warnings=warnings)
+
+
+def _signature(offer: ResolvedArtifact) -> tuple[bytes | None, tuple[str, ...]]:
+    """The signature file of an offer, which goes along whoever signed it, and a sentence where it
+    is none."""
+    try:
+        return fetch_signature(offer), ()
+    except MalformedFile as error:
+        return None, (f"the signature of {offer.id.reference} was left out: {error.message}",)
 
 
 def _source_entry(view: HubView, version: Version) -> IndexEntry:

@@ -13,13 +13,15 @@ import contextlib
 from collections.abc import Iterator
 
 from oscar_zoo.artifact.manifest import Status
-from oscar_zoo.errors import OscarZooError
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.errors import MalformedFile, OscarZooError
 from oscar_zoo.hubs import address
 from oscar_zoo.hubs.base import INDEX_NAME, Hub
 from oscar_zoo.hubs.deadline import within
 from oscar_zoo.hubs.remote import RemoteHub
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.index import Index
+from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.view import status_sentence
 
@@ -40,21 +42,41 @@ def status_warnings(
         catalog: whose manifests count where the hub says nothing.
         ask: whether a remote hub may be asked.
     """
-    for hub in _source(record):
-        entry = _index(hub, ask=ask).entry(record.id)
-        if entry is not None and entry.digest == record.digest:
+    return _warnings(record.id, record.digest, record.source, catalog, ask=ask)
+
+
+def locked_warnings(lock: PinFile, catalog: Catalog | None = None) -> tuple[str, ...]:
+    """A sentence for every version in the lock of a project that was yanked or deprecated since,
+    whether or not it is here, or what is wrong with the lock; no hub is asked."""
+    try:
+        pinned = lock.read().artifacts
+    except MalformedFile as error:
+        return (error.message,)
+    return tuple(
+        f"{lock.path.name}: {text}"
+        for pin in pinned
+        for text in _warnings(pin.artifact_id, pin.digest, pin.hub, catalog, ask=False)
+    )
+
+
+def _warnings(
+    artifact: ArtifactId, digest: str, source: str, catalog: Catalog | None, *, ask: bool
+) -> tuple[str, ...]:
+    for hub in _source(source):
+        entry = _index(hub, ask=ask).entry(artifact)
+        if entry is not None and entry.digest == digest:
             if entry.status.state != "active":
-                return (status_sentence(record.id, entry.status),)
+                return (status_sentence(artifact, entry.status),)
             return ()
-    packaged = (catalog or Catalog.packaged()).manifest(record.id)
-    same = packaged is not None and packaged.digest in (None, record.digest)
+    packaged = (catalog or Catalog.packaged()).manifest(artifact)
+    same = packaged is not None and packaged.digest in (None, digest)
     status = packaged.registry.status if packaged and packaged.registry and same else Status()
-    return () if status.state == "active" else (status_sentence(record.id, status),)
+    return () if status.state == "active" else (status_sentence(artifact, status),)
 
 
-def _source(record: Record) -> Iterator[Hub]:
+def _source(name: str) -> Iterator[Hub]:
     with contextlib.suppress(OscarZooError):  # it may have been a hub of another time
-        yield address.open_hub(record.source)
+        yield address.open_hub(name)
 
 
 def _index(hub: Hub, *, ask: bool) -> Index:

@@ -136,6 +136,12 @@ class Pins(Spec):
             raise AmbiguousName.for_name(str(reference), [p.artifact_id.reference for p in found])
         return found[0] if found else None
 
+    def key_of(self, hub: str) -> str | None:
+        """The fingerprint of the key that signs the index of `hub`, whatever revision of it is
+        named, or `None`."""
+        found = (mark for name, mark in self.keys.items() if same_hub(name, hub))
+        return self.keys.get(hub) or next(found, None)
+
     def with_pin(self, pin: Pin) -> Pins:
         """These pins and `pin`, in place of an older one of the same id; a pin of the same bytes
         stays as it is."""
@@ -250,9 +256,18 @@ def _home() -> Path:
     return Path(os.path.expanduser("~"))  # noqa: PTH111  (Path.home raises where there is none)
 
 
+def same_hub(one: str, two: str) -> bool:
+    """Whether two names mean one hub, whatever revision was asked for."""
+    return _without_revision(one) == _without_revision(two)
+
+
 def now() -> str:
     """This moment in the form of `Pin.first_seen`."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _without_revision(hub: str) -> str:
+    return hub if hub.startswith("file:") else hub.partition("@")[0].casefold()
 
 
 def _plain(pins: Pins) -> dict[str, object]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oscar_zoo.artifact.digest import FileDigest, file_digest
+from oscar_zoo.artifact.manifest import SIGNATURE_NAME
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.hubs.base import CARD_NAME, INDEX_NAME, Hub
@@ -95,9 +96,10 @@ def publish(
         NetworkError, AccessError, RepositoryNotFound: see `Hub`.
     """
     version, verified = Version.of(made.id, made.files), made.verified
+    beside = {} if made.signature is None else {SIGNATURE_NAME: made.signature}
     placing = Placing(
         version,
-        made.files,
+        {**made.files, **beside},
         aliases=made.aliases,
         scores=made.scores,
         accepted=made.accepted,
@@ -111,9 +113,10 @@ def publish(
         where = commit.revision if already else None
         return PublishResult(version.id, version.digest, already, verified, where, commit.proposal)
     if not already:
-        check_arrived(hub, version)
+        check_arrived(hub, version, made.signature)
     tag, failed = put_tag(hub, version, commit.revision)
-    warnings = tuple(text for text in (failed, _left_alone(applied.state.card)) if text)
+    unsigned = _not_signed(hub, made) if already else None
+    warnings = tuple(text for text in (failed, unsigned, _left_alone(applied.state.card)) if text)
     return PublishResult(
         version.id, version.digest, already, verified, commit.revision, tag=tag, warnings=warnings
     )
@@ -132,6 +135,26 @@ def _rehearse(placing: Placing, hub: Hub, verified: Verified, create: bool) -> P
         plan = PublishPlan(files, change.message, change.parent, tag, serial)
     already = change is None or change.artifact is None
     return PublishResult(version.id, version.digest, already, verified, plan=plan)
+
+
+def _not_signed(hub: Hub, made: Publishable) -> str | None:
+    """A sentence where the version was published before with another signature, or with none."""
+    if made.signature is None:
+        return None
+    listed = {file.path: file for file in hub.files(made.id)}.get(SIGNATURE_NAME)
+    if listed is None:
+        seen = "without a signature"
+    elif (
+        listed.size != len(made.signature)
+        or hub.fetch(made.id, SIGNATURE_NAME, limit=listed.size) != made.signature
+    ):
+        seen = "with another signature"
+    else:
+        return None
+    return (
+        f"{made.id} was published {seen}, and a published version never changes: publish it under"
+        " another tag to sign it."
+    )
 
 
 def _left_alone(card: bytes | None) -> str | None:

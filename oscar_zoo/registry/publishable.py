@@ -7,18 +7,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
-from oscar_zoo.artifact.artifact_folder import read_folder
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.artifact_folder import read_folder, read_signature
+from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference, path_text
 from oscar_zoo.artifact.outcome import Verified, refuse
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.errors import PathNotFound, UsageError
+from oscar_zoo.registry import signing_key
 from oscar_zoo.registry.attach_scores import check_same
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.index import Accepted
 from oscar_zoo.registry.score_file import ScoreFile
 from oscar_zoo.registry.score_history import merged
+from oscar_zoo.registry.signatures import KnownKey, KnownKeys, check_signature, sign
+from oscar_zoo.registry.signing_key import SigningKey
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Publishable:
         aliases: other names of exactly this artifact.
         scores: claims about it that go to the index with it.
         accepted: what it is published in spite of; see `quality_gate`.
+        signature: its signature file, or `None`.
     """
 
     id: ArtifactId
@@ -40,6 +44,7 @@ class Publishable:
     aliases: tuple[str, ...] = ()
     scores: tuple[Score, ...] = ()
     accepted: tuple[Accepted, ...] = ()
+    signature: bytes | None = None
 
     @classmethod
     def read(
@@ -88,7 +93,8 @@ class Publishable:
         catalog = catalog or Catalog.packaged()
         names = _aliases(aliases, manifest.artifact_id, catalog)
         verified = _verify(name, files, manifest, artifact_id, catalog, allow_warnings)
-        return cls(manifest.artifact_id, files, verified, names)
+        signature = _own_signature(name, read_signature(folder.resolve()), files)
+        return cls(manifest.artifact_id, files, verified, names, signature=signature)
 
     @property
     def manifest(self) -> Manifest:
@@ -108,6 +114,25 @@ class Publishable:
         """
         check_same(file, self.id, self.verified.digest, what=what, where="the folder")
         return replace(self, scores=merged(self.scores, file.scores))
+
+    def signed(self, key: SigningKey) -> Publishable:
+        """The same, signed with `key`; a signature by this key stays as it is."""
+        mark = signing_key.fingerprint(key.public)
+        known = KnownKeys((KnownKey(mark, "", key.public),))
+        if check_signature(self.signature, self.files, known).state == "valid":
+            return self
+        return replace(self, signature=sign(str(self.id), self.files, key))
+
+
+def _own_signature(name: str, data: bytes | None, files: Mapping[str, bytes]) -> bytes | None:
+    """The signature file of a folder, which goes along; raises `UsageError` where it is of other
+    files."""
+    report = check_signature(data, files, KnownKeys())
+    if report.state == "invalid":
+        raise UsageError(
+            f"{name} {report.message}.", hint=f"remove it: rm {quote(f'{name}/{SIGNATURE_NAME}')}"
+        )
+    return data
 
 
 def _verify(

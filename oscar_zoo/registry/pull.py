@@ -19,6 +19,7 @@ from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.notices import status_warnings
 from oscar_zoo.registry.pull_errors import explained, pinned_missing
 from oscar_zoo.registry.pull_job import PullJob, PullResult
+from oscar_zoo.registry.signatures import SignatureWish
 from oscar_zoo.registry.store import Store, StoredArtifact
 from oscar_zoo.registry.trust import Trust
 from oscar_zoo.registry.view import ResolvedArtifact
@@ -37,6 +38,7 @@ def pull(
     go_online: str = WITHOUT_OPTION,
     prefer_installed: bool = False,
     progress: Progress | None = None,
+    signing: SignatureWish | None = None,
 ) -> PullResult:
     """Fetch, verify and store an artifact, or check the copy that is already there.
 
@@ -52,8 +54,10 @@ def pull(
         prefer_installed: take a copy in the store, if there is one, without asking whether a hub
             has another.
         progress: told about bytes fetched, from several threads.
+        signing: whether a signature is required, and keys that are known.
 
     Raises:
+        ArtifactSignatureError: there is no valid signature, and it is required.
         NotFoundError, AmbiguousName: see `resolve`.
         NetworkError: no hub answered, or `offline` and not here.
         AccessError: a hub refused.
@@ -65,7 +69,7 @@ def pull(
         VerificationFailed: the bytes must not be used; `error.outcome` says why.
         StorageError: the disk refused.
     """
-    job = PullJob(reference, hubs, store, catalog, trust, progress)
+    job = PullJob(reference, hubs, store, catalog, trust, progress, signing)
     here = job.installed(offline or prefer_installed)
     if here is not None:
         job.remember_copy(here.artifact.record)
@@ -83,6 +87,9 @@ def pull(
                 told = (*status, *(warning for warning in result.warnings if warning not in status))
                 result = replace(result, warnings=told)
         except (NetworkError, NotFoundError) as error:
+            if job.refused is not None:
+                what, signature = job.refused
+                signature.require(what)
             lock = job.trust.lock
             if job.pin is not None and lock is not None:
                 raise pinned_missing(
@@ -107,10 +114,11 @@ def plan(
     *,
     catalog: Catalog | None = None,
     trust: Trust | None = None,
+    signing: SignatureWish | None = None,
 ) -> ResolvedArtifact | PullResult:
     """What `pull` would do: the installed copy it would take, or the offer it would fetch. Writes
     nothing."""
-    job = PullJob(reference, hubs, store, catalog, trust, None)
+    job = PullJob(reference, hubs, store, catalog, trust, None, signing)
     here = job.installed(False)
     return here if here is not None else job.ask(job.offer)[0].resolved
 

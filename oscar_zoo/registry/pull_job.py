@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from oscar_zoo.artifact import locks
-from oscar_zoo.artifact.manifest import FILE_NAME
-from oscar_zoo.artifact.names import Reference
+from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME
+from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.errors import (
     DigestMismatchError,
+    MalformedFile,
     NotLocked,
     RevisionGone,
     RevisionNotFound,
@@ -26,13 +27,21 @@ from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.registry import pins, trust
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.failover import first_answer
-from oscar_zoo.registry.fetch import fetch_files, verify_payload
+from oscar_zoo.registry.fetch import fetch_files, fetch_signature, verify_payload
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.installed import find_installed
 from oscar_zoo.registry.payload_file import PayloadFile
 from oscar_zoo.registry.pins import Pin
 from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.resolve import find
+from oscar_zoo.registry.signatures import (
+    NOT_SIGNED,
+    KnownKeys,
+    SignatureReport,
+    SignatureWish,
+    check_signature,
+    unreadable,
+)
 from oscar_zoo.registry.store import EntryOrigin, Store, StoredArtifact
 from oscar_zoo.registry.trust import Promise, Trust
 from oscar_zoo.registry.view import HubView, ResolvedArtifact
@@ -54,6 +63,7 @@ class PullResult:
         warnings: codes of verification and sentences about the status of the version.
         notes: what went wrong with hubs asked before.
         verified: the outcome when the bytes were verified just now.
+        signature: what is known about the signature of the entry.
     """
 
     artifact: StoredArtifact
@@ -64,10 +74,14 @@ class PullResult:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     verified: Verified | None = None
+    signature: SignatureReport = NOT_SIGNED
 
 
 class PullJob:
-    """One pull: the arguments, made complete, and its steps."""
+    """One pull: the arguments, made complete, and its steps.
+
+    `refused` is a copy in the store that lacks a valid signature, where one is required.
+    """
 
     def __init__(
         self,
@@ -77,10 +91,12 @@ class PullJob:
         catalog: Catalog | None,
         trust: Trust | None,
         progress: Progress | None,
+        signing: SignatureWish | None = None,
     ) -> None:
-        self.reference = reference
+        self.reference, self.signing = reference, signing or SignatureWish()
         self.hubs = tuple(hubs) if isinstance(hubs, Sequence) else (hubs,)
         self.store, self.progress = store, progress
+        self.refused: tuple[str, SignatureReport] | None = None
         self.catalog = catalog or Catalog.packaged()
         self.trust = trust or Trust()
         self.pin = self.trust.pinned(self.reference, self.catalog)
@@ -108,7 +124,13 @@ class PullJob:
         else:
             return None
         stored = self.store.intact(record)
-        return None if stored is None else _present(stored, stored.record.source)
+        if stored is None:
+            return None
+        signature = self._signed(stored, stored.record.source)
+        if self.signing.required and signature.state != "valid":
+            self.refused = (stored.record.id.reference, signature)
+            return None  # a hub may have a signature of it
+        return _present(stored, stored.record.source, signature=signature)
 
     def remember_copy(self, record: Record) -> None:
         """Pin a copy that was taken without asking a hub, as it was pinned when it was fetched."""
@@ -124,7 +146,7 @@ class PullJob:
         """`call` of the first hub that answers; the hub of a pin first, at its commit."""
         hubs = self.hubs
         if self.pin is not None:
-            home = [hub for hub in hubs if _base(hub.name) == _base(self.pin.hub)]
+            home = [hub for hub in hubs if pins.same_hub(hub.name, self.pin.hub)]
             hubs = (*home, *(hub for hub in hubs if hub not in home))
         return first_answer(hubs, call, name=str(self.reference))
 
@@ -133,7 +155,7 @@ class PullJob:
         pin = self.pin
         if (
             pin is not None
-            and _base(hub.name) == _base(pin.hub)
+            and pins.same_hub(hub.name, pin.hub)
             and _COMMIT.fullmatch(pin.revision or "")
         ):
             return self._pinned_offer(hub.at(str(pin.revision)), pin)
@@ -148,8 +170,11 @@ class PullJob:
             known = self.store.find(offer.resolved.id)
             same = known if known and _same(offer.resolved, known) else None
             stored = self.store.intact(same)
-            if stored is not None:
-                result = _present(stored, hub.name, offer.resolved.warnings)
+            signature = stored and self._signed(stored, hub.name, offer.view.key)
+            kept = signature and (signature.state == "valid" or not self.signing.required)
+            if stored and signature and kept:
+                warnings = offer.resolved.warnings
+                result = _present(stored, hub.name, warnings, signature=signature)
             else:
                 with self._at_pinned_commit(hub):
                     result = self._download(offer)
@@ -203,7 +228,11 @@ class PullJob:
     def _download(self, offer: Offer) -> PullResult:
         resolved = offer.resolved
         files = fetch_files(resolved, self.progress)
-        verified = verify_payload(resolved, files)
+        if resolved.manifest_bytes is not None:
+            files[FILE_NAME] = resolved.manifest_bytes
+        signature, data = self._signature(offer, files)
+        payload = {name: content for name, content in files.items() if name != FILE_NAME}
+        verified = verify_payload(resolved, payload)
         # A listing without digests promised nothing before; promises must hold for the bytes
         # themselves.
         self._check(offer, verified.digest)
@@ -212,8 +241,8 @@ class PullJob:
             raise DigestMismatchError.for_content(
                 str(resolved.id), want=wanted, got=verified.digest
             )
-        if resolved.manifest_bytes is not None:
-            files[FILE_NAME] = resolved.manifest_bytes
+        if data is not None:
+            files[SIGNATURE_NAME] = data
         origin = EntryOrigin(
             resolved.hub.revision if offer.view.is_remote else None,
             verified.level,
@@ -221,10 +250,46 @@ class PullJob:
         )
         artifact = self.store.put(resolved.id, files, source=resolved.hub.name, origin=origin)
         first_use = resolved.manifest is None and not offer.promises
-        warnings = (*resolved.warnings, *verified.warnings)
+        warnings = (*resolved.warnings, *_remarks(resolved.id, signature), *verified.warnings)
         return PullResult(
-            artifact, False, first_use, resolved.hub.name, verified.level, warnings, (), verified
+            artifact,
+            False,
+            first_use,
+            resolved.hub.name,
+            verified.level,
+            warnings,
+            verified=verified,
+            signature=signature,
         )
+
+    def _signature(
+        self, offer: Offer, files: dict[str, bytes]
+    ) -> tuple[SignatureReport, bytes | None]:
+        """What is known about the signature of fetched files, which nothing has parsed yet, and the
+        signature file.
+
+        Raises:
+            ArtifactSignatureError: it is not valid, and has to be.
+        """
+        data = None
+        try:
+            data = fetch_signature(offer.resolved)
+            report = check_signature(
+                data, files, self._keys(offer.resolved.hub.name, offer.view.key)
+            )
+        except MalformedFile as error:
+            report = unreadable(error)
+        if self.signing.required:
+            report.require(f"{offer.resolved.id.reference} on {offer.view.hub.title}")
+        return report, data
+
+    def _signed(self, stored: StoredArtifact, hub: str, key: str | None = None) -> SignatureReport:
+        return check_signature(stored.signature, stored.signed_files, self._keys(hub, key))
+
+    def _keys(self, hub: str, key: str | None) -> KnownKeys:
+        """What is known for artifacts of `hub`, whose index is signed with `key`, or is not read
+        now."""
+        return KnownKeys.gather(self.signing.keys, {hub: key or self.trust.key_of(hub)})
 
     def _remember(self, offer: Offer, result: PullResult) -> None:
         hub = offer.resolved.hub
@@ -242,9 +307,23 @@ class Offer:
     promises: tuple[Promise, ...]
 
 
-def _present(stored: StoredArtifact, hub: str, warnings: tuple[str, ...] = ()) -> PullResult:
+def _present(
+    stored: StoredArtifact,
+    hub: str,
+    warnings: tuple[str, ...] = (),
+    *,
+    signature: SignatureReport,
+) -> PullResult:
     record = stored.record
-    return PullResult(stored, True, False, hub, record.level, (*warnings, *record.warnings))
+    warnings = (*warnings, *_remarks(record.id, signature), *record.warnings)
+    return PullResult(stored, True, False, hub, record.level, warnings, signature=signature)
+
+
+def _remarks(artifact: ArtifactId, signature: SignatureReport) -> tuple[str, ...]:
+    """A sentence about a signature that is there and is not valid."""
+    if signature.state != "invalid":
+        return ()
+    return (f"{artifact.reference} {signature.message}",)
 
 
 def _pin(record: Record, hub: str, revision: str | None, source: pins.Source) -> Pin:
@@ -273,8 +352,3 @@ def _source(resolved: ResolvedArtifact) -> pins.Source:
     if resolved.manifest is not None:
         return "manifest"
     return "content" if resolved.digest is None else "listing"
-
-
-def _base(name: str) -> str:
-    """A hub's name without the revision that was asked for."""
-    return name if name.startswith("file:") else name.partition("@")[0].casefold()

@@ -34,6 +34,7 @@ class Record:
         level: what verification reached before the entry was stored, or `None` in entries of older
             versions.
         warnings: codes of what it remarked.
+        signature_sha256: sha256 of the signature file, or `None` when there was none.
     """
 
     id: ArtifactId
@@ -46,6 +47,7 @@ class Record:
     revision: str | None = None
     level: str | None = None
     warnings: tuple[str, ...] = ()
+    signature_sha256: str | None = None
 
     @property
     def fetch_again(self) -> str:
@@ -54,6 +56,7 @@ class Record:
 
     def to_bytes(self) -> bytes:
         """The content of `record.json`; the folder is not part of it."""
+        signed = {"signature_sha256": self.signature_sha256} if self.signature_sha256 else {}
         return strict_json.pretty_bytes(
             {
                 "schema": SCHEMA,
@@ -66,6 +69,7 @@ class Record:
                 "revision": self.revision,
                 "level": self.level,
                 "warnings": list(self.warnings),
+                **signed,
             }
         )
 
@@ -81,7 +85,7 @@ class Record:
                 FileDigest(check_part(row["path"]), _checked_hex(row["sha256"]), int(row["size"]))
                 for row in value["files"]
             )
-            manifest = value["manifest_sha256"]
+            manifest, signature = value["manifest_sha256"], value.get("signature_sha256")
             record = cls(
                 id=ArtifactId.parse(value["id"]),
                 digest=artifact_digest(files),
@@ -93,6 +97,7 @@ class Record:
                 revision=_text_or_none(value.get("revision")),
                 level=_text_or_none(value.get("level")),
                 warnings=tuple(str(code) for code in value.get("warnings", ())),
+                signature_sha256=None if signature is None else _checked_hex(signature),
             )
         except (MalformedFile, LookupError, TypeError, ValueError):
             return None

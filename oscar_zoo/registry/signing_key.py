@@ -7,6 +7,7 @@ A private key is a PEM file without a password, which only its owner may read:
 
 from __future__ import annotations
 
+import base64
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, Self
 
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import read_file
-from oscar_zoo.errors import MissingDependency, UsageError
+from oscar_zoo.errors import MalformedFile, MissingDependency, UsageError
 
 VARIABLE = "OSCAR_ZOO_SIGN_KEY"
 """Names the file of the private key, for every command that writes an index."""
@@ -67,10 +68,42 @@ class SigningKey:
         return cls(public, private)
 
     def sign(self, data: bytes) -> bytes:
-        """An ECDSA signature of `data` with SHA-256, as DER."""
+        """An ECDSA signature of `data` with SHA-256, as DER; the same one every time where the
+        library can (RFC 6979)."""
         crypto = _library()
-        signature: bytes = self._private.sign(data, crypto.ec.ECDSA(crypto.hashes.SHA256()))
+        digest = crypto.hashes.SHA256()
+        try:
+            algorithm = crypto.ec.ECDSA(digest, deterministic_signing=True)
+        except crypto.UnsupportedAlgorithm:
+            algorithm = crypto.ec.ECDSA(digest)
+        signature: bytes = self._private.sign(data, algorithm)
         return signature
+
+
+def public_key_of_file(path: Path) -> bytes:
+    """The public key in the PEM file `path`, as DER.
+
+    Raises:
+        UsageError: the file holds no public key of the curve P-256.
+        PathNotFound, MissingDependency: there is no such file, or no library for it.
+    """
+    crypto = _library()
+    try:
+        data = read_file(path, max_bytes=MAX_BYTES)
+        key = crypto.serialization.load_pem_public_key(data)
+    except (MalformedFile, ValueError, TypeError, crypto.UnsupportedAlgorithm):
+        key = None
+    if not _is_p256(crypto, getattr(key, "curve", None)):
+        raise UsageError(
+            f"{path} holds no public key of the curve P-256.",
+            hint="its owner makes one of the private key: openssl ec -in zoo.pem -pubout",
+        )
+    assert key is not None
+    public: bytes = key.public_bytes(
+        crypto.serialization.Encoding.DER,
+        crypto.serialization.PublicFormat.SubjectPublicKeyInfo,
+    )
+    return public
 
 
 def has_signed(public: bytes, signature: bytes, data: bytes) -> bool:
@@ -89,6 +122,14 @@ def has_signed(public: bytes, signature: bytes, data: bytes) -> bool:
 def fingerprint(public: bytes) -> str:
     """sha256 of a public key, 64 hex digits."""
     return sha256_hex(public)
+
+
+def pem_hint(public: bytes) -> str:
+    """sha256 of a public key as PEM, by which signature files name it, 64 hex digits."""
+    text = base64.b64encode(public).decode()
+    lines = [text[start : start + 64] for start in range(0, len(text), 64)]
+    pem = "\n".join(["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""])
+    return sha256_hex(pem.encode())
 
 
 def _is_p256(crypto: Any, curve: Any) -> bool:

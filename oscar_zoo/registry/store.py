@@ -3,7 +3,8 @@ bytes.
 
 ```
 <cache>/blobs/sha256/<hex>                    one payload file, mode 0444
-<cache>/artifacts/<digest>/<id hash>/   the files, oscar.json if any, record.json, .complete
+<cache>/artifacts/<digest>/<id hash>/   the files, oscar.json and model.sig if any, record.json,
+                                        .complete
 ```
 
 An entry is absent or complete: it is staged, forced to disk, marked `.complete` and renamed. Every
@@ -26,7 +27,7 @@ from oscar_zoo import paths
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest, sha256_hex
 from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, check_digest, check_part
 from oscar_zoo.errors import (
     ArtifactNotFound,
@@ -40,12 +41,14 @@ from oscar_zoo.registry import record as records
 from oscar_zoo.registry.record import Record
 
 COMPLETE = ".complete"
+BESIDE = (FILE_NAME, SIGNATURE_NAME)
+"""Files of an artifact that are no payload."""
 
 
 @dataclass(frozen=True)
 class StoredArtifact:
     """An entry whose bytes were hashed just now: `files` holds exactly those bytes, `oscar.json`
-    included."""
+    and the signature included."""
 
     record: Record
     files: Mapping[str, bytes]
@@ -54,7 +57,17 @@ class StoredArtifact:
     @property
     def payload(self) -> dict[str, bytes]:
         """The payload files only."""
-        return {name: data for name, data in self.files.items() if name != FILE_NAME}
+        return {name: data for name, data in self.files.items() if name not in BESIDE}
+
+    @property
+    def signature(self) -> bytes | None:
+        """The signature file, or `None`."""
+        return self.files.get(SIGNATURE_NAME)
+
+    @property
+    def signed_files(self) -> dict[str, bytes]:
+        """What a signature is of: all files without it."""
+        return {name: data for name, data in self.files.items() if name != SIGNATURE_NAME}
 
 
 @dataclass(frozen=True)
@@ -96,7 +109,8 @@ class Store:
 
         Args:
             artifact: the id.
-            files: file name -> bytes, `oscar.json` included when there is one.
+            files: file name -> bytes, `oscar.json` and signature included when there are such. An
+                intact entry keeps its signature where these bring none.
             source: where the bytes came from, for people.
             origin: the commit they came from and what verification said of them.
         """
@@ -105,11 +119,11 @@ class Store:
         digest = artifact_digest(digests)
         target = self._entry(digest, artifact)
         fetched = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        manifest = sha256_hex(files[FILE_NAME]) if FILE_NAME in files else None
-        record = Record(
-            artifact, digest, digests, manifest, source, fetched, target, *astuple(origin)
-        )
-        present = self._present(digest, artifact, manifest)
+        beside = {name: sha256_hex(files[name]) for name in BESIDE if name in files}
+        manifest, signature = beside.get(FILE_NAME), beside.get(SIGNATURE_NAME)
+        facts = (source, fetched, target, *astuple(origin), signature)
+        record = Record(artifact, digest, digests, manifest, *facts)
+        present = self._present(digest, artifact, manifest, signature)
         if present is not None:
             return present
         with durable.storage_errors(f"cannot store {artifact} in {self.root}"), self._tidy(digests):
@@ -117,12 +131,12 @@ class Store:
             with durable.staged_folder(self.artifacts, mode=0o700) as staged:
                 for entry in digests:
                     self._link(entry, files[entry.path], staged / entry.path)
-                if manifest is not None:
-                    durable.write_new(staged / FILE_NAME, files[FILE_NAME], mode=0o444)
+                for name in beside:
+                    durable.write_new(staged / name, files[name], mode=0o444)
                 durable.write_new(staged / records.FILE_NAME, record.to_bytes(), mode=0o444)
                 durable.write_new(staged / COMPLETE, b"", mode=0o444)
                 while not self._place(staged, target):
-                    present = self._present(digest, artifact, manifest)
+                    present = self._present(digest, artifact, manifest, signature)
                     if present is not None:  # another process stored the same just now
                         return present
                     self._retire(target)
@@ -203,6 +217,15 @@ class Store:
         with durable.storage_errors(f"cannot tidy {self.root}"):
             durable.sweep(self.artifacts)
 
+    def tidy(self) -> None:
+        """Remove what killed processes left while they added or removed entries.
+
+        A failure is none: it is not what was asked for.
+        """
+        for folder in (self.root, self.blobs, self.artifacts):
+            with contextlib.suppress(OSError):
+                durable.sweep(folder)
+
     @contextlib.contextmanager
     def _tidy(self, files: Sequence[FileDigest]) -> Iterator[None]:
         """Remove the blobs of an entry that could not be stored: nothing links them, and the disk
@@ -228,6 +251,8 @@ class Store:
         expected = {entry.path: entry.sha256 for entry in record.files}
         if record.manifest_sha256 is not None:
             expected[FILE_NAME] = record.manifest_sha256
+        if record.signature_sha256 is not None:
+            expected[SIGNATURE_NAME] = record.signature_sha256
         files = {}
         for name, want in expected.items():
             path = record.path / name
@@ -242,14 +267,17 @@ class Store:
         return StoredArtifact(record, files, manifest)
 
     def _present(
-        self, digest: str, artifact: ArtifactId, manifest: str | None
+        self, digest: str, artifact: ArtifactId, manifest: str | None, signature: str | None
     ) -> StoredArtifact | None:
-        """The entry, when it is intact and its `oscar.json` has the sha256 `manifest`."""
+        """The entry, when it is intact, its `oscar.json` has the sha256 `manifest`, and its
+        signature file `signature`, or any where that is `None`."""
         try:
             stored = self.open(digest, artifact)
         except (ArtifactNotFound, DigestMismatchError, MalformedFile):
             return None
-        return stored if stored.record.manifest_sha256 == manifest else None
+        record = stored.record
+        signed = signature is None or record.signature_sha256 == signature
+        return stored if record.manifest_sha256 == manifest and signed else None
 
     def _entry(self, digest: str, artifact: ArtifactId) -> Path:
         hexadecimal = check_digest(digest).removeprefix("sha256:")
@@ -322,7 +350,7 @@ def _digests(files: Mapping[str, bytes]) -> tuple[FileDigest, ...]:
                 f"no file of an artifact may be called {records.FILE_NAME}.", hint="rename the file"
             )
     return tuple(
-        sorted(file_digest(name, data) for name, data in files.items() if name != FILE_NAME)
+        sorted(file_digest(name, data) for name, data in files.items() if name not in BESIDE)
     )
 
 

@@ -142,6 +142,11 @@ class Trust:
         pinned = None if self.accept_new else self.known.read().keys.get(hub)
         return checked_key(stamp, index, hub=hub, pinned=pinned, allow_old=self.allow_downgrade)
 
+    def key_of(self, hub: str) -> str | None:
+        """The fingerprint of the key that is pinned for `hub`, whatever revision of it is named, or
+        `None`."""
+        return self.known.read().key_of(hub)
+
     def remember(
         self, pin: Pin, *, hub: str = "", index: Index | None = None, key: str | None = None
     ) -> None:

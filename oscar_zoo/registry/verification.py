@@ -5,11 +5,17 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference, is_path, path_text
-from oscar_zoo.artifact.outcome import Check, DigestMismatch, Outcome, Unreadable
+from oscar_zoo.artifact.outcome import (
+    Check,
+    DigestMismatch,
+    Outcome,
+    Unreadable,
+)
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import (
     ArtifactNotFound,
@@ -22,6 +28,8 @@ from oscar_zoo.next_step import Pull
 from oscar_zoo.registry.catalog import Catalog, recipe_for
 from oscar_zoo.registry.known_names import close_names, find_stored
 from oscar_zoo.registry.notices import status_warnings
+from oscar_zoo.registry.signatures import SignatureReport, SignatureWish
+from oscar_zoo.registry.signed_outcome import signature_in, signature_of, with_signature
 from oscar_zoo.registry.store import Store
 
 WANTED = "give a rotation file, or a folder that holds a K/V pair"
@@ -37,6 +45,7 @@ class Checked:
         stored: whether it is in the local store.
         fetch_again: the command that fetches a stored version again.
         warnings: a sentence where the stored version was yanked or deprecated.
+        signature: what is known about its signature; of a single file, `None`.
     """
 
     label: str
@@ -44,10 +53,16 @@ class Checked:
     stored: bool = False
     fetch_again: str | None = None
     warnings: tuple[str, ...] = ()
+    signature: SignatureReport | None = None
 
 
 def check_path(
-    path: Path, *, geometry: Geometry | None = None, digest: str | None = None, strict: bool = False
+    path: Path,
+    *,
+    geometry: Geometry | None = None,
+    digest: str | None = None,
+    strict: bool = False,
+    signing: SignatureWish | None = None,
 ) -> list[Checked]:
     """Verify a rotation file, an artifact folder, or every artifact in a tree; arguments as for
     `check_one`.
@@ -62,11 +77,19 @@ def check_path(
         raise UsageError(
             f"--digest goes with one artifact, {path} holds {len(found)}.", hint="name one of them"
         )
-    return [check_one(item, geometry=geometry, digest=digest, strict=strict) for item in found]
+    return [
+        check_one(item, geometry=geometry, digest=digest, strict=strict, signing=signing)
+        for item in found
+    ]
 
 
 def check_one(
-    path: Path, *, geometry: Geometry | None = None, digest: str | None = None, strict: bool = False
+    path: Path,
+    *,
+    geometry: Geometry | None = None,
+    digest: str | None = None,
+    strict: bool = False,
+    signing: SignatureWish | None = None,
 ) -> Checked:
     """Verify one rotation file or artifact folder.
 
@@ -75,13 +98,45 @@ def check_one(
         geometry: of the model; default that of the model which a folder of `path` is named after.
         digest: what the artifact must have; see `verify_files`.
         strict: apply the rules of publishing.
-    """
-    from oscar_zoo.artifact.artifact_folder import verify_path
+        signing: whether a signature is required, and keys that are known.
 
-    geometry = geometry or geometry_from_path(path)
-    return Checked(
-        path_text(path), verify_path(path, expected_digest=digest, geometry=geometry, strict=strict)
+    Raises:
+        UsageError: a signature of a single file is required.
+    """
+    from oscar_zoo.artifact.artifact_folder import read_path
+
+    signing = signing or SignatureWish()
+    if path.is_file() and signing.required:
+        raise UsageError(
+            f"{path_text(path)} is one file, and a signature is of an artifact.",
+            hint="name its folder",
+        )
+    files = read_path(path)
+    if not isinstance(files, dict):
+        return Checked(path_text(path), files)
+    signature = None if path.is_file() else signature_in(path, files, signing)
+    verify = partial(
+        _verify,
+        files,
+        digest=digest,
+        geometry=geometry or geometry_from_path(path),
+        what=str(path),
+        strict=strict,
     )
+    return Checked(path_text(path), with_signature(verify, signature, signing), signature=signature)
+
+
+def _verify(
+    files: dict[str, bytes],
+    *,
+    digest: str | None,
+    geometry: Geometry | None,
+    what: str,
+    strict: bool,
+) -> Outcome:
+    from oscar_zoo.artifact.verify import verify_files
+
+    return verify_files(files, expected_digest=digest, geometry=geometry, what=what, strict=strict)
 
 
 def check_installed(
@@ -90,6 +145,7 @@ def check_installed(
     geometry: Geometry | None = None,
     digest: str | None = None,
     strict: bool = False,
+    signing: SignatureWish | None = None,
 ) -> Checked:
     """Verify what `reference` means in the local store; a damaged or missing file is an outcome,
     not an exception.
@@ -97,7 +153,7 @@ def check_installed(
     Args:
         reference: see `find_installed`.
         geometry: of the model; default that of the artifact's own model, where the zoo knows it.
-        digest, strict: as for `check_path`.
+        digest, strict, signing: as for `check_one`.
 
     Raises:
         ArtifactNotFound: the store does not have it.
@@ -133,7 +189,10 @@ def check_installed(
             warnings=warnings,
         )
     recipe = recipe_for(record.id.model)
-    outcome = verify_files(
+    signing = signing or SignatureWish()
+    signature = signature_of(stored, signing)
+    verify = partial(
+        verify_files,
         stored.payload,
         manifest=stored.manifest,
         expected=record.files,
@@ -142,7 +201,14 @@ def check_installed(
         what=label,
         strict=strict,
     )
-    return Checked(label, outcome, stored=True, fetch_again=record.fetch_again, warnings=warnings)
+    return Checked(
+        label,
+        with_signature(verify, signature, signing),
+        stored=True,
+        fetch_again=record.fetch_again,
+        warnings=warnings,
+        signature=signature,
+    )
 
 
 def existing_path(path: Path) -> Path:

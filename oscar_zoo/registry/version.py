@@ -20,6 +20,7 @@ from oscar_zoo.errors import ArtifactNotFound, DigestMismatchError, MalformedFil
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry.index import IndexEntry, Summary
 from oscar_zoo.registry.payload_file import PayloadFile
+from oscar_zoo.registry.store import BESIDE
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,9 @@ class Version:
 
     @classmethod
     def of(cls, artifact: ArtifactId, files: Mapping[str, bytes]) -> Self:
-        """The version made of `files`, by plain name, `oscar.json` among them or not."""
-        payload = (file_digest(name, data) for name, data in files.items() if name != FILE_NAME)
+        """The version made of `files`, by plain name, `oscar.json` and a signature among them or
+        not."""
+        payload = (file_digest(name, data) for name, data in files.items() if name not in BESIDE)
         return cls(artifact, tuple(sorted(payload)), files.get(FILE_NAME))
 
     @classmethod

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, sha256_hex
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Status, is_payload
+from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest, Status, is_payload
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import ArtifactNotFound, MalformedFile, SignatureError
@@ -38,6 +38,7 @@ class ResolvedArtifact:
         entry: what the hub's index says, or `None`.
         geometry: shape of the model by its recipe, or `None` when the zoo does not know the model.
         warnings: what a person should read before using it.
+        signature: its signature file as listed, or `None`.
     """
 
     id: ArtifactId
@@ -50,6 +51,7 @@ class ResolvedArtifact:
     entry: IndexEntry | None
     geometry: Geometry | None
     warnings: tuple[str, ...] = ()
+    signature: HubFile | None = None
 
     @property
     def digest(self) -> str | None:
@@ -187,6 +189,7 @@ class HubView:
             entry=self.index.entry(artifact),
             geometry=recipe.geometry if recipe else None,
             warnings=self._warnings(artifact, status),
+            signature=listing.get(SIGNATURE_NAME),
         )
 
     def _warnings(self, artifact: ArtifactId, status: Status) -> tuple[str, ...]:

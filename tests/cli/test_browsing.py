@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,35 @@ def test_an_installed_version_that_was_yanked_is_marked_wherever_it_is_named(
     assert cli.json(0, "pull", HARD.model)["artifacts"][0]["warnings"][0] == sentence
     assert cli.json(0, "info", HARD.model)["warnings"] == [sentence]
     assert cli.json(0, "verify", HARD.model, folder)["warnings"] == [sentence]
+
+
+def test_a_locked_version_that_was_yanked_is_told_by_list_pull_and_serve(
+    cli: Cli, tmp_path: Path, own_state: Path
+) -> None:
+    folder, hub = write_folder(tmp_path / "made", measured_files()), f"file:{tmp_path}/hub"
+    cli(0, "publish", folder, "--hub", hub, "--create", "--allow-warnings")
+    Path("pyproject.toml").touch()  # a project
+    cli(0, "pull", HARD.model, "--hub", hub)
+    assert cli.json(0, "list")["warnings"] == []
+    cli(0, "yank", HARD.reference, "--hub", hub, "--reason", "wrong data")
+    sentence = f"{HARD.reference} is yanked: wrong data"
+    serve = ("serve", HARD.model, "--model", EXAMPLE, "--device", "cuda", "--print")
+    for words in (["pull", HARD.model], ["pull", HARD.model, "--locked"], serve):
+        cli(0, *words)
+        assert cli.err.splitlines().count(f"warning: {sentence}") == 1, words
+    assert cli.json(0, *serve)["warnings"][0] == sentence
+    shutil.rmtree(own_state / "cache")  # as on the machine of somebody who cloned the project
+    for words in (["list"], ["list", "--family", "Qwen3"], ["list", "--offline"]):
+        cli(0, *words)
+        assert f"warning: oscar-zoo.lock: {sentence}" in cli.err.splitlines(), words
+    assert cli.json(0, "list")["warnings"] == [f"oscar-zoo.lock: {sentence}"]
+    lock = Path("oscar-zoo.lock").read_text()
+    Path("oscar-zoo.lock").write_text("broken")
+    assert "oscar-zoo.lock is not JSON" in (cli(0, "list"), cli.err)[1]
+    Path("oscar-zoo.lock").write_text(lock)
+    assert cli.json(0, "pull", HARD.model, "--locked", "--hub", hub)["artifacts"][0][
+        "warnings"
+    ] == [sentence]
 
 
 def test_nothing_measured_takes_no_columns(cli: Cli, tmp_path: Path) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_output import parsed
+from hub_folders import HARD, hub_with
+from own_cli import Cli
 from tiny_artifacts import K_NAME, artifact_files
 
 from oscar_zoo.artifact.names import ArtifactId
@@ -211,3 +216,38 @@ def test_every_command_has_help_with_examples(
 ) -> None:
     assert run(["cache", name, "--help"]) == 0
     assert f"  oscar-zoo cache {name}" in capsys.readouterr().out
+
+
+def killed_in(folder: Path) -> Path:
+    """What a process left in `folder` that was killed while it worked on it."""
+    program = (
+        "import os, signal, sys, pathlib; from oscar_zoo.artifact import durable;"
+        " place = durable.temp_path(pathlib.Path(sys.argv[1])); place.mkdir();"
+        " print(place, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(folder)], capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGKILL
+    left = Path(done.stdout.strip())
+    assert left.is_dir()
+    return left
+
+
+def test_the_same_command_removes_what_it_left_when_it_was_killed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, own_state: Path
+) -> None:
+    cli, hub = Cli(capsys), hub_with(tmp_path / "hub", artifact_files())
+    copy = tmp_path / "copy"
+    mirror = ("mirror", f"file:{hub.root}", f"file:{copy}", "--all", "--create")
+    cli(0, *mirror)
+    left = killed_in(copy)
+    cli(0, *mirror, "--dry-run")
+    assert left.exists()
+    cli(0, *mirror)  # everything is there already
+    assert not left.exists()
+    cli(0, "pull", HARD.model, "--hub", f"file:{hub.root}")
+    left = killed_in(own_state / "cache" / "artifacts")
+    cli(3, "cache", "rm", "another")  # it was removed before the kill
+    assert not left.exists()
+    cli(0, "verify", HARD.model)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import click
 import pytest
 from documents import EXAMPLES, PAGES, ROOT, Line, commands, shell_lines
 from hub_folders import put_version
+from signing import key_file, public_file
 from tiny_artifacts import artifact_files, payload, write_folder
 
+from oscar_zoo.artifact.manifest import SIGNATURE_NAME
 from oscar_zoo.cli.main import cli, run
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.signatures import sign
+from oscar_zoo.registry.signing_key import SigningKey
 
 ANYWHERE = {
     *("list", "info", "search", "compare", "leaderboard", "pull", "verify", "cache"),
@@ -34,11 +39,16 @@ def runs_anywhere(line: Line) -> bool:
 
 @pytest.fixture(scope="module")
 def public(tmp_path_factory: pytest.TempPathFactory) -> LocalHub:
-    """A folder in place of the public hubs, with the artifact that the pages speak of."""
+    """A folder in place of the public hubs, with the artifact that the pages speak of, signed with
+    a key that lies beside it."""
     recipe = Catalog.packaged().recipe("Qwen3-8B")
     assert recipe is not None
     hub = LocalHub(tmp_path_factory.mktemp("public"), must_exist=False)
-    put_version(hub, f"Qwen3-8B/{recipe.default_tag}", payload(geometry=recipe.geometry))
+    name, files = f"Qwen3-8B/{recipe.default_tag}", payload(geometry=recipe.geometry)
+    private = key_file(hub.root.with_suffix(".pem"))
+    public_file(private)
+    signature = sign(name, files, SigningKey.of_file(private))
+    put_version(hub, name, {**files, SIGNATURE_NAME: signature})
     return hub
 
 
@@ -49,6 +59,7 @@ def prepared(tmp_path: Path, public: LocalHub, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("OSCAR_ZOO_HUB", public.name)
     for name in ("rotation", "my-rotation"):
         write_folder(tmp_path / name, artifact_files())
+    shutil.copyfile(public.root.with_suffix(".public.pem"), tmp_path / "my-org.pem")
     (tmp_path / "api-key").write_text("a-key\n")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     assert run(["pull", "Qwen3-8B", "--quiet"]) == 0

@@ -31,6 +31,7 @@ NOT_PRINTED = {
     "report",
     "scores",
     "stats",
+    "trusted-keys",
     "timestamp",
 }
 """Schemas of files and of parts of them; no command prints these by themselves."""

@@ -10,12 +10,20 @@ from typing import Any
 import pytest
 from hub_clients import VERSIONS
 from hub_folders import HARD
-from hub_repositories import Repository
+from hub_repositories import Kind, Repository
 from hub_server import HubServer
 from publishing_child import Publisher
+from pulling import pull
+from signing import key_file, public_file
 from tiny_artifacts import FILE_NAME, artifact_files, payload, write_folder
 
+from oscar_zoo.artifact.manifest import SIGNATURE_NAME
+from oscar_zoo.errors import ArtifactSignatureError
+from oscar_zoo.hubs.address import open_hub
 from oscar_zoo.registry.index import Index
+from oscar_zoo.registry.signatures import SignatureWish, sign
+from oscar_zoo.registry.signing_key import SigningKey
+from oscar_zoo.registry.store import Store
 
 HUB = "hf:org/zoo"
 TAG = f"oz-{HARD.model}-{HARD.tag}"
@@ -82,6 +90,35 @@ def test_a_publish_is_one_commit_with_everything_and_a_tag_on_it(
     assert entry is not None and entry.digest == done["digest"]
     assert files["README.md"].startswith(b"# Ours\n") and HARD.tag.encode() in files["README.md"]
     assert files["Other/tag/k.pt"] == b"theirs"
+
+
+@pytest.mark.parametrize("scheme", ["hf", "ms"])
+def test_a_signature_goes_along_and_is_required_of_a_pull(
+    server: HubServer,
+    publisher: Publisher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scheme: Kind,
+) -> None:
+    pytest.importorskip("cryptography")
+    private, files = key_file(tmp_path / "zoo.pem"), artifact_files()
+    signature = sign(str(HARD), files, SigningKey.of_file(private))
+    signed = str(write_folder(tmp_path / "signed", {**files, SIGNATURE_NAME: signature}))
+    repo, hub = server.repository("org/signed", scheme), f"{scheme}:org/signed"
+    for again in (False, True):
+        done = publisher.do("publish", folder=signed, hub=hub)
+        assert (done["already_published"], done["warnings"]) == (again, [])
+    assert repo.files()[f"{HARD}/{SIGNATURE_NAME}"] == signature
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for name, value in server.environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    wish = SignatureWish(True, (public_file(private),))
+    got = pull(HARD.reference, open_hub(hub), Store(tmp_path / "store"), signing=wish)
+    assert got.signature.state == "valid" and got.artifact.signature == signature
+    wish = SignatureWish(True, (public_file(key_file(tmp_path / "other.pem")),))
+    with pytest.raises(ArtifactSignatureError, match="not known here") as caught:
+        pull(HARD.reference, open_hub(hub), Store(tmp_path / "second"), signing=wish)
+    assert caught.value.code == "signature.unknown_key"
 
 
 def test_publishing_again_sends_nothing(

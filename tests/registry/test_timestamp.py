@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from publishing import publish
 from pulling import pull
+from signing import key_file
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.errors import (
@@ -29,23 +30,8 @@ from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.timestamp import LIFETIME, Timestamp, checked_key, now
 from oscar_zoo.registry.trust import Trust
 
-serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
+pytest.importorskip("cryptography")
 NAME = "tiny-qwen3-hard"
-
-
-def key_file(path: Path, curve: str = "SECP256R1") -> Path:
-    """A new private key."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    private = ec.generate_private_key(getattr(ec, curve)())
-    data = private.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
-    path.touch(mode=0o600)
-    path.write_bytes(data)
-    return path
 
 
 @pytest.fixture

@@ -222,7 +222,7 @@ def _disturb_once(disturbed: Disturbed, fault: Fault) -> tuple[int, list[str]]:
     calls = disturbed.calls(fault.reads)
     label = f"{disturbed.scenario.name}, {_words(fault)} {fault.at} of {calls}"
     left = disturbed.leftovers()
-    if left and disturbed.scenario.sweeps:
+    if left:
         wrong.append(f"left over after a second run, an hour later: {left}")
     return ended.code, [f"{label}: {line}" for line in wrong]
 

@@ -35,7 +35,6 @@ class Scenario:
         kept: commands that succeed before the command, and at every moment of it, in a state of
             their own below ./other.
         compared: commands whose output is the same after a fault and a repetition as without.
-        sweeps: whether its repetition removes what was left over.
         still: as `kept`, in the state of the command itself.
         imports: what the command imports that takes long.
         sampled: calls of each kind in the long form, or `None` for all.
@@ -47,7 +46,6 @@ class Scenario:
     kept: tuple[Words, ...]
     compared: tuple[Words, ...]
     again: tuple[int, ...] = (0,)
-    sweeps: bool = True
     still: tuple[Words, ...] = ()
     imports: Words = ()
     sampled: int | None = None
@@ -159,7 +157,6 @@ SCENARIOS = (
         (),
         INSTALLED,
         again=(0, 3),  # it was removed already
-        sweeps=False,  # as cache gc and the next pull do
         still=(("verify", NAME),),
     ),
     Scenario("publish", _made, ("publish", "./made", "--hub", HUB), (FRESH,), OFFERED),
@@ -169,7 +166,6 @@ SCENARIOS = (
         ("mirror", HUB, COPY, "--all"),
         (("pull", NAME, "--hub", COPY, "--no-lock", "--output", "./other", "--quiet"),),
         (("list", "--hub", COPY, "--json"), ("verify", "./copy", "--json")),
-        sweeps=False,  # when everything is there; the next writer to the copy does
     ),
     Scenario(
         "yank",

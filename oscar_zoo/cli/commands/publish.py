@@ -45,7 +45,10 @@ from oscar_zoo.cli import options
 @click.option(
     "--sign",
     is_flag=True,
-    help="Refuse to publish without a key in OSCAR_ZOO_SIGN_KEY, which signs the index of the hub.",
+    help=(
+        "Refuse to publish without a key in OSCAR_ZOO_SIGN_KEY, which signs the artifact and the"
+        " index of the hub."
+    ),
 )
 @click.option("--dry-run", is_flag=True, help="Show exactly what would be sent, and send nothing.")
 @options.targets_option
@@ -65,8 +68,9 @@ def command(
     chose the method or by oscar-zoo eval, which leaves scores.json in the folder. A GPQA score is
     recommended.
 
-    With a private key of the curve P-256 in the file that OSCAR_ZOO_SIGN_KEY names, the index of
-    the hub gets a signed timestamp, valid for 90 days. Publishing again renews it.
+    With a private key of the curve P-256 in the file that OSCAR_ZOO_SIGN_KEY names, the version
+    gets a signature file, model.sig in the format of OpenSSF Model Signing, and the index of the
+    hub a signed timestamp, valid for 90 days. Publishing again renews the timestamp.
 
     \b
     Examples:

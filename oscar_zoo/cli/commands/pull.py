@@ -44,6 +44,7 @@ from oscar_zoo.cli import completing, options
 @click.option(
     "--allow-downgrade", is_flag=True, help="Accept a hub index that is older than one seen before."
 )
+@options.signature_options
 @options.computing_options
 @options.devices_option
 @options.offline_option
@@ -57,6 +58,8 @@ def command(
     compute: bool,
     calib_data: str | None,
     device: str | None,
+    require_signature: bool,
+    keys: tuple[Path, ...],
     dry_run: bool,
     quiet: bool,
     as_json: bool,
@@ -83,6 +86,7 @@ def command(
       oscar-zoo pull Qwen3-8B
       oscar-zoo pull Qwen3-8B:seq20000_prompt83_group128 Qwen3-32B --output ./rotations
       oscar-zoo pull Qwen3-8B@sha256:3f9a12b4c5d6 --hub hf:my-org/zoo
+      oscar-zoo pull Qwen3-8B --require-signature --key ./their-key.pem
       oscar-zoo pull ./my-model --compute --calib-data my-text.txt
     """
     from oscar_zoo.app.compute_wish import ComputeWish
@@ -94,11 +98,13 @@ def command(
     from oscar_zoo.cli.render import pulled
     from oscar_zoo.cli.render.progress import TerminalObserver
     from oscar_zoo.errors import OscarZooError
+    from oscar_zoo.registry.signatures import SignatureWish
 
     sources = Sources(hubs, offline=offline)
     wish = ComputeWish(compute, calib_data=calib_data, device=device, offline=sources.offline)
     targets = tuple(map(parse_named, names))
-    request = PullRequest(targets, sources, dry_run=dry_run, wish=wish, **flags)
+    signing = SignatureWish(require_signature, keys)
+    request = PullRequest(targets, sources, dry_run=dry_run, wish=wish, signing=signing, **flags)
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
         report = pull_all(request, observer)
     failed = [result for result in report.results if isinstance(result, OscarZooError)]

@@ -160,6 +160,7 @@ def _print(
 
 
 def _detach(request: ServeRequest, observer: TerminalObserver, *, as_json: bool) -> int:
+    from oscar_zoo.app.artifacts import warning_note
     from oscar_zoo.app.detach import start_detached
     from oscar_zoo.cli.render.ready import print_ready
 
@@ -171,6 +172,8 @@ def _detach(request: ServeRequest, observer: TerminalObserver, *, as_json: bool)
     if as_json:
         terminal.emit_json(said)
     else:
+        for warning in said["warnings"]:
+            observer.note(warning_note(warning))
         stop = f"oscar-zoo stop {request.port}"
         print_ready(said, stop=stop, new_key=request.require_key)
     return 0

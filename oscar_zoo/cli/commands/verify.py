@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from oscar_zoo.cli import completing, options
@@ -27,6 +29,7 @@ from oscar_zoo.cli import completing, options
 @click.option(
     "--strict", is_flag=True, help="Apply the rules of publishing: names and roles must agree."
 )
+@options.signature_options
 @options.quiet_option
 @options.json_option
 def command(
@@ -34,6 +37,8 @@ def command(
     model: str | None,
     digest: str | None,
     strict: bool,
+    require_signature: bool,
+    keys: tuple[Path, ...],
     quiet: bool,
     as_json: bool,
 ) -> int:
@@ -44,19 +49,25 @@ def command(
     a strict parser; nothing in them is ever executed. The exit code is 4 when an artifact fails.
     With --quiet only failures are printed.
 
+    A signature beside oscar.json is held against the files and shown. It decides nothing, unless
+    --require-signature asks for one of a known key.
+
     \b
     Examples:
       oscar-zoo verify ./OSCAR-RotationZoo
       oscar-zoo verify Qwen3-8B --model ./my-qwen3 --strict
       oscar-zoo verify ./Qwen3.5-4B/calibrated --model Qwen3.5-4B --json
+      oscar-zoo verify Qwen3-8B --require-signature --key ./their-key.pem
     """
     from oscar_zoo.app.targets import parse
     from oscar_zoo.app.verify import VerifyRequest, verify_all
     from oscar_zoo.artifact.outcome import Verified
     from oscar_zoo.cli.render import outcomes
     from oscar_zoo.cli.render.progress import TerminalObserver
+    from oscar_zoo.registry.signatures import SignatureWish
 
-    request = VerifyRequest(tuple(map(parse, targets)), model, digest, strict)
+    signing = SignatureWish(require_signature, keys)
+    request = VerifyRequest(tuple(map(parse, targets)), model, digest, strict, signing)
     results = verify_all(request, TerminalObserver(quiet=quiet, as_json=as_json))
     warnings = list(dict.fromkeys(text for checked in results for text in checked.warnings))
     if as_json:

@@ -13,6 +13,7 @@ from oscar_zoo.artifact.specs import Score
 from oscar_zoo.artifact.width_selection import WidthSelection
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.memory import print_memory
+from oscar_zoo.cli.render.outcomes import signature_json
 from oscar_zoo.cli.render.scores import score_line
 from oscar_zoo.cli.render.widths import course, raises, with_windows
 from oscar_zoo.registry.architectures import Architecture
@@ -50,6 +51,7 @@ def facts_of(found: Description) -> dict[str, Any]:
                 "path": str(copy.record.path),
                 "intact": copy.intact,
                 "fetch_again": copy.record.fetch_again,
+                "signature": signature_json(copy.signature),
             }
             for copy in found.installed
         ],
@@ -60,6 +62,7 @@ def facts_of(found: Description) -> dict[str, Any]:
                 "digest": offer.digest,
                 "state": offer.state,
                 "reason": offer.reason,
+                "signed": offer.signed,
             }
             for offer in found.offered
         ],
@@ -102,12 +105,15 @@ def print_facts(facts: dict[str, Any]) -> None:
             copy["path"] if copy["intact"] else f"damaged, fetch it again: {copy['fetch_again']}"
         )
         terminal.fact("installed", f"{reference}  {state}")
+        if (signed := copy["signature"])["state"] != "missing":
+            terminal.fact("signature", _signature_line(signed))
     for row in facts["offered"]:
         state = (
             ""
             if row["state"] == "active"
             else f", {row['state']}: {row['reason'] or 'no reason given'}"
         )
+        state += ", with a signature" if row["signed"] else ""
         terminal.fact("offered", f"{row['id'].replace('/', ':', 1)}  {row['hub']}{state}")
     for note in facts["notes"]:
         terminal.fact("note", note)
@@ -120,6 +126,13 @@ def print_facts(facts: dict[str, Any]) -> None:
         print_manifest(manifest, Measured.model_validate(figures) if figures else None)
         for score in facts["scores"].get(manifest["id"], ()):
             terminal.fact("score", score_line(Score.model_validate_json(json.dumps(score))))
+
+
+def _signature_line(signed: dict[str, Any]) -> str:
+    """A signature in one line, from its JSON."""
+    if signed["state"] == "valid":
+        return f"signed by {signed['fingerprint']} ({signed['known_by']})"
+    return str(signed["message"])
 
 
 def _works(row: Architecture | None) -> dict[str, dict[str, str | None]] | None:

@@ -20,6 +20,7 @@ def emit_listing(listing: Listing, schema: str = "oscar-zoo.list/1") -> None:
         "artifacts": [dict(row) for row in listing.rows],
         "recipes_without_artifact": [recipe.name for recipe in listing.recipes],
         "notes": [error.message for error in listing.unreachable],
+        "warnings": list(listing.warnings),
     }
     terminal.emit_json({"schema": schema} | facts)
 
@@ -30,6 +31,8 @@ def print_listing(listing: Listing, request: ListRequest) -> None:
     _print_recipes(listing.recipes, by_name=request.family is not None)
     for error in listing.unreachable:
         terminal.note(f"note: {error.message}")
+    for warning in listing.warnings:
+        terminal.note(f"warning: {warning}")
     if listing.rows:
         return
     of = request.model or request.family

@@ -18,7 +18,7 @@ def lines_of(note: Note) -> list[RenderableType]:
     text = note.text
     if note.code == "compute.start":
         text = f"{text.removesuffix('.')}: {computing.plan_sentence(note.facts)}"
-    return [terminal.clean(text if note.kind == "step" else f"note: {text}")]
+    return [terminal.clean(text if note.kind == "step" else f"{note.kind}: {text}")]
 
 
 def question_of(note: Note) -> str:

@@ -16,6 +16,8 @@ from oscar_zoo.artifact.outcome import (
     warning_text,
 )
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.errors import ArtifactSignatureError
+from oscar_zoo.registry.signatures import SignatureReport
 from oscar_zoo.registry.verification import Checked
 
 NOT_REACHED = "not reached"
@@ -127,6 +129,8 @@ def next_step(
             return "do not use this copy, or compare with the digest of the version that it is"
         case Unreadable(hint=str(hint)):
             return hint
+        case Rejected(stage="signature", code=code, message=message):
+            return ArtifactSignatureError.of(checked.label, code, message).hint
         case _ if checked.fetch_again is not None:
             return checked.fetch_again
         case DigestMismatch():
@@ -146,9 +150,26 @@ def next_step(
             assert_never(checked.outcome)
 
 
+def signature_json(report: SignatureReport | None) -> dict[str, Any] | None:
+    """What is known about a signature."""
+    if report is None:
+        return None
+    return {
+        "state": report.state.replace(" ", "_"),
+        "fingerprint": report.fingerprint,
+        "known_by": report.by,
+        "code": report.code,
+        "message": report.message,
+    }
+
+
 def emit_results(results: Sequence[Checked], warnings: Sequence[str]) -> None:
     """The JSON of `verify`."""
-    rows = [outcome_json(checked.label, checked.outcome) for checked in results]
+    rows = [
+        outcome_json(checked.label, checked.outcome)
+        | {"signature": signature_json(checked.signature)}
+        for checked in results
+    ]
     facts = {"ok": all(row["ok"] for row in rows), "results": rows, "warnings": list(warnings)}
     terminal.emit_json({"schema": "oscar-zoo.verify/1"} | facts)
 

@@ -12,6 +12,7 @@ from oscar_zoo.artifact.outcome import warning_text
 from oscar_zoo.cli.pasting import pasted, serving
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.computing import computed_facts, plan_sentence
+from oscar_zoo.cli.render.outcomes import signature_json
 from oscar_zoo.errors import OscarZooError
 
 
@@ -34,7 +35,12 @@ def print_report(report: PullReport, *, dry_run: bool, quiet: bool) -> None:
         if isinstance(result, OscarZooError):
             continue
         row = _row(result, dry_run=dry_run)
-        _print_planned(row) if dry_run else _print_pulled(row, quiet=quiet)
+        if dry_run or not isinstance(result, Pulled):
+            _print_planned(row)
+            continue
+        signature = result.result.signature
+        told = signature.state in ("valid", "unknown key", "not checked")
+        _print_pulled(row, signature.sentence if told else None, quiet=quiet)
     if report.new_lock is not None:
         place = os.path.relpath(report.new_lock)
         place = place if place.startswith("..") else f"./{place}"
@@ -72,6 +78,7 @@ def _pulled_row(pulled: Pulled) -> dict[str, Any]:
         "revision": record.revision,
         "notes": list(result.notes),
         "computed": False,
+        "signature": signature_json(result.signature),
     }
 
 
@@ -106,8 +113,8 @@ def _plan_row(plan: ComputePlan) -> dict[str, Any]:
     }
 
 
-def _print_pulled(row: dict[str, Any], *, quiet: bool) -> None:
-    """One artifact that is here now."""
+def _print_pulled(row: dict[str, Any], signed: str | None, *, quiet: bool) -> None:
+    """One artifact that is here now; `signed` says by whom."""
     console = terminal.out()
     reference = str(row["id"]).replace("/", ":", 1)
     for text in row["notes"]:
@@ -124,6 +131,8 @@ def _print_pulled(row: dict[str, Any], *, quiet: bool) -> None:
             f" {row['digest']}"
         )
         console.print(f"verified to level {row['level']}; kept in {terminal.clean(row['path'])}")
+    if signed is not None:
+        terminal.note(signed, quiet=quiet)
     if row["first_use"]:
         terminal.note(
             "first use: nobody vouches for this digest; it is pinned from now on", quiet=quiet

@@ -47,6 +47,7 @@ def ready_facts(server: RunningServer, *, port: int, key_file: Path | None) -> d
         "log": str(server.log),
         "seconds": round(server.seconds, 1),
         "pid": server.pid,
+        "warnings": list(server.warnings),
     }
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from oscar_zoo.compute.data.documents import Document, Message
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import InvalidModel, UsageError
+from oscar_zoo.models.chat_template import ChatTemplate
 from oscar_zoo.next_step import AddOption
 
 _PIECE = (
@@ -80,6 +82,7 @@ class Encoder:
 
         Raises:
             UsageError: a chat, and the tokenizer has no template or its template refuses it.
+            InvalidModel: its template does not come to an end.
         """
         messages = self._messages(document)
         text = document.text if messages is None else self._render(messages, document.where)
@@ -96,6 +99,11 @@ class Encoder:
             ids.append(eos)
         answered = any(message.role == "assistant" for message in document.messages or ())
         return Encoded(ids, text[:end], whole, messages is not None, answered)
+
+    @cached_property
+    def _template(self) -> ChatTemplate | None:
+        """The template of the tokenizer in a process of its own; `None` where it has code."""
+        return ChatTemplate.of_tokenizer(self.tokenizer)
 
     def _messages(self, document: Document) -> tuple[Message, ...] | None:
         """The messages that go through the template; `None` for plain text."""
@@ -115,9 +123,14 @@ class Encoder:
         turns = [{"role": message.role, "content": message.content} for message in messages]
         asks = messages[-1].role != "assistant"
         try:
+            if self._template is not None:
+                return self._template.render(turns, add_generation_prompt=asks)
             rendered = tokenizer.apply_chat_template(
                 turns, tokenize=False, add_generation_prompt=asks
             )
+        except InvalidModel as error:
+            error.next_step = AddOption("--no-chat-template")
+            raise
         except (
             Exception
         ) as error:  # a template is a program of the model's author and raises whatever it likes

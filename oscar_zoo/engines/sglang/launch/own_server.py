@@ -25,6 +25,7 @@ from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.evaluate.server_client import ServerClient
+from oscar_zoo.models.chat_template import check_template_of
 
 
 class StartNews(Protocol):
@@ -105,10 +106,12 @@ def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]
 
     Raises:
         ServerFailed: the server did not start.
+        InvalidModel: the chat template of the model does not come to an end.
         UsageError: a flag or a variable that an INT2 cache refuses.
         VerificationFailed: the artifact holds only one of K and V.
         DigestMismatchError: somebody changed the staged files during the start.
     """
+    check_template_of(wanted.model, wanted.revision)
     with staging.private_folder() as private:
         staged = private / "rotations"
         digest = staging.stage_rotations(wanted.verified, staged)

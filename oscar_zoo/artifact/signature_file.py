@@ -1,0 +1,289 @@
+"""The signature of one artifact: `model.sig` beside `oscar.json`, in the format of OpenSSF Model
+Signing 1.0, so that its own tool checks a pulled folder as well.
+
+The file is a Sigstore bundle: JSON that holds a DSSE envelope. Its payload is an in-toto statement
+with the sha256 of every file of the artifact, `oscar.json` included; the signature is of the
+payload. This module writes and reads the format and knows nothing of keys; the bytes of strangers
+are bounded, strict JSON of a closed schema. Two fields of the statement's predicate are ours, which
+the format allows: the public key, so that a reader who knows only its fingerprint can check, and
+the id of the artifact.
+
+Source: the documentation of `model_signing` 1.1.1, and DSSE 1.0 (`PAE`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.manifest import MAX_PARTS, SIGNATURE_NAME
+from oscar_zoo.artifact.names import check_part
+from oscar_zoo.artifact.specs import Hex64, Text
+from oscar_zoo.errors import InvalidName, MalformedFile
+
+MAX_BYTES = 256 << 10
+"""Larger signature files are not read; one of four files has 2 KB."""
+MAX_FILES = 1024
+"""Most files that one signature may list."""
+NOT_SIGNED = frozenset({SIGNATURE_NAME, ".git", ".gitattributes", ".github", ".gitignore"})
+"""Names in a signed folder that the format leaves out."""
+
+_MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+_PAYLOAD_TYPE = "application/vnd.in-toto+json"
+_STATEMENT = "https://in-toto.io/Statement/v1"
+_PREDICATE = "https://model_signing/signature/v1.0"
+_OLDER_PREDICATE = "https://model_signing/Digests/v0.1"
+_OURS = "oscar_zoo"
+
+
+@dataclass(frozen=True)
+class SignatureFile:
+    """A signature that was read; nothing of it is checked against a key yet.
+
+    Attributes:
+        files: path -> sha256 in hex, of every file that is signed.
+        payload: the signed statement.
+        signature: of `signed_bytes`, DER.
+        hint: sha256 of the public key as PEM, or `None`.
+        key: the public key as DER, as the signer says, or `None`.
+    """
+
+    files: Mapping[str, str]
+    payload: bytes
+    signature: bytes
+    hint: str | None
+    key: bytes | None
+
+    @property
+    def signed_bytes(self) -> bytes:
+        """What the signature is of: the payload in the encoding of DSSE."""
+        return pre_authentication(self.payload)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, what: str = SIGNATURE_NAME) -> Self:
+        """Parse an untrusted file.
+
+        Args:
+            data: the whole file.
+            what: its name for messages.
+
+        Raises:
+            MalformedFile: `json.*`, `signature.schema`, or `signature.version` for a format that
+                is known and too old, or too new.
+        """
+        bundle: _Bundle = _parsed(_Bundle, _json(data, what), what)
+        envelope = bundle.dsse_envelope
+        payload = _decoded(envelope.payload, what)
+        statement = _statement(payload, what)
+        ours = statement.predicate.oscar_zoo
+        return cls(
+            files=_listed(statement, what),
+            payload=payload,
+            signature=_decoded(envelope.signatures[0].sig, what),
+            hint=bundle.verification_material.public_key.hint,
+            key=None if ours is None else _decoded(ours.key, what),
+        )
+
+
+def statement_bytes(artifact: str, files: Mapping[str, str], key: bytes) -> bytes:
+    """The statement to sign.
+
+    Args:
+        artifact: `<Model>/<tag>`.
+        files: path -> sha256 in hex, `oscar.json` included.
+        key: the public key that will sign it, DER.
+    """
+    ordered = sorted(files, key=PurePosixPath)
+    predicate = {
+        "serialization": {
+            "method": "files",
+            "hash_type": "sha256",
+            "allow_symlinks": False,
+            "ignore_paths": sorted(NOT_SIGNED),
+        },
+        "resources": [
+            {"name": path, "algorithm": "sha256", "digest": files[path]} for path in ordered
+        ],
+        _OURS: {"artifact": artifact, "key": base64.b64encode(key).decode()},
+    }
+    return strict_json.pretty_bytes(
+        {
+            "_type": _STATEMENT,
+            "subject": [{"name": artifact, "digest": {"sha256": _root_digest(files, ordered)}}],
+            "predicateType": _PREDICATE,
+            "predicate": predicate,
+        }
+    )
+
+
+def bundle_bytes(payload: bytes, signature: bytes, hint: str) -> bytes:
+    """The file that holds a signed statement.
+
+    Args:
+        payload: of `statement_bytes`.
+        signature: of `pre_authentication(payload)`, DER.
+        hint: sha256 of the public key as PEM.
+    """
+    envelope = {
+        "payload": base64.b64encode(payload).decode(),
+        "payloadType": _PAYLOAD_TYPE,
+        "signatures": [{"sig": base64.b64encode(signature).decode(), "keyid": ""}],
+    }
+    return strict_json.pretty_bytes(
+        {
+            "mediaType": _MEDIA_TYPE,
+            "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
+            "dsseEnvelope": envelope,
+        }
+    )
+
+
+def pre_authentication(payload: bytes) -> bytes:
+    """The bytes that a DSSE signature of `payload` is of."""
+    return b"DSSEv1 %d %s %d %s" % (
+        len(_PAYLOAD_TYPE),
+        _PAYLOAD_TYPE.encode(),
+        len(payload),
+        payload,
+    )
+
+
+class _Closed(BaseModel):
+    """A part of the bundle: exact types, no unknown keys."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, alias_generator=to_camel, populate_by_name=True
+    )
+
+
+class _PublicKey(_Closed):
+    hint: Hex64 | None = None
+
+
+class _Material(_Closed):
+    public_key: _PublicKey
+    tlog_entries: Annotated[list[Any], Field(max_length=0)] = []
+
+
+class _Signature(_Closed):
+    sig: str
+    keyid: str = ""
+
+
+class _Envelope(_Closed):
+    payload: str
+    payload_type: Literal["application/vnd.in-toto+json"]
+    signatures: Annotated[list[_Signature], Field(min_length=1, max_length=1)]
+
+
+class _Bundle(_Closed):
+    media_type: Literal["application/vnd.dev.sigstore.bundle.v0.3+json"]
+    verification_material: _Material
+    dsse_envelope: _Envelope
+
+
+class _Open(BaseModel):
+    """A part of the statement; readers pass over keys that they do not know, as the format asks."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+class _Serialization(_Open):
+    method: Literal["files"]
+    hash_type: Literal["sha256"]
+
+
+class _Resource(_Open):
+    name: Text
+    algorithm: Literal["sha256"]
+    digest: Hex64
+
+
+class _Ours(_Open):
+    key: str
+
+
+class _Predicate(_Open):
+    serialization: _Serialization
+    resources: Annotated[list[_Resource], Field(min_length=1, max_length=MAX_FILES)]
+    oscar_zoo: _Ours | None = None
+
+
+class _Digest(_Open):
+    sha256: Hex64
+
+
+class _Subject(_Open):
+    digest: _Digest
+
+
+class _Statement(_Open):
+    subject: Annotated[list[_Subject], Field(min_length=1, max_length=1)]
+    predicate: _Predicate
+
+
+def _statement(payload: bytes, what: str) -> _Statement:
+    value = _json(payload, what)
+    kind = value.get("_type"), value.get("predicateType")
+    if kind != (_STATEMENT, _PREDICATE):
+        older = ", which is older than version 1.0" if kind[1] == _OLDER_PREDICATE else ""
+        raise MalformedFile(
+            "signature.version",
+            f"{what} has a statement of the kind {str(kind[1])[:80]!r}{older}.",
+            hint="it has to be signed again",
+        )
+    statement: _Statement = _parsed(_Statement, value, what)
+    return statement
+
+
+def _listed(statement: _Statement, what: str) -> dict[str, str]:
+    """The files of a statement, whose names are judged and whose sum is compared."""
+    files: dict[str, str] = {}
+    for row in statement.predicate.resources:
+        try:
+            parts = [check_part(part, "file name") for part in row.name.split("/")]
+        except InvalidName as error:
+            raise MalformedFile("signature.schema", f"{what}: {error.message}") from None
+        if len(parts) > MAX_PARTS or row.name in files:
+            raise MalformedFile("signature.schema", f"{what} lists {row.name[:80]!r} wrongly.")
+        files[row.name] = row.digest
+    if _root_digest(files, files) != statement.subject[0].digest.sha256:
+        raise MalformedFile("signature.schema", f"{what}: its digest is not that of its files.")
+    return files
+
+
+def _root_digest(files: Mapping[str, str], ordered: Any) -> str:
+    return sha256_hex(b"".join(bytes.fromhex(files[path]) for path in ordered))
+
+
+def _json(data: bytes, what: str) -> dict[str, Any]:
+    value = strict_json.loads(data, what=what, max_bytes=MAX_BYTES)
+    if type(value) is not dict:
+        raise MalformedFile("signature.schema", f"{what} is not a JSON object.")
+    return value
+
+
+def _parsed(kind: Any, value: dict[str, Any], what: str) -> Any:
+    try:
+        return kind.model_validate_json(json.dumps(value))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "top level"
+        raise MalformedFile("signature.schema", f"{what}: {where}: {first['msg']}.") from None
+
+
+def _decoded(text: str, what: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise MalformedFile("signature.schema", f"{what} has text that is no base64.") from None

@@ -1,0 +1,210 @@
+"""Chats through the template of a model, which is a program of its author: in a process of its own
+with bounded time and memory.
+
+Templates may come from strangers. A loop in one can take for ever, one multiplication can, and a
+text can grow until nothing is left; so what we render is rendered by `template_child`. SGLang
+renders in its own process; `check_template` tries a model's template before a server starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from oscar_zoo.artifact.files import read_file
+from oscar_zoo.errors import InvalidModel, MalformedFile, PathNotFound
+from oscar_zoo.models import template_child
+from oscar_zoo.models.model_hub import kept_config
+
+MAX_TEMPLATE = 1 << 20
+"""Largest template in characters; the largest seen have some 30,000."""
+FILE_NAMES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+"""Where a model's folder may have its template, the first that has one."""
+
+_WAIT_SECONDS = 600.0
+"""How long an answer may take at all, on a machine that gives the process no time."""
+_TRANSFORMERS = "transformers.tokenization_utils_base"
+
+
+class TemplateRefused(ValueError):
+    """A template raised an error for a chat; the message is its own."""
+
+
+class ChatTemplate:
+    """A template in a process that is started at the first chat and ends with this object.
+
+    Args:
+        source: the template in Jinja.
+        variables: what it finds besides the chat, such as `bos_token`.
+        cpu_seconds: processor time for one chat.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        variables: Mapping[str, str],
+        *,
+        cpu_seconds: int = template_child.CPU_SECONDS,
+    ) -> None:
+        self._start = {"template": source, "variables": dict(variables)}
+        self._seconds = cpu_seconds
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def of_tokenizer(cls, tokenizer: Any) -> ChatTemplate | None:
+        """The template that `tokenizer` would render with, or `None` of a tokenizer that renders
+        by code of its own and not by a template.
+
+        Raises:
+            InvalidModel: it has several and no default, or one that is too large.
+        """
+        call = getattr(type(tokenizer), "apply_chat_template", None)
+        if getattr(call, "__module__", None) != _TRANSFORMERS:
+            return None
+        try:
+            source = tokenizer.get_chat_template()
+        except ValueError as error:
+            raise InvalidModel(str(error).splitlines()[0], hint="give it a default") from None
+        check_size(source, "the chat template of the model")
+        return cls(source, {k: str(v) for k, v in tokenizer.special_tokens_map.items()})
+
+    def render(self, turns: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+        """The text of a chat.
+
+        Args:
+            turns: each with `role` and `content`.
+            add_generation_prompt: whether the text ends by asking for an answer.
+
+        Raises:
+            TemplateRefused: the template raised an error.
+            InvalidModel: it needs more than the processor time, memory or text that it is given.
+        """
+        process = self._process or self._started()
+        chat = {"messages": list(turns), "add_generation_prompt": add_generation_prompt}
+        return self._asked(process, chat)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
+            [sys.executable, "-I", template_child.__file__, str(self._seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={name: os.environ[name] for name in ("TZ",) if name in os.environ},
+        )
+        self._process = process
+        weakref.finalize(self, _end, process)
+        self._asked(process, self._start)
+        return process
+
+    def _asked(self, process: subprocess.Popen[bytes], question: object) -> str:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(question).encode() + b"\n")
+            process.stdin.flush()
+            line = _line(process.stdout.fileno())
+        except BrokenPipeError:
+            line = b""
+        answer = json.loads(line) if line.endswith(b"\n") else {"error": template_child.TOO_MUCH}
+        error = answer.get("error")
+        if error is None:
+            return str(answer["text"])
+        if error == template_child.TOO_MUCH:
+            self._process = None
+            _end(process)
+            raise InvalidModel(
+                f"the chat template of the model does not come to an end: it needs more than"
+                f" {self._seconds} s, {template_child.MEMORY_BYTES >> 20} MiB or"
+                f" {template_child.MAX_TEXT >> 20} million characters for one chat.",
+                hint="use the model of a publisher whom you trust",
+            )
+        raise TemplateRefused(error)
+
+
+def check_template_of(model: str, revision: str | None) -> None:
+    """`check_template` of a model by its folder, or by its hub id where its files are here."""
+    folder: Path | None = Path(model)
+    if not os.path.isdir(model):  # noqa: PTH112  (any text: no errors)
+        folder = kept_config(model, revision)
+    if folder is not None:
+        check_template(folder, model)
+
+
+def check_template(folder: Path, where: str) -> None:
+    """Try the chat template of a model's folder with one short chat.
+
+    What the template says to it does not matter, and a template that behaves for this chat may
+    still misbehave for another.
+
+    Raises:
+        InvalidModel: it does not come to an end, or is too large.
+    """
+    source = _template_in(folder)
+    if source is None:
+        return
+    check_size(source, f"the chat template of {where}")
+    tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    try:
+        ChatTemplate(source, tokens).render(
+            [{"role": "user", "content": "Hello"}], add_generation_prompt=True
+        )
+    except TemplateRefused:
+        return  # it wants another chat, or a token that this one does not give
+
+
+def check_size(source: str, what: str) -> None:
+    """Refuse a template that is larger than any; raises `InvalidModel`."""
+    if len(source) > MAX_TEMPLATE:
+        raise InvalidModel(
+            f"{what} has {len(source):,} characters, at most {MAX_TEMPLATE:,} are taken.",
+            hint="use the model of a publisher whom you trust",
+        )
+
+
+def _template_in(folder: Path) -> str | None:
+    for name in FILE_NAMES:
+        try:
+            # resolved: files in the cache of a hub's client are links
+            data = read_file((folder / name).resolve())
+            if name.endswith(".jinja"):
+                return data.decode("utf-8", "replace")
+            value = json.loads(data)
+        except (PathNotFound, MalformedFile, ValueError, RecursionError):
+            continue  # what is no JSON is left to its reader
+        found = value.get("chat_template") if isinstance(value, dict) else None
+        if isinstance(found, list):
+            named = {row.get("name"): row.get("template") for row in found if isinstance(row, dict)}
+            found = named.get("default")
+        if isinstance(found, str):
+            return found
+    return None
+
+
+def _line(descriptor: int) -> bytes:
+    """One line, or what came before the other side closed or the time was over."""
+    parts, end = [], time.monotonic() + _WAIT_SECONDS
+    while (left := end - time.monotonic()) > 0:
+        ready, _, _ = select.select([descriptor], [], [], left)
+        part = os.read(descriptor, 1 << 20) if ready else b""
+        parts.append(part)
+        if not part or part.endswith(b"\n"):
+            break
+    return b"".join(parts)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            try:
+                stream.close()
+            except BrokenPipeError:
+                continue
+    process.wait()
