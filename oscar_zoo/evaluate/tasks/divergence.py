@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.evaluate.reading import Simulated
 from oscar_zoo.evaluate.tasks.base import (
     LOSS_BLOCK,
     Measurement,
@@ -104,7 +104,7 @@ def exact_predictions(
 def measure_divergence(
     model: LoadedModel,
     exact: ExactPredictions,
-    cache: CacheSpec,
+    cache: Simulated,
     *,
     tick: Callable[[], None] = lambda: None,
 ) -> Measurement:
