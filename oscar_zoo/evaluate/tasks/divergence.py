@@ -124,6 +124,14 @@ def measure_divergence(
     return mean_of(parts)
 
 
+class PerPosition:
+    """How sums of divergences make a number; see `intervals.Adding`."""
+
+    def result(self, total: float, number: int) -> float:
+        """Nats per position."""
+        return total / number
+
+
 def mean_of(parts: Sequence[tuple[float, int]]) -> Measurement:
     """The divergence per position, from the sums of every prompt."""
     return Measurement(
