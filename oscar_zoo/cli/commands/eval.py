@@ -14,8 +14,8 @@ from oscar_zoo.cli.render import terminal
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from oscar_zoo.app.evaluate_against import AgainstRequest
     from oscar_zoo.app.benchmark_request import BenchmarkRequest
+    from oscar_zoo.app.evaluate_against import AgainstRequest
     from oscar_zoo.cli.render.progress import TerminalObserver
 
 
