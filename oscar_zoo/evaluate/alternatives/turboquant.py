@@ -14,11 +14,11 @@ rows. A query reads
 with which products are right on average. Values keep algorithm 1 with B bits there.
 
 2.5 and 3.5 bits split the channels into outliers and others, each with a quantizer of its own for
-its part of the row: a quarter of them with 3 bits and the rest with 2 make 2.5, as in the paper.
-The paper does not say what its 3.5 bits are; half of the channels have 4 bits and half 3 here. It
-does not say how outliers are found either. Here they are the channels with the largest squares
-summed over the first 64 tokens of a sequence, as if these were the prompt; their numbers are stored
-once for a sequence.
+its part of the row. 2.5 is the setting of the paper: of 128 channels 32 have 3 bits and 96 have 2.
+The paper writes that these are 2.5 bits; they are 2.25, and 2.5 with the two norms. It does not say
+what its 3.5 bits are; half of the channels have 4 bits and half 3 here. It does not say how
+outliers are found either. Here they are the channels with the largest squares summed over the first
+64 tokens of a sequence, as if these were the prompt; their numbers are stored once for a sequence.
 
 Norms have 16 bits, float16. The same matrices serve all layers and heads, drawn with a fixed seed,
 and cost nothing for a sequence. The paper quantizes every token; here the windows of the recipe
