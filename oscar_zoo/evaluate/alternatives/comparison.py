@@ -170,7 +170,7 @@ def compare(
         UsageError: the text is too short, or an alternative does not fit.
     """
     length = min(length, (model.block.rope and model.block.rope.max_position) or length)
-    caches, left_out = _build(chosen, Subject(model.block, recipe, artifact), strict)
+    caches, left_out = build_caches(chosen, Subject(model.block, recipe, artifact), strict)
     text_task, recall, ids = _tasks(model, text, recipe, windows, length, answers)
     prompts = len(text_task.prompts) + len(recall.prompts)
     total = len(text_task.prompts) + (1 + len(caches)) * prompts
@@ -202,10 +202,20 @@ def compare(
     return AgainstReport(_sorted(rows), facts, left_out)
 
 
-def _build(
+def build_caches(
     chosen: Sequence[Choice], subject: Subject, strict: bool
 ) -> tuple[list[tuple[Choice, Simulated]], dict[str, str]]:
-    """The caches to measure, the artifact first."""
+    """The caches to measure, the artifact first, and the reasons why others are left out.
+
+    Args:
+        chosen: alternatives.
+        subject: with an artifact.
+        strict: raise an error in place of leaving one out.
+
+    Raises:
+        GeometryMismatch: the artifact is for another shape of model.
+        UsageError: with `strict`, an alternative that does not fit.
+    """
     (own,) = [one for one in choices([OWN]) if one.bits is None]
     built, left_out = [(own, own.build(subject))], {}
     uniform = None if subject.recipe.widths else 2.0

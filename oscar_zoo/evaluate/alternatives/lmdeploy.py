@@ -8,7 +8,7 @@ sketched as in the paper but read where it is:
 
 A key has 4 bits a channel and two numbers of 16, a value 2 bits and one. The codebook here is the
 exact one for the sphere, where LMDeploy has a table for the normal distribution that is near it.
-LMDeploy keeps no windows; here those of the recipe stay exact, as for the other alternatives.
+The windows of the recipe stay exact here, as for the other alternatives.
 
 Source: LMDeploy, pull request 4510, `lmdeploy/pytorch/kernels/cuda/turbo_quant.py` and its tests.
 """

@@ -3,16 +3,20 @@ cache would hold."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from oscar_zoo.artifact.formats import LayerTransform
 from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.alternatives.base import Alternative, Subject
 from oscar_zoo.evaluate.alternatives.codebook import codebook
+from oscar_zoo.evaluate.alternatives.comparison import build_caches
 from oscar_zoo.evaluate.alternatives.fp8 import Fp8
 from oscar_zoo.evaluate.alternatives.groups import ChannelGroups, TokenGroups
 from oscar_zoo.evaluate.alternatives.pareto import pareto_optimal
@@ -130,12 +134,13 @@ def packed_bytes(arrays: dict[str, object], *, per_sequence: bool) -> int:
     return total
 
 
-@pytest.mark.parametrize("name", [one.name for one in choices(["all"])])
+@pytest.mark.parametrize(
+    "name", [one.name for one in choices(["all"]) if one.row.module != "integers"]
+)
 def test_bits_are_those_of_the_bytes_that_are_stored(name: str) -> None:
     (choice,) = [one for one in choices(["all"]) if one.name == name]
     cache = choice.build(SUBJECT)
-    if not isinstance(cache, Alternative):
-        return  # `oscar_kernels.layout` counts them
+    assert isinstance(cache, Alternative)
     rows = unit_rows(LENGTH, D)
     occupied, stored = 0, 0.0
     for code, (coded, exact) in zip((cache.k, cache.v), cache.schedule.rows(LENGTH), strict=True):
@@ -193,6 +198,26 @@ def test_a_model_that_a_method_cannot_store_is_refused() -> None:
     (choice,) = choices(["lmdeploy"])
     with pytest.raises(UsageError, match="no Hadamard matrix for 88 channels"):
         choice.build(Subject(odd, RECIPE.override(group_size=88), None))
+
+
+def test_all_leaves_out_what_does_not_fit_and_measures_the_artifact_once() -> None:
+    odd = MODEL.model_copy(update={"head_dim": 88, "v_head_dim": 88})
+    eye = np.eye(88, dtype=np.float32)
+    sets = [
+        replace(one, layers=(LayerTransform(0, eye, eye, None),)) for one in SUBJECT.artifact or ()
+    ]
+    subject = Subject(odd, RECIPE.override(group_size=88), (sets[0], sets[1]))
+    built, left_out = build_caches(choices(["all"]), subject, False)
+    assert {name.partition(":")[0] for name in left_out} == {
+        "hadamard",
+        "hadamard-clip",
+        "lmdeploy",
+    }
+    names = [choice.name for choice, _ in built]
+    assert names[0] == "oscar" and "oscar:2" not in names and "oscar:4" in names
+    assert len(set(names)) == len(names) == len(choices(["all"])) - len(left_out) - 1
+    with pytest.raises(UsageError):
+        build_caches(choices(["lmdeploy"]), subject, True)
 
 
 def test_pareto_optimal_points_are_beaten_by_none() -> None:
