@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from oscar_zoo.app.compare import compare
     from oscar_zoo.app.compute import compute_artifact
     from oscar_zoo.app.evaluate import evaluate_artifact
+    from oscar_zoo.app.evaluate_against import evaluate_against
     from oscar_zoo.app.fit import fit, merge_moments
     from oscar_zoo.app.fit_gpu import fit_gpu
     from oscar_zoo.app.leaderboard import leaderboard
@@ -55,6 +56,7 @@ _CALLS = {
     "compute_artifact": "app.compute",
     "deprecate": "app.status",
     "draw_report": "app.report",
+    "evaluate_against": "app.evaluate_against",
     "evaluate_artifact": "app.evaluate",
     "fit": "app.fit",
     "fit_gpu": "app.fit_gpu",
@@ -87,6 +89,7 @@ __all__ = [
     "compute_artifact",
     "deprecate",
     "draw_report",
+    "evaluate_against",
     "evaluate_artifact",
     "fit",
     "fit_gpu",

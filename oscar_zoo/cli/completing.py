@@ -53,6 +53,16 @@ def families(context: Context, parameter: Parameter, incomplete: str) -> Items:
     return _starting(incomplete, list(Catalog.packaged().families()))
 
 
+def alternatives(context: Context, parameter: Parameter, incomplete: str) -> Items:
+    """What `eval --against` knows, behind the names that are typed already."""
+    from oscar_zoo.evaluate.alternatives.table import ALL, TABLE
+
+    typed, comma, last = incomplete.rpartition(",")
+    return [
+        CompletionItem(f"{typed}{comma}{name}") for name in (*TABLE, ALL) if name.startswith(last)
+    ]
+
+
 def tasks(context: Context, parameter: Parameter, incomplete: str) -> Items:
     """Benchmarks that `eval` asks, and the tasks that it answers by itself."""
     from oscar_zoo.cli.benchmark_options import TEXT_TASKS

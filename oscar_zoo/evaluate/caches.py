@@ -9,8 +9,14 @@ import torch
 
 from oscar_kernels.layout import row_bytes
 from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.hadamard import hadamard_set
-from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
+from oscar_zoo.artifact.specs import Geometry, ServingRecipe
+from oscar_zoo.evaluate.alternatives.base import Subject
+from oscar_zoo.evaluate.alternatives.integers import (
+    hadamard,
+    hadamard_clipped,
+    integers,
+    transformed,
+)
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel
 
@@ -29,14 +35,12 @@ def caches_of(
         GeometryMismatch: the artifact is for another shape of model.
         UsageError: a recipe that cannot be simulated.
     """
-    narrow = recipe.with_widths(None)
-    plain = narrow.model_copy(update={"clip": Clip(k=0.0, v=0.0, algorithm="none")})
-    caches: dict[str, CacheSpec | None] = {"bf16": None, "int2": CacheSpec(None, None, plain)}
-    k, v = hadamard_set(model.block, "k"), hadamard_set(model.block, "v")
-    caches["int2-hadamard"] = CacheSpec(k, v, plain)
-    caches["int2-hadamard-clip"] = CacheSpec(k, v, narrow)
+    subject = Subject(model.block, recipe, artifact)
+    caches: dict[str, CacheSpec | None] = {"bf16": None, "int2": integers(2, subject)}
+    caches["int2-hadamard"] = hadamard(2, subject)
+    caches["int2-hadamard-clip"] = hadamard_clipped(2, subject)
     if artifact is not None:
-        caches["artifact"] = CacheSpec(*artifact, recipe)
+        caches["artifact"] = transformed(None, subject)
     for spec in reversed(list(caches.values())):  # the artifact's mismatch is the one to report
         if spec is not None:
             spec.check(model.block)

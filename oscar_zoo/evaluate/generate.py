@@ -19,14 +19,8 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.simulated_cache import (
-    INT2,
-    WINDOW,
-    CacheSpec,
-    SimulatedLayer,
-    Stretches,
-    take_rows,
-)
+from oscar_zoo.evaluate.reading import STORED, WINDOW, Stretches, take_rows
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedLayer
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.loading import LoadedModel
 from oscar_zoo.models.softmax import Softmax, attend
@@ -164,7 +158,7 @@ class GenerationRequest:
         if self._windows is not None:
             sinks = min(self._windows.sink, cached) if self._sinks else 0
             ring = max(sinks, cached - self._windows.recent, self._own_from)
-            stretches = (WINDOW, 0, sinks), (INT2, sinks, ring), (WINDOW, ring, end)
+            stretches = (WINDOW, 0, sinks), (STORED, sinks, ring), (WINDOW, ring, end)
         s = torch.cat(
             [torch.arange(first, last, device=positions.device) for _, first, last in stretches]
         )

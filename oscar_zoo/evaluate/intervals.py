@@ -9,14 +9,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from oscar_zoo.evaluate.tasks.base import Measurement, Task
+from oscar_zoo.evaluate.tasks.base import Measurement
 
 RESAMPLES = 2000
 _Drawn = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Adding(Protocol):
+    """A number that is made of sums over sequences, such as a `Task`."""
+
+    def result(self, total: float, number: int) -> float:
+        """The number, from the sums."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +43,16 @@ class Interval:
     upper90: float
 
 
-def standard_error(task: Task, found: Measurement, *, seed: int = 0) -> float | None:
+def standard_error(task: Adding, found: Measurement, *, seed: int = 0) -> float | None:
     """Standard error of the number of `task` over its sequences; `None` for a single one."""
     n = len(found.parts)
     if n < 2:
         return None
-    return float(_resampled(task, found, seed).std() * math.sqrt(n / (n - 1)))
+    return _spread(_resampled(task, found, seed), n)
 
 
 def difference(
-    task: Task, one: Measurement, other: Measurement, *, seed: int = 0
+    task: Adding, one: Measurement, other: Measurement, *, seed: int = 0
 ) -> Interval | None:
     """`one` minus `other` over the same sequences; `None` for a single one."""
     if len(one.parts) < 2:
@@ -55,7 +62,26 @@ def difference(
     return Interval(one.value - other.value, *map(float, ends))
 
 
-def _resampled(task: Task, found: Measurement, seed: int) -> _Drawn:
+def relative_change(
+    task: Adding, one: Measurement, other: Measurement, *, seed: int = 0
+) -> tuple[float, float | None]:
+    """`one / other - 1`, and its standard error over the same sequences; `None` for a single one,
+    and where the change is not finite."""
+    change = one.value / other.value - 1
+    if len(one.parts) < 2 or not math.isfinite(change):
+        return change, None
+    with np.errstate(invalid="ignore"):
+        drawn = _resampled(task, one, seed) / _resampled(task, other, seed)
+        error = _spread(drawn, len(one.parts))
+    return change, error if math.isfinite(error) else None
+
+
+def _spread(drawn: _Drawn, n: int) -> float:
+    """Standard error over `n` sequences."""
+    return float(drawn.std() * math.sqrt(n / (n - 1)))
+
+
+def _resampled(task: Adding, found: Measurement, seed: int) -> _Drawn:
     """The number of `task` over each of `RESAMPLES` samples; a seed draws the same sequences."""
     parts = np.asarray(found.parts, dtype=np.float64)
     chosen = np.random.default_rng(seed).integers(0, len(parts), (RESAMPLES, len(parts)))

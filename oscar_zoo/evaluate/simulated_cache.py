@@ -4,7 +4,8 @@ Everything happens in the transformed basis of a layer, as in a server. Windows 
 row, rounded to the model's dtype and never clipped. Every other row goes through
 `oscar_kernels.quantizer`, the only quantizer. Attention runs in float32 over an explicit list of
 rows, with a mask that says which query reads which row, so the one-pass evaluation below and the
-chunked server of `generate` share it.
+chunked server of `generate` share it. `alternatives` simulates caches of other methods with the
+same attention.
 """
 
 from __future__ import annotations
@@ -28,15 +29,12 @@ from oscar_zoo.artifact.formats import Array, Role, RotationSet
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.reading import Reads, Simulated, StoredSide, take_rows, window_reads
 from oscar_zoo.models.softmax import Softmax, attend
 
 QUERY_BLOCK = 256
 """Queries per attention call: bounds the mask, and the rows read only for the sake of
 neighbours."""
-
-WINDOW, INT2 = 0, 1
-Stretches = tuple[tuple[int, int, int], ...]
-"""Rows to read, in order: `(WINDOW or INT2, first position, end position)`."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +105,19 @@ class CacheSpec:
         except ValueError as error:
             raise _misfit(error) from None
 
+    def sides(
+        self, geometry: Geometry, layer_id: int, device: torch.device
+    ) -> tuple[StoredSide, StoredSide]:
+        """Keys and values of the layer `layer_id` on `device`."""
+        index = geometry.attention_layers.index(layer_id)
+        k = self.quant_spec("k", geometry.head_dim, index)
+        v = self.quant_spec("v", geometry.v_head_dim, index)
+        return cache_side(self.k, layer_id, k, device), cache_side(self.v, layer_id, v, device)
+
+    def reads(self, positions: Tensor) -> Reads:
+        """What queries read at consecutive positions: windows exactly, the rest as INT2."""
+        return window_reads(self.recipe.windows, positions)
+
 
 def _misfit(error: ValueError) -> UsageError:
     return UsageError(f"the recipe does not fit: {error}.", hint="choose another group size")
@@ -129,6 +140,10 @@ class Side:
         x = x.float() if self.mean is None else x.float() - self.mean
         return x if self.forward is None else x @ self.forward
 
+    def stored(self, rows: Tensor) -> Tensor:
+        """What a query reads of `rows` outside the windows, float32."""
+        return fake_quantize(rows, self.spec)
+
     def restored(self, rows: Tensor) -> Tensor:
         """Inverse of `rows`: back to the model's own basis, mean included."""
         x = rows if self.partner is None else rows @ self.partner.mT
@@ -146,17 +161,13 @@ class SimulatedLayer:
     """
 
     def __init__(
-        self, spec: CacheSpec, geometry: Geometry, layer_id: int, device: torch.device
+        self, spec: Simulated, geometry: Geometry, layer_id: int, device: torch.device
     ) -> None:
-        index = geometry.attention_layers.index(layer_id)
-        k = spec.quant_spec("k", geometry.head_dim, index)
-        v = spec.quant_spec("v", geometry.v_head_dim, index)
-        self._k = cache_side(spec.k, layer_id, k, device)
-        self._v = cache_side(spec.v, layer_id, v, device)
+        self._k, self._v = spec.sides(geometry, layer_id, device)
         self._group = geometry.num_q_heads // geometry.num_kv_heads
 
     def encode(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Window rows and INT2 rows of new tokens, for K and for V.
+        """Window rows and stored rows of new tokens, for K and for V.
 
         Each has the shape `[2, B, num_kv_heads, T, ...]`.
 
@@ -172,7 +183,7 @@ class SimulatedLayer:
         pairs = []
         for side, x in ((self._k, key), (self._v, value)):
             rows = side.rows(x)
-            pairs.append(torch.stack([rows.to(x.dtype).float(), fake_quantize(rows, side.spec)]))
+            pairs.append(torch.stack([rows.to(x.dtype).float(), side.stored(rows)]))
         return pairs[0], pairs[1]
 
     def attend(
@@ -224,17 +235,11 @@ class SimulatedLayer:
         return lacking.unflatten(2, (self._group, -1)).flatten(1, 2)
 
 
-def take_rows(encoded: Tensor, stretches: Stretches) -> Tensor:
-    """Pick rows `[B, num_kv_heads, R, d]` from one side of `SimulatedLayer.encode`."""
-    return torch.cat([encoded[tier, :, :, first:last] for tier, first, last in stretches], 2)
-
-
 class SimulatedCache:
     """Every position of a sequence as decoding it token by token would compute it, in one pass.
 
-    The query at position p reads key s <= p exactly when `s < sink` or `p - s < recent`, else its
-    INT2 row. Use as the function of `attention_scope`; sequences start at position 0 and are
-    not padded.
+    What a query reads exactly, and what as it is stored, is what `spec.reads` says. Use as the
+    function of `attention_scope`; sequences start at position 0 and are not padded.
 
     Args:
         spec: the cache.
@@ -242,22 +247,21 @@ class SimulatedCache:
         device: where the model is.
 
     Raises:
-        GeometryMismatch, UsageError: see `CacheSpec.check`.
+        GeometryMismatch, UsageError: see `Simulated.check`.
     """
 
-    def __init__(self, spec: CacheSpec, model: Geometry, device: torch.device) -> None:
+    def __init__(self, spec: Simulated, model: Geometry, device: torch.device) -> None:
         spec.check(model)
-        self._windows = spec.recipe.windows
         self._spec, self._model = spec, model
         self._layers = {
             (i, device): SimulatedLayer(spec, model, i, device) for i in model.attention_layers
         }
 
-    def with_layer_of(self, spec: CacheSpec, layer_id: int) -> SimulatedCache:
+    def with_layer_of(self, spec: Simulated, layer_id: int) -> SimulatedCache:
         """This cache, but with the layer `layer_id` of `spec`; other layers are shared, not copied.
 
         Args:
-            spec: has the windows of this cache.
+            spec: its queries read the positions that those of this cache read.
         """
         changed = copy.copy(self)
         changed._layers = dict(self._layers)
@@ -277,30 +281,10 @@ class SimulatedCache:
         positions = torch.arange(query.shape[2], device=query.device)
         blocks = []
         for p in positions.split(QUERY_BLOCK):
-            stretches, mask = self._reads(p)
-            rows = take_rows(k, stretches), take_rows(v, stretches)
-            blocks.append(layer.attend(query[:, :, p], *rows, mask, softmax))
+            reads = self._spec.reads(p)
+            rows = take_rows(k, reads.k), take_rows(v, reads.v)
+            blocks.append(layer.attend(query[:, :, p], *rows, reads.mask, softmax))
         return torch.cat(blocks, 2)
-
-    def _reads(self, p: Tensor) -> tuple[Stretches, Tensor]:
-        """The rows that queries at consecutive positions `p` may read, and a mask.
-
-        The mask, `[T, R]`, says which query reads which row.
-        """
-        sink, recent = self._windows.sink, self._windows.recent
-        start, end = int(p[0]), int(p[-1]) + 1
-        sinks = min(sink, end)
-        stretches = (
-            (WINDOW, 0, sinks),
-            (INT2, sinks, max(sinks, end - recent)),
-            (WINDOW, max(sinks, start - recent + 1), end),
-        )
-        masks = []
-        for tier, first, last in stretches:
-            s = torch.arange(first, last, device=p.device)
-            exact = (s < sink) | (p[:, None] - s < recent)
-            masks.append(exact & (s <= p[:, None]) if tier == WINDOW else ~exact)
-        return stretches, torch.cat(masks, 1)
 
 
 def cache_side(

@@ -14,7 +14,8 @@ from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.generate import GenerationRequest, greedy_generate
-from oscar_zoo.evaluate.simulated_cache import INT2, CacheSpec, SimulatedCache
+from oscar_zoo.evaluate.reading import STORED
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.loading import LoadedModel, load_model
 
@@ -100,7 +101,7 @@ def test_a_chunk_reads_older_tokens_as_the_cache_holds_them_and_its_own_exactly(
     stretches, mask = request._reads(torch.arange(10, 14), cached=10)
     positions = [(tier, s) for tier, first, last in stretches for s in range(first, last)]
     assert [s for _, s in positions] == list(range(14))
-    assert [s for tier, s in positions if tier == INT2] == [2, 3, 4, 5, 6]
+    assert [s for tier, s in positions if tier == STORED] == [2, 3, 4, 5, 6]
     assert mask.sum(1).tolist() == [11, 12, 13, 14]
 
 

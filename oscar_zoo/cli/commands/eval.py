@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oscar_zoo.app.evaluate import EvaluateRequest, evaluate
-from oscar_zoo.cli import benchmark_options, completing, eval_options, options
+from oscar_zoo.cli import against_options, benchmark_options, completing, eval_options, options
 from oscar_zoo.cli.render import terminal
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from oscar_zoo.app.benchmark_request import BenchmarkRequest
+    from oscar_zoo.app.evaluate_against import AgainstRequest
     from oscar_zoo.cli.render.progress import TerminalObserver
 
 
@@ -64,6 +67,7 @@ if TYPE_CHECKING:
     help="Recall questions. [default: 64; 60 of a server]",
 )
 @eval_options.recipe_options
+@against_options.against_options
 @options.dtype_option
 @options.revision_option
 @click.option(
@@ -105,6 +109,11 @@ def command(
     cache. With several, BF16 and the artifact under every combination are measured, and no scores
     are kept.
 
+    With --against, caches of other methods stand beside the artifact: their bits, how far they move
+    what the model says next (KL), perplexity, digits and whole answers recalled. A name alone means
+    all its bits. Names: fp8, int4, k4v2, int2, hadamard, hadamard-clip, kivi, kivi-windows,
+    kivi-token, turboquant, turboquant-prod, lmdeploy, oscar, all. No scores are kept.
+
     With --engine sglang the artifact is served by stock SGLang, and its perplexity is computed from
     the server's own log-probabilities, cold and behind a prefix-cache hit; recall is asked for in
     conversations of three turns that reuse the cache, and once more without reuse. The reference in
@@ -122,6 +131,7 @@ def command(
       oscar-zoo eval Qwen3-8B --json
       oscar-zoo eval Qwen3-8B --sink 0,64 --recent 128,256,512
       oscar-zoo eval Qwen3-8B --clip 0.96,0.92 --clip 0.9,0.9 --group-size 32,64
+      oscar-zoo eval Qwen3-8B --against fp8,kivi,turboquant:2.5 --plot loss.svg
       oscar-zoo eval Qwen3-8B --engine sglang --chunk 512,8192 --csv servers.csv
       oscar-zoo eval Qwen3-8B --engine sglang --url http://127.0.0.1:30000
       oscar-zoo eval Qwen3-8B --task gpqa_diamond --task aime25 --seeds 5
@@ -137,6 +147,11 @@ def command(
     given = {name: value for name, value in choices.items() if value not in (None, ())}
     given |= {"artifact": artifact, "values": eval_options.take_values(given)}
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
+        against = against_options.against_request(given, engine, engine_flags)
+        if against is not None:
+            eval_options.refuse_server_options(server, engine_flags)
+            benchmark_options.refuse_benchmark_options(benchmark)
+            return _eval_against(against, given.get("plots", ()), observer, quiet, as_json)
         if any(task not in benchmark_options.TEXT_TASKS for task in given.get("tasks", ())):
             asked = benchmark_options.benchmark_request(given, server, benchmark, engine_flags)
             return _eval_benchmarks(asked, observer, as_json)
@@ -151,6 +166,28 @@ def command(
     else:
         print_report(report, request.data)
     return 0
+
+
+def _eval_against(
+    request: AgainstRequest,
+    plots: tuple[Path, ...],
+    observer: TerminalObserver,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """`eval --against`; 1 when a chart could not be written."""
+    from oscar_zoo.app.evaluate_against import evaluate
+    from oscar_zoo.cli.render import against
+
+    against_options.check_plots(plots)
+    report = evaluate(request, observer)
+    observer.close()
+    if as_json:
+        terminal.emit_json(report.to_json())
+    else:
+        against.print_report(report)
+    title = f"Loss against bits: {report.facts['model']['id']}"
+    return against.save_plots(report, title, plots, quiet=quiet or as_json)
 
 
 def _eval_benchmarks(request: BenchmarkRequest, observer: TerminalObserver, as_json: bool) -> int:

@@ -14,7 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache
+from oscar_zoo.evaluate.reading import Simulated
+from oscar_zoo.evaluate.simulated_cache import SimulatedCache
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.layer_by_layer import run_by_layer
 from oscar_zoo.models.loading import LoadedModel
@@ -117,14 +118,14 @@ class Measurement:
 def measure(
     model: LoadedModel,
     task: Task,
-    cache: CacheSpec | None = None,
+    cache: Simulated | None = None,
     *,
     tick: Callable[[], None] = lambda: None,
 ) -> Measurement:
     """Run every prompt of `task` through the model.
 
     Args:
-        cache: the INT2 cache to simulate at every position; `None` for a BF16 cache.
+        cache: to simulate at every position; `None` for a BF16 cache.
         tick: called after each prompt.
 
     Raises:
@@ -140,7 +141,7 @@ def measure(
 
 
 @contextmanager
-def simulating(model: LoadedModel, cache: CacheSpec | None) -> Iterator[None]:
+def simulating(model: LoadedModel, cache: Simulated | None) -> Iterator[None]:
     """Run the model with a simulated cache, and without gradients, while the block is open.
 
     Raises:

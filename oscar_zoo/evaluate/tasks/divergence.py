@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.evaluate.reading import Simulated
 from oscar_zoo.evaluate.tasks.base import (
     LOSS_BLOCK,
     Measurement,
@@ -104,7 +104,7 @@ def exact_predictions(
 def measure_divergence(
     model: LoadedModel,
     exact: ExactPredictions,
-    cache: CacheSpec,
+    cache: Simulated,
     *,
     tick: Callable[[], None] = lambda: None,
 ) -> Measurement:
@@ -122,6 +122,14 @@ def measure_divergence(
             parts.append(exact.part(number, logits))
             tick()
     return mean_of(parts)
+
+
+class PerPosition:
+    """How sums of divergences make a number; see `intervals.Adding`."""
+
+    def result(self, total: float, number: int) -> float:
+        """Nats per position."""
+        return total / number
 
 
 def mean_of(parts: Sequence[tuple[float, int]]) -> Measurement:

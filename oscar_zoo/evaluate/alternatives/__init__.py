@@ -1,0 +1,1 @@
+"""Caches of other methods, simulated like ours, to compare with."""
