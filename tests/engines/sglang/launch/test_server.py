@@ -325,9 +325,10 @@ def test_sigterm_lets_the_child_finish_what_its_workers_do(tmp_path: Path) -> No
     """The child waits for a worker that knows no signals, as SGLang waits for requests in its
     scheduler."""
     draining = (
-        "import signal, subprocess, sys\n"
+        "import os, signal, subprocess, sys\n"
         "worker = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1)'])\n"
-        "def drain(*_): print('worker ended with', worker.wait(), flush=True); sys.exit(0)\n"
+        # a handler may not print: it may stand in the middle of another print
+        "def drain(*_): os.write(1, b'worker ended with %d\\n' % worker.wait()); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, drain)\n"
         "print('up', flush=True)\n"
         "while True: signal.pause()\n"
