@@ -20,7 +20,7 @@ from oscar_zoo.evaluate.phases import Phase
 if TYPE_CHECKING:
     from oscar_zoo.app.evaluated_model import Subject
     from oscar_zoo.artifact.specs import Clip, ServingRecipe
-    from oscar_zoo.evaluate.alternatives.comparison import AgainstReport
+    from oscar_zoo.evaluate.alternatives.report import AgainstReport
     from oscar_zoo.models.loading import Dtype
 
 _PHASES = (Phase("load", "", 1), Phase("measure", "sequences", 9))

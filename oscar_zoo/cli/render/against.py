@@ -10,7 +10,7 @@ from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.saving import save_after_result
 
 if TYPE_CHECKING:
-    from oscar_zoo.evaluate.alternatives.comparison import AgainstReport, AgainstRow
+    from oscar_zoo.evaluate.alternatives.report import AgainstReport, AgainstRow
 
 LONG = "32768"
 """Tokens of the sequences that the second column of bits is for."""

@@ -18,7 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from oscar_zoo.evaluate.alternatives.comparison import AgainstReport, AgainstRow
+from oscar_zoo.evaluate.alternatives.report import AgainstReport, AgainstRow
 from oscar_zoo.evaluate.alternatives.table import OWN, TABLE
 from oscar_zoo.evaluate.long_context.chart import DPI, INK, MUTED, PAPER
 from oscar_zoo.evaluate.long_context.grid import length_text
@@ -31,7 +31,7 @@ _COLOURS = (
     "#0a7a5c", "#5a4fc0", "#5a4fc0", "#7d6608",
 )  # fmt: skip
 """Of the methods of the table, in its order; relatives have one colour and differ in markers."""
-_MARKERS = "DsXvPp^<>ohd"
+_MARKERS = "DsXvPp^<>oXd"
 _OWN = ("#b34a06", "*")
 _SETTINGS: dict[Any, Any] = {
     "axes.axisbelow": True, "axes.edgecolor": RULE, "axes.grid": True, "axes.labelcolor": MUTED,
@@ -59,11 +59,13 @@ def render(report: AgainstReport, title: str, *, svg: bool = False) -> bytes:
         length = report.facts["length"]
         short = [row.bits_per_element_with_windows for row in rows]
         _panel(left, rows, short, [row.pareto for row in rows])
-        left.set_title(f"sequences of {length_text(length)}, as measured", **_HEAD)
+        left.set_title(f"bits of sequences of {length_text(length)} tokens, as measured", **_HEAD)
         left.set_ylabel("KL from the exact cache, nats per position")
         long = [row.bits_per_element_at[LONG] for row in rows]
         _panel(right, rows, long, [row.pareto_at[LONG] for row in rows])
-        right.set_title(f"the same losses, bits of {length_text(int(LONG))}", **_HEAD)
+        right.set_title(
+            f"the same losses, bits of sequences of {length_text(int(LONG))} tokens", **_HEAD
+        )
         _loss_axis(left, rows)
         figure.legend(
             *left.get_legend_handles_labels(), loc="outside lower left", ncols=5, frameon=False,
@@ -99,6 +101,8 @@ def _panel(
         own.sort(key=lambda i: bits[i])
         if own:
             _method(axes, name, [rows[i] for i in own], [bits[i] for i in own])
+            for i in own:
+                _width(axes, rows[i], bits[i], crowded=_crowded(i, rows, bits))
     best = sorted((bits[i], rows[i].divergence) for i, one in enumerate(front) if one)
     axes.plot(
         [x for x, _ in best], [y for _, y in best], color=INK, linewidth=1, linestyle=(0, (4, 3)),
@@ -119,22 +123,40 @@ _TICKS = (2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10, 12, 16)
 
 
 def _method(axes: Axes, name: str, rows: Sequence[AgainstRow], bits: Sequence[float]) -> None:
-    """The points of one method with error bars, and their bits beside them."""
-    at = list(TABLE).index(name)
-    colour, marker = _OWN if name == OWN else (_COLOURS[at % 12], _MARKERS[at % 12])
+    """The points of one method with error bars."""
+    colour, marker = _style(name)
     losses = [row.divergence for row in rows]
     errors = [row.divergence_error or 0.0 for row in rows]
+    axes.plot(bits, losses, ":", color=colour, linewidth=0.8, alpha=0.5, zorder=2)
     axes.errorbar(
         bits, losses, yerr=errors, fmt=marker, color=colour, label=TABLE[name].title,
-        markersize=11 if name == OWN else 5.5, elinewidth=0.9, linewidth=0.8, zorder=3,
-        linestyle=":" if len(rows) > 1 else "none",
+        markersize=11 if name == OWN else 5.5, elinewidth=0.9, zorder=3,
     )  # fmt: skip
-    for row, x, y in zip(rows, bits, losses, strict=True):
-        width = row.cache.partition(":")[2]
-        axes.annotate(
-            width, (x, y), (5, 4), textcoords="offset points", color=colour, fontsize=7.5,
-            weight="bold" if name == OWN else "normal",
-        )  # fmt: skip
+
+
+def _width(axes: Axes, row: AgainstRow, x: float, *, crowded: bool) -> None:
+    """The bits of a code beside its point."""
+    name, _, width = row.cache.partition(":")
+    own = name == OWN
+    axes.annotate(
+        width, (x, row.divergence), (-5, -4) if crowded else (5, 4), textcoords="offset points",
+        color=_style(name)[0], fontsize=7.5, weight="bold" if own else "normal",
+        ha="right" if crowded else "left", va="top" if crowded else "bottom",
+    )  # fmt: skip
+
+
+def _crowded(at: int, rows: Sequence[AgainstRow], bits: Sequence[float]) -> bool:
+    """Whether another point is where the text of this one would be, right above it."""
+    ratios = (
+        (bits[i] / bits[at], rows[i].divergence / rows[at].divergence) for i in range(len(rows))
+    )
+    return any(1 < right < 1.07 and 1 < above < 2 for right, above in ratios)
+
+
+def _style(name: str) -> tuple[str, str]:
+    """Colour and marker of a method."""
+    at = list(TABLE).index(name)
+    return _OWN if name == OWN else (_COLOURS[at % len(_COLOURS)], _MARKERS[at % len(_MARKERS)])
 
 
 def _loss_axis(axes: Axes, rows: Sequence[AgainstRow]) -> None:

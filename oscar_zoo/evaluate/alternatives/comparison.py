@@ -6,11 +6,9 @@ A prompt goes through the model once for each cache, and everything is counted f
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -18,7 +16,7 @@ from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.alternatives.base import Alternative, Subject
-from oscar_zoo.evaluate.alternatives.pareto import pareto_optimal
+from oscar_zoo.evaluate.alternatives.report import AgainstReport, AgainstRow, by_bits
 from oscar_zoo.evaluate.alternatives.table import OWN, Choice, choices
 from oscar_zoo.evaluate.caches import CONTEXTS, bits_of, encode_text, facts_of
 from oscar_zoo.evaluate.intervals import relative_change, standard_error
@@ -35,81 +33,10 @@ from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.evaluate.tasks.recall import Recall
 from oscar_zoo.models.loading import LoadedModel
 
-SCHEMA = "oscar-zoo.eval-against/1"
 SEED = 0
 """Of the recall prompts."""
 Progress = Callable[[int, int, str], None]
 """`(done, total, unit)`"""
-
-
-@dataclass(frozen=True)
-class AgainstRow:
-    """One cache.
-
-    Attributes:
-        cache: `bf16`, or a name as in `--against`.
-        title: for people.
-        source: where the method is described; `None` for BF16.
-        bits_per_element: of one stored element, with its share of scales, norms and the like.
-        bits_per_element_with_windows: everything that a sequence of the measured length occupies,
-            for each element of its rows.
-        bits_per_element_at: the same for other sequences, by their tokens in `CONTEXTS`.
-        divergence: from what the model says with the exact cache, in nats per position.
-        divergence_error: standard error over the windows of text; `None` for one window.
-        perplexity: over all positions.
-        perplexity_change: against BF16, in percent.
-        perplexity_change_error: standard error of the change over the same windows, in percent.
-        digits: share of the digits of all answers that are predicted right.
-        digits_error: standard error over the prompts; `None` for one prompt.
-        answers: share of the answers of which every digit is.
-        answers_error: as that of the digits.
-        pareto: whether no other cache has at most as many bits, windows included, and at most as
-            much divergence.
-        pareto_at: the same with the bits of other sequences, by their tokens in `CONTEXTS`.
-    """
-
-    cache: str
-    title: str
-    source: str | None
-    bits_per_element: float
-    bits_per_element_with_windows: float
-    bits_per_element_at: Mapping[str, float]
-    divergence: float
-    divergence_error: float | None
-    perplexity: float
-    perplexity_change: float
-    perplexity_change_error: float | None
-    digits: float
-    digits_error: float | None
-    answers: float
-    answers_error: float | None
-    pareto: bool = False
-    pareto_at: Mapping[str, bool] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class AgainstReport:
-    """What was measured.
-
-    Attributes:
-        rows: one per cache, by bits with windows.
-        facts: what is needed to repeat them, plain JSON values.
-        left_out: alternatives that do not fit the model, with the reason.
-    """
-
-    rows: tuple[AgainstRow, ...]
-    facts: Mapping[str, Any]
-    left_out: Mapping[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        """`{"schema": "oscar-zoo.eval-against/1", "rows": [...], ...}`; numbers that are not
-        finite, which only a broken cache gives, are null."""
-        rows = [{key: _finite(one) for key, one in asdict(row).items()} for row in self.rows]
-        return {"schema": SCHEMA, **self.facts, "rows": rows, "left_out": dict(self.left_out)}
-
-
-def _finite(value: object) -> object:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)
@@ -199,7 +126,7 @@ def compare(
             "divergence": {"windows": len(exact.prompts), "positions": exact.positions},
         },
     }
-    return AgainstReport(_sorted(rows), facts, left_out)
+    return AgainstReport(by_bits(rows), facts, left_out)
 
 
 def build_caches(
@@ -320,20 +247,3 @@ def _bits(cache: Simulated | None, model: LoadedModel, length: int) -> tuple[flo
         return cache.stored_bits(model.block), cache.bits_at(model.block, length)
     assert cache is None or isinstance(cache, CacheSpec)
     return bits_of(cache, model, length)
-
-
-def _sorted(rows: Sequence[AgainstRow]) -> tuple[AgainstRow, ...]:
-    """By bits, with the Pareto-optimal ones marked."""
-    best = _best(rows, [row.bits_per_element_with_windows for row in rows])
-    at = {str(n): _best(rows, [row.bits_per_element_at[str(n)] for row in rows]) for n in CONTEXTS}
-    marked = [
-        replace(row, pareto=best[i], pareto_at={n: one[i] for n, one in at.items()})
-        for i, row in enumerate(rows)
-    ]
-    return tuple(
-        sorted(marked, key=lambda row: (row.bits_per_element_with_windows, row.divergence))
-    )
-
-
-def _best(rows: Sequence[AgainstRow], bits: Sequence[float]) -> list[bool]:
-    return pareto_optimal([(n, row.divergence) for n, row in zip(bits, rows, strict=True)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from oscar_zoo.evaluate.alternatives.chart import LONG, render
-from oscar_zoo.evaluate.alternatives.comparison import AgainstReport, AgainstRow
+from oscar_zoo.evaluate.alternatives.report import AgainstReport, AgainstRow
 from oscar_zoo.evaluate.long_context.grid import length_text
 from oscar_zoo.evaluate.long_context.page import STYLE
 
