@@ -22,6 +22,7 @@ from oscar_zoo.errors import (
     RevisionGone,
     RevisionNotFound,
 )
+from oscar_zoo.hubs import address
 from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.registry import pins, trust
 from oscar_zoo.registry.catalog import Catalog
@@ -277,4 +278,4 @@ def _source(resolved: ResolvedArtifact) -> pins.Source:
 
 def _base(name: str) -> str:
     """A hub's name without the revision that was asked for."""
-    return name if name.startswith("file:") else name.partition("@")[0].casefold()
+    return name.partition("@")[0].casefold() if address.is_remote(name) else name

@@ -15,9 +15,11 @@ def test_every_row_is_found_by_its_scheme_in_any_case() -> None:
 
 
 def test_only_kinds_with_an_address_are_remote_and_have_tokens() -> None:
-    assert [kind.scheme for kind in HUBS.values() if not kind.is_remote] == ["file"]
-    for kind in HUBS.values():
-        assert (kind.credential is not None) == bool(kind.token_step) == kind.is_remote
+    remote = {scheme for scheme, kind in HUBS.items() if kind.is_remote}
+    assert {"hf", "ms"} <= remote and "file" not in remote
+    for scheme, kind in HUBS.items():
+        assert (kind.credential is not None) == bool(kind.token_step)
+        assert kind.credential is None or scheme in remote
 
 
 def test_the_endpoint_decides_what_is_nearby(monkeypatch: pytest.MonkeyPatch) -> None:
