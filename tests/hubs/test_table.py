@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
+from oscar_zoo.artifact.manifest import HubScheme
 from oscar_zoo.hubs.address import is_nearby, is_remote, publishing_hubs
 from oscar_zoo.hubs.table import HUBS, kind_of
 
@@ -20,6 +23,11 @@ def test_only_kinds_with_an_address_are_remote_and_have_tokens() -> None:
     for scheme, kind in HUBS.items():
         assert (kind.credential is not None) == bool(kind.token_step)
         assert kind.credential is None or scheme in remote
+
+
+def test_manifests_may_name_every_kind_that_copies_are_made_from() -> None:
+    """`mirror` writes into the index of the copy on which remote hub the artifact was."""
+    assert {*get_args(HubScheme)} == {scheme for scheme, kind in HUBS.items() if kind.is_remote}
 
 
 def test_the_endpoint_decides_what_is_nearby(monkeypatch: pytest.MonkeyPatch) -> None:
