@@ -1,7 +1,7 @@
 """A model whose full-attention layers have heads of another width, and other KV heads, than its
 layers with a sliding window: a small Gemma 4, whose values are its keys before their norm.
 
-Without an INT2 cache SGLang serves it on a CPU from 0.5.21 on. SGLang reads it from 0.5.23 on with a
+Without an INT2 cache SGLang serves it on a CPU from 0.5.21 on. From 0.5.23 on it reads it with a
 newer transformers than the one that is installed here.
 """
 
