@@ -208,7 +208,7 @@ def _signed(hub: Hub, data: bytes | None, trust: Trust) -> tuple[str | None, byt
         try:
             return trust.check_timestamp(hub.name, hub.root_file(TIMESTAMP_NAME), data), data
         except SignatureError:
-            if not hub.name.startswith("file:") or attempt == _READS - 1:
+            if address.is_remote(hub.name) or attempt == _READS - 1:
                 raise
         time.sleep(_BETWEEN_READS)
         hub.refresh()
