@@ -23,6 +23,7 @@ from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Digest, Hex64, Spec, Text
 from oscar_zoo.errors import AmbiguousName, InvalidName, MalformedFile, PathNotFound
+from oscar_zoo.hubs import address
 from oscar_zoo.registry.payload_file import PayloadFile
 
 SCHEMA: Literal["oscar-zoo.lock/1"] = "oscar-zoo.lock/1"
@@ -267,7 +268,7 @@ def now() -> str:
 
 
 def _without_revision(hub: str) -> str:
-    return hub if hub.startswith("file:") else hub.partition("@")[0].casefold()
+    return hub.partition("@")[0].casefold() if address.is_remote(hub) else hub
 
 
 def _plain(pins: Pins) -> dict[str, object]:

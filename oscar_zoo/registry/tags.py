@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import ConflictError, OscarZooError
+from oscar_zoo.hubs import address
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry.version import Version
 
 
 def tag_name(hub: Hub, artifact: ArtifactId) -> str | None:
-    """The tag of `artifact`, without a slash; `None` for a folder, which has no tags."""
-    return None if hub.name.startswith("file:") else f"oz-{artifact.model}-{artifact.tag}"
+    """The tag of `artifact`, without a slash; `None` for a hub on this machine, which has none."""
+    return f"oz-{artifact.model}-{artifact.tag}" if address.is_remote(hub.name) else None
 
 
 def put_tag(hub: Hub, version: Version, revision: str | None) -> tuple[str | None, str | None]:

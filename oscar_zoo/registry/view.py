@@ -12,6 +12,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest, Sta
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import ArtifactNotFound, MalformedFile, SignatureError
+from oscar_zoo.hubs import address
 from oscar_zoo.hubs.base import INDEX_NAME, TIMESTAMP_NAME, Hub, HubFile
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.index import ACCEPTED, Index, IndexEntry
@@ -135,7 +136,7 @@ class HubView:
     @property
     def is_remote(self) -> bool:
         """Whether asking the hub costs requests."""
-        return not self.hub.name.startswith("file:")
+        return address.is_remote(self.hub.name)
 
     def status(self, artifact: ArtifactId) -> Status:
         """Whether `artifact` is offered by name: the hub's index says, else the packaged
@@ -210,7 +211,7 @@ def _signed(hub: Hub, data: bytes | None, trust: Trust) -> tuple[str | None, byt
         try:
             return trust.check_timestamp(hub.name, hub.root_file(TIMESTAMP_NAME), data), data
         except SignatureError:
-            if not hub.name.startswith("file:") or attempt == _READS - 1:
+            if address.is_remote(hub.name) or attempt == _READS - 1:
                 raise
         time.sleep(_BETWEEN_READS)
         hub.refresh()

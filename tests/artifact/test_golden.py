@@ -15,6 +15,7 @@ from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.reader import read_rotation
+from oscar_zoo.artifact.rotation_schema import GROUPINGS
 from oscar_zoo.artifact.writer import rotation_bytes
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -42,15 +43,16 @@ def test_golden_files(name: str) -> None:
     assert rotation_bytes(found) == data
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_golden_artifacts_verify(version: int) -> None:
-    outcome = verify_path(GOLDEN / f"format{version}")
+@pytest.mark.parametrize("folder", sorted(GOLDEN.glob("format*")), ids=lambda path: path.name)
+def test_golden_artifacts_verify(folder: Path) -> None:
+    outcome = verify_path(folder)
     assert isinstance(outcome, Verified)
-    assert outcome.grade == ("fp64" if version < 3 else outcome.grade)
+    assert outcome.grade == ("fp64" if folder.name in ("format1", "format2") else outcome.grade)
 
 
 def test_every_format_has_a_golden_pair() -> None:
     assert FILES.keys() == FACTS.keys()
+    assert {fact[0] for fact in FACTS.values()} == set(GROUPINGS)
     assert all(path.stat().st_size < 8000 for path in FILES.values())
 
 

@@ -11,6 +11,7 @@ import tiny_artifacts as artifacts
 
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import Manifest, Registry, Status, json_schema
+from oscar_zoo.artifact.rotation_schema import GROUPINGS
 from oscar_zoo.errors import MalformedFile
 
 Change = Callable[[dict[str, Any]], object]
@@ -62,7 +63,7 @@ BAD: dict[str, Change] = {
     "version as bool": lambda v: v.update(format_version=True),
     "version as float": lambda v: v.update(format_version=1.0),
     "bits as float": lambda v: v["recipe"].update(bits=2.0),
-    "version 4": lambda v: v.update(format_version=4),
+    "version of no format": lambda v: v.update(format_version=max(GROUPINGS) + 1),
     "no files": lambda v: v.update(files=[]),
     "two k files": lambda v: v["files"][1].update(role="k_rotation"),
     "path upwards": lambda v: v["files"][0].update(path="../k.pt"),
@@ -116,6 +117,11 @@ def test_every_required_field_is_required(value: dict[str, Any]) -> None:
     for key in value:
         with pytest.raises(MalformedFile):
             read({k: v for k, v in value.items() if k != key})
+
+
+def test_every_format_that_is_read_can_be_named(value: dict[str, Any]) -> None:
+    for version in GROUPINGS:
+        assert read({**value, "format_version": version}).format_version == version
 
 
 def test_unpinned_manifests_have_no_digest(value: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ import tiny_rotations as tiny
 
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.reader import read_rotation
+from oscar_zoo.artifact.rotation_schema import GROUPINGS
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.errors import MalformedFile, UsageError
 
@@ -128,7 +129,7 @@ def test_other_numbers_give_another_serialization_id() -> None:
     [
         (tiny.change(tiny.rotation_set(), forward=np.eye(8)), UsageError),
         (replace(tiny.rotation_set(), grouping="kv_head"), UsageError),
-        (replace(tiny.rotation_set(), format_version=4), UsageError),
+        (replace(tiny.rotation_set(), format_version=max(GROUPINGS) + 1), UsageError),
         (replace(tiny.partnered_set(), role=None, objective="wush"), UsageError),
         (replace(tiny.rotation_set(), layers=tiny.rotation_set().layers[:1] * 2), UsageError),
         (replace(tiny.rotation_set(), calibration={"tokens": b"x"}), UsageError),

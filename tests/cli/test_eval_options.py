@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from oscar_zoo.app import evaluate_server
 from oscar_zoo.app.evaluate import EvaluateRequest
 from oscar_zoo.app.evaluate_server import ServerEvaluateRequest
 from oscar_zoo.artifact.specs import Clip
+from oscar_zoo.cli.benchmark_options import TEXT_TASKS
 from oscar_zoo.cli.commands import eval as eval_command
 from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant
 from oscar_zoo.evaluate.ablation import Values
+from oscar_zoo.evaluate.benchmarks.tasks import NAMES
 
 
 @pytest.fixture
@@ -81,3 +84,9 @@ def test_options_reach_the_request(asked: list[Any], tmp_path: Path) -> None:
     flags = ("--max-running-requests=2",)
     given |= {"clip": clip, "variants": wanted, "timeout": 7, "extra": flags}
     assert there == ServerEvaluateRequest("Name", **given)
+
+
+def test_the_help_names_every_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["eval", "--help"]) == 0
+    named = re.findall(r"\w+", capsys.readouterr().out)
+    assert {*NAMES, *TEXT_TASKS} <= {*named}

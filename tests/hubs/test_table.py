@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
+from oscar_zoo.artifact.manifest import HubScheme
 from oscar_zoo.hubs.address import is_nearby, is_remote, publishing_hubs
 from oscar_zoo.hubs.table import HUBS, kind_of
 
@@ -15,9 +18,16 @@ def test_every_row_is_found_by_its_scheme_in_any_case() -> None:
 
 
 def test_only_kinds_with_an_address_are_remote_and_have_tokens() -> None:
-    assert [kind.scheme for kind in HUBS.values() if not kind.is_remote] == ["file"]
-    for kind in HUBS.values():
-        assert (kind.credential is not None) == bool(kind.token_step) == kind.is_remote
+    remote = {scheme for scheme, kind in HUBS.items() if kind.is_remote}
+    assert {"hf", "ms"} <= remote and "file" not in remote
+    for scheme, kind in HUBS.items():
+        assert (kind.credential is not None) == bool(kind.token_step)
+        assert kind.credential is None or scheme in remote
+
+
+def test_manifests_may_name_every_kind_that_copies_are_made_from() -> None:
+    """`mirror` writes into the index of the copy on which remote hub the artifact was."""
+    assert {*get_args(HubScheme)} == {scheme for scheme, kind in HUBS.items() if kind.is_remote}
 
 
 def test_the_endpoint_decides_what_is_nearby(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,10 +26,12 @@ from oscar_zoo.errors import (
     VersionExists,
 )
 from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.hubs.table import HUBS, HubKind
 from oscar_zoo.registry import changes
 from oscar_zoo.registry.card import BEGIN
 from oscar_zoo.registry.status import set_status
 from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.view import HubView
 
 HARD = ArtifactId.parse("tiny-qwen3-hard/seq512_prompt2_group64")
 TAG = "oz-tiny-qwen3-hard-seq512_prompt2_group64"
@@ -66,6 +68,18 @@ def test_publish_then_pull_gives_the_same_bytes(tmp_path: Path, hub: LocalHub) -
     pulled = pull("tiny-qwen3-hard", hub, Store(tmp_path / "cache"))
     assert pulled.artifact.files == artifact_files()
     assert pulled.artifact.record.digest == result.digest
+
+
+def test_another_kind_of_hub_on_this_machine_has_no_tags_and_costs_no_requests(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = ScriptedHub(tmp_path / "shelf", name="shelf:/srv/shelf")
+    kind = HubKind("shelf", "a shelf", "PATH", lambda place, limits: shelf)
+    monkeypatch.setitem(HUBS, kind.scheme, kind)
+    plan = publish(folder, shelf, dry_run=True).plan
+    assert plan is not None and plan.tag is None
+    assert publish(folder, shelf).tag is None and shelf.tags == {}
+    assert not HubView.open(shelf).is_remote
 
 
 def test_the_index_says_what_was_published(tmp_path: Path, hub: LocalHub, folder: Path) -> None:

@@ -26,6 +26,7 @@ from hostile_pickles import Tensor, layer, of, of_layer, op, top
 
 from oscar_zoo.artifact.hadamard import hadamard
 from oscar_zoo.artifact.outcome import Outcome, Rejected, Unsupported
+from oscar_zoo.artifact.rotation_schema import GROUPINGS
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.artifact.writer import rotation_bytes
 
@@ -62,7 +63,7 @@ def code_of(outcome: Outcome) -> str:
 
 
 def _schemas() -> Iterator[Case]:
-    for version in (0, 4, True, "1", 1.0, None):
+    for version in (0, max(GROUPINGS) + 1, True, "1", 1.0, None):
         label = type(version).__name__ + str(version)
         yield f"version-{label}", "schema.version", of(top(format_version=version))
     for key in ("objective", "source_grouping", "layers"):

@@ -10,6 +10,7 @@ import click
 from oscar_zoo.app.evaluate import EvaluateRequest, evaluate
 from oscar_zoo.cli import against_options, benchmark_options, completing, eval_options, options
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.evaluate.benchmarks.tasks import NAMES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     callback=benchmark_options.check_task,
     shell_complete=completing.tasks,
     help=(
-        "perplexity, recall, or a benchmark such as gpqa_diamond; may be repeated. [default:"
+        f"perplexity, recall, or a benchmark: {', '.join(NAMES)}; may be repeated. [default:"
         " perplexity and recall]"
     ),
 )
@@ -122,8 +123,7 @@ def command(
 
     A benchmark as --task is asked of a server with the INT2 cache, then of one with a BF16 cache,
     under the same settings. Answers are kept as they come, so the same command goes on where it
-    stopped. Benchmarks: gpqa_diamond, gpqa_main, gpqa_extended, aime24, aime25, math500,
-    gsm8k, humaneval, ifeval, mmlu, mmlu_SUBJECT, and sample, which needs no network.
+    stopped. The benchmark sample needs no network.
 
     \b
     Examples:

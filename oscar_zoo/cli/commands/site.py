@@ -8,6 +8,7 @@ import click
 
 from oscar_zoo.cli import options
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.hubs.table import FORMS
 
 
 @click.command("site")
@@ -24,8 +25,8 @@ from oscar_zoo.cli.render import terminal
     "hubs",
     multiple=True,
     metavar="HUB",
-    help="Hub to show beside what this package knows: hf:ORG/REPO, ms:ORG/REPO or file:PATH. Can"
-    " be repeated. Without it no hub is asked.",
+    help=f"Hub to show beside what this package knows: {FORMS}. Can be repeated. Without it no hub"
+    " is asked.",
 )
 @click.option("--serve", is_flag=True, help="Then serve it on this machine until Ctrl-C.")
 @click.option(

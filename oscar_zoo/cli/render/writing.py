@@ -9,6 +9,7 @@ from oscar_zoo.app.writing import Written
 from oscar_zoo.artifact.outcome import warning_text
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import OscarZooError
+from oscar_zoo.hubs import address
 from oscar_zoo.registry.publish import PublishPlan, PublishResult
 from oscar_zoo.registry.status import StatusResult
 
@@ -59,7 +60,7 @@ def print_published(written: Written[PublishResult], *, quiet: bool) -> None:
         terminal.note(f"warning: {warning_text(warning)}", quiet=quiet)
     if result.plan is not None and result.plan.message is not None:
         console.print(f"Would publish: {reference} on {place}  {result.digest}")
-        _print_plan(result.plan, commits=not written.hub.startswith("file:"))
+        _print_plan(result.plan, commits=address.is_remote(written.hub))
         return
     if result.proposal is not None:
         console.print(f"Proposed: {reference} on {place}  {result.digest}")

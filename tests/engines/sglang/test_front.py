@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from oscar_zoo.engines.sglang.compat.releases import TESTED
 from oscar_zoo.engines.sglang.front import middleware
 from oscar_zoo.engines.sglang.front.addresses import Names, is_loopback, may_ask, parse_origin
 from oscar_zoo.engines.sglang.front.middleware import Front
@@ -64,9 +66,15 @@ def test_addresses_of_this_machine(peer: str) -> None:
     assert is_loopback(peer) and not is_loopback("10.0.0.1") and not is_loopback(None)
 
 
+def test_every_tested_release_has_a_list() -> None:
+    assert [*OPEN] == [*TESTED]
+
+
 def test_a_release_between_two_gets_the_list_of_the_earlier_one() -> None:
-    assert open_routes("0.5.22") == Routes.of(OPEN["0.5.21"])
-    assert open_routes("0.5.17.post1") == Routes.of(OPEN["0.5.17"])
+    for release, following in pairwise(OPEN):
+        major, minor, patch = following.split(".")
+        for between in (f"{release}.post1", f"{major}.{minor}.{int(patch) - 1}"):
+            assert open_routes(between) == Routes.of(OPEN[release])
     routes = Routes.of({"/v1/models/{model:path}": frozenset({"GET"})})
     assert routes.has("/v1/models/a/b", "GET") and not routes.has("/v1/models/", "GET")
     assert not routes.has("/v1/models/a", "POST")

@@ -1,7 +1,8 @@
 """Everything that the supported releases of SGLang call differently, one row per difference.
 
-A new release needs its number in `TESTED`, and a row for every name that it moved. Names are looked
-up in the installed code and not by version, so that a release between two tested ones works too.
+A new release needs its number in `TESTED`, and a row for every name that it moved; what clients may
+ask it is in `front/routes.py` and `bounds/`. Names are looked up in the installed code and not by
+version, so that a release between two tested ones works too.
 """
 
 from __future__ import annotations
