@@ -10,7 +10,7 @@ from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.fit_block import MomentsFile
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
+from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified, why
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
@@ -19,6 +19,7 @@ from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.fit import fit, needs_model, possible_methods
 from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.compute.methods.table import TABLE, find_method
+from oscar_zoo.compute.tags import calibration_tag
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.phases import Phase, Progress
 
@@ -66,7 +67,7 @@ def refit(
     result = fit(sums, chosen)
     used = info.calibration
     tokens = (used.tokens_used if used else None) or sums.tokens
-    tag = CalibrationTag(tokens, len(info.sequences), recipe.group_size, chosen.variant)
+    tag = calibration_tag(tokens, len(info.sequences), recipe, info.model, chosen)
     artifact = ArtifactId(model_name, str(tag))
     target = target or Path(artifact.model) / artifact.tag
     check_target(target, force=force)

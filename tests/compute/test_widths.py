@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from random_qwen3 import EXAMPLE, write_model
 
-from oscar_zoo.artifact.manifest import Manifest
+from oscar_zoo.artifact.manifest import WIDTHS_NAME, Manifest
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.artifact.width_selection import WidthSelection
 from oscar_zoo.cli.main import run
@@ -78,6 +78,24 @@ def test_a_budget_raises_what_gains_most(result: ComputeResult) -> None:
     gains = {"k": found.gains_k, "v": found.gains_v}
     every = [gain for of_side in gains.values() for gain in of_side or ()]
     assert (gains[side] or ())[layer] == max(every) > 0
+
+
+def test_bits_are_part_of_the_digest_and_of_the_tag(
+    result: ComputeResult, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same fit with codes of 2 bits is another artifact, with another name and folder."""
+    monkeypatch.chdir(tmp_path)
+    plain = dataclasses.replace(
+        options(model, tmp_path, WidthWish(bits=4.6), method="oscar"), output_dir=None, widths=None
+    )
+    mixed = dataclasses.replace(plain, widths=WidthWish(bits=4.6))
+    two, more = (compute_artifact(one) for one in (plain, mixed))
+    assert two is not None and more is not None
+    assert str(more.artifact_id) == f"{two.artifact_id}_bits4.5" == str(result.artifact_id)
+    assert (two.path.name, more.path.name) == (two.artifact_id.tag, more.artifact_id.tag)
+    assert more.manifest.digest == result.manifest.digest != two.manifest.digest
+    rotations = [{f.path: f.sha256 for f in one.manifest.files} for one in (two, more)]
+    assert rotations[1].pop(WIDTHS_NAME) is not None and rotations[0] == rotations[1]
 
 
 def test_the_curve_goes_from_2_bits_to_4_and_says_what_was_measured(result: ComputeResult) -> None:

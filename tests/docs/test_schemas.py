@@ -32,6 +32,7 @@ NOT_PRINTED = {
     "scores",
     "stats",
     "timestamp",
+    "widths",
 }
 """Schemas of files and of parts of them; no command prints these by themselves."""
 
