@@ -15,6 +15,7 @@ from oscar_zoo.cli.main import run
 from oscar_zoo.cli.render.computing import print_result
 from oscar_zoo.cli.render.described import print_manifest
 from oscar_zoo.compute.job import ComputeOptions, ComputeResult, compute_artifact
+from oscar_zoo.compute.refit import refit
 from oscar_zoo.compute.report.data import ReportData
 from oscar_zoo.compute.width_wish import WidthWish
 from oscar_zoo.errors import ComputeFailed
@@ -96,6 +97,39 @@ def test_bits_are_part_of_the_digest_and_of_the_tag(
     assert more.manifest.digest == result.manifest.digest != two.manifest.digest
     rotations = [{f.path: f.sha256 for f in one.manifest.files} for one in (two, more)]
     assert rotations[1].pop(WIDTHS_NAME) is not None and rotations[0] == rotations[1]
+
+
+def test_moments_and_the_model_give_what_compute_gave(
+    result: ComputeResult, model: Path, tmp_path: Path
+) -> None:
+    """The held-out text is cut from the same text, and the choice is the same code."""
+    assert result.moments is not None
+    given = options(model, tmp_path / "a", WidthWish(bits=4.6), method="oscar")
+    told: list[str] = []
+    path, manifest = refit(
+        result.moments,
+        "oscar",
+        RECIPE,
+        model_name="random",
+        target=tmp_path / "a",
+        options=given,
+        tell=told.append,
+    )
+    assert (path, told) == (tmp_path / "a", [])
+    assert (manifest.digest, manifest.id) == (result.manifest.digest, result.manifest.id)
+    assert manifest.fit.selection == result.manifest.fit.selection
+    assert manifest.quality == result.manifest.quality
+    other = dataclasses.replace(given, calib_tokens=150, output_dir=tmp_path / "b")
+    refit(
+        result.moments,
+        "oscar",
+        RECIPE,
+        model_name="random",
+        target=tmp_path / "b",
+        options=other,
+        tell=told.append,
+    )
+    assert len(told) == 1 and "may be among the text" in told[0]
 
 
 def test_the_curve_goes_from_2_bits_to_4_and_says_what_was_measured(result: ComputeResult) -> None:

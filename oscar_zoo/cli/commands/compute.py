@@ -106,11 +106,7 @@ from oscar_zoo.errors import UsageError
         " model's recall and 0.2 % of perplexity, up to 3.25. [default: codes of 2 bits]"
     ),
 )
-@click.option(
-    "--max-loss",
-    metavar="PERCENT",
-    help="In place of --bits: the fewest bits that raise perplexity by no more, such as 0.1%.",
-)
+@options.max_loss_option
 @click.option(
     "--resume", is_flag=True, help="Go on from what an interrupted run of the same command left."
 )
