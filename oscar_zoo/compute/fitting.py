@@ -102,6 +102,7 @@ def _choose(
         progress=progress,
     )
     widths = _widths(options, model, data, choice.result, choice.recipe, _known(choice), progress)
+    choice = replace(choice, exact=None)  # which takes much memory
     if widths is None:
         return choice
     choice = replace(choice, recipe=widths.recipe, widths=widths)
@@ -135,7 +136,8 @@ def _known(choice: Choice) -> Known | None:
     kept = choice.trials[choice.at]
     if choice.base is None:
         return None
-    return Known(choice.base, choice.questions, Verified(None, kept.perplexity, kept.recall))
+    two_bits = Verified(kept.divergence, kept.perplexity, kept.recall)
+    return Known(choice.base, choice.questions, two_bits, choice.exact)
 
 
 def _fits(

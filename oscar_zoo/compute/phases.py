@@ -15,9 +15,9 @@ GAINS, VERIFY = "bits by layer", "bits verified"
 """Names of phases."""
 MEASURED_PASSES: Mapping[str, int] = {
     HELD_OUT: 1,
-    ERRORS: 8,
-    PERPLEXITY: 22,
-    RECALL: 16,
+    ERRORS: 4,
+    PERPLEXITY: 10,
+    RECALL: 10,
     MORE_RECALL: 1,
 }
 """How often `auto` reads as many tokens as are held out, in each of its phases."""
