@@ -35,7 +35,8 @@ class FitRequest:
         method: any method but `auto`, and none that is tuned: those need the model.
         clip: clip ratios to record for serving; `None` for the recipe's.
         group_size: channels that share a scale; `None` for the recipe's.
-        bits, max_loss: as in `ComputeRequest`; all but `bits=4` need the model.
+        bits, max_loss: as in `ComputeRequest`; all but 2 and 4 bits need the model. `None` for
+            codes of 2 bits everywhere.
         model: of the moments: a folder, a name of the zoo, or a hub id.
         calib_data: text whose held-out part bits are chosen with; `None` for that of `compute`.
         device, dtype, stream_weights, revision, allow_poor: as in `ComputeRequest`, for the model.
@@ -174,13 +175,13 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
         OutputExists, StorageError: the folder cannot be written.
         OscarZooError: as `app.compute.compute`, where bits are chosen.
     """
-    measured = request.max_loss is not None or request.bits not in (None, 4)
+    measured = request.max_loss is not None or request.bits not in (None, 2, 4)
     if measured and request.model is None:
         raise UsageError(
             "which layers get more bits is measured with the model, and a moments file has none.",
             hint="add --model MODEL, or --bits 4 for all of them",
         )
-    if request.model is not None and request.bits is None and not measured:
+    if request.model is not None and request.bits in (None, 2) and not measured:
         raise UsageError(
             "--model is only read to choose bits.", hint="add --bits or --max-loss, or leave it out"
         )
@@ -198,7 +199,7 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
     recipe = serving_recipe(choice.recipe, info.model.geometry)
     recipe = recipe.override(clip=request.clip, group_size=request.group_size)
     options = _options(request, info, recipe, observer)
-    if options is None and request.bits is not None:
+    if options is None and request.bits == 4:
         recipe = _four_bits(recipe, len(info.model.attention_layers))
     observer.begin(refit_phases(options), timed=False)
     told: list[str] = []

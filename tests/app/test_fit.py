@@ -40,6 +40,8 @@ def test_all_codes_get_4_bits_without_the_model_and_other_bits_need_it(
     made = run(FitRequest(moments, "hadamard", bits=4.0, output=tmp_path / "four"))
     widths = made.manifest.recipe.widths
     assert widths is not None
+    two = run(FitRequest(moments, "hadamard", bits=2.0, output=tmp_path / "two"))
+    assert two.manifest.recipe.widths is None
     assert {*widths.k.bits, *widths.v.bits} == {4} and {*widths.k.clip, *widths.v.clip} == {0.0}
     for bits in (2.75, "auto"):
         with pytest.raises(UsageError, match="measured with the model") as caught:

@@ -217,7 +217,7 @@ def test_auto_stays_below_its_bits(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--bits", "2"], "from 2.5 to 4.5"),
+        (["--bits", "2.4"], "from 2.5 to 4.5"),
         (["--bits", "4.6"], "from 2.5 to 4.5"),
         (["--bits", "many"], "a number of bits such as 2.5, or auto"),
         (["--bits", "3", "--max-loss", "0.1%"], "exclude each other"),
