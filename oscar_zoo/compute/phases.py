@@ -17,7 +17,7 @@ MEASURED_PASSES: Mapping[str, int] = {
     HELD_OUT: 1,
     ERRORS: 4,
     PERPLEXITY: 10,
-    RECALL: 10,
+    RECALL: 5,
     MORE_RECALL: 1,
 }
 """How often `auto` reads as many tokens as are held out, in each of its phases."""

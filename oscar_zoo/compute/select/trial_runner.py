@@ -38,7 +38,8 @@ FINER_CLIPS = (0.94, 0.925, 0.9)
 """Ratios that the best method is also measured with, the same for K and V."""
 RACE_QUARTERS = 48
 """Measurements of a quarter of the text behind the first round, for the progress bar."""
-RECALL_ANSWERS = 128
+RECALL_ANSWERS, RECALL_PER_PROMPT = 128, 16
+"""Facts that are asked for, in all and in one prompt: reading a prompt takes the time."""
 RECALL_WINDOWS = (4, 8)
 """Tokens of a recall prompt, in units of both windows: the first in which the facts have room."""
 NO_ROOM = "recall was not measured: windows, context or held-out text leave no room for it"
@@ -66,7 +67,13 @@ def recall_task(model: RunningModel, heldout: HeldOut, windows: Windows) -> Reca
     for length in recall_lengths(windows, model.block):
         try:
             return Recall.from_tokens(
-                text, encode, windows=windows, answers=RECALL_ANSWERS, length=length, unit="token"
+                text,
+                encode,
+                windows=windows,
+                answers=RECALL_ANSWERS,
+                per_prompt=RECALL_PER_PROMPT,
+                length=length,
+                unit="token",
             )
         except UsageError:
             continue
