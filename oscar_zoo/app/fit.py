@@ -1,24 +1,29 @@
 """Fit another rotation from the moments of an earlier capture, and add captures up.
 
-Neither needs the model or its text; both need torch.
+Both need torch. Neither needs the model or its text, except where bits are chosen per layer and
+side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from oscar_zoo.app.arguments import clip_of
+from oscar_zoo.app.arguments import clip_of, model_text
+from oscar_zoo.app.compute_request import ComputeRequest
 from oscar_zoo.app.files import check_file
-from oscar_zoo.app.progress import SILENT, Observer, phase_progress
+from oscar_zoo.app.progress import SILENT, Note, Observer, phase_progress
 from oscar_zoo.app.requirements import require_compute
 from oscar_zoo.errors import UsageError
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.manifest import Manifest
-    from oscar_zoo.artifact.specs import Clip
+    from oscar_zoo.artifact.specs import Clip, ServingRecipe
+    from oscar_zoo.compute.moments_file import MomentsInfo
+    from oscar_zoo.compute.options import ComputeOptions
+    from oscar_zoo.models.loading import Dtype
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,11 @@ class FitRequest:
         method: any method but `auto`, and none that is tuned: those need the model.
         clip: clip ratios to record for serving; `None` for the recipe's.
         group_size: channels that share a scale; `None` for the recipe's.
-        bits: 4 for codes of 4 bits everywhere, `None` for codes of 2; other bits need the model.
+        bits, max_loss: as in `ComputeRequest`; all but 2 and 4 bits need the model. `None` for
+            codes of 2 bits everywhere.
+        model: of the moments: a folder, a name of the zoo, or a hub id.
+        calib_data: text whose held-out part bits are chosen with; `None` for that of `compute`.
+        device, dtype, stream_weights, revision, allow_poor: as in `ComputeRequest`, for the model.
         output: the artifact's folder; `None` for `./<Model>/<tag>`.
         force: replace an artifact that is already in the folder.
     """
@@ -40,6 +49,14 @@ class FitRequest:
     clip: Clip | None = None
     group_size: int | None = None
     bits: float | Literal["auto"] | None = None
+    max_loss: float | None = None
+    model: str | None = None
+    calib_data: str | None = None
+    device: str | None = None
+    dtype: Dtype = ComputeRequest.dtype
+    stream_weights: bool | None = None
+    revision: str | None = None
+    allow_poor: bool = False
     output: Path | None = None
     force: bool = False
 
@@ -51,10 +68,12 @@ class FitResult:
     Attributes:
         path: its folder.
         manifest: the content of its `oscar.json`.
+        notes: what the user should know, in sentences.
     """
 
     path: Path
     manifest: Manifest
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,29 +102,43 @@ def fit(
     clip: tuple[float, float] | Clip | None = None,
     group_size: int | None = None,
     bits: float | Literal["auto"] | None = None,
+    max_loss: float | None = None,
+    model: str | Path | None = None,
+    calib_data: str | Path | None = None,
+    device: str | None = None,
+    dtype: Dtype = ComputeRequest.dtype,
+    stream_weights: bool | None = None,
+    revision: str | None = None,
+    allow_poor: bool = False,
     output: str | Path | None = None,
     force: bool = False,
     observer: Observer = SILENT,
 ) -> FitResult:
-    """Fit another method from the moments of an earlier capture, without the model.
+    """Fit another method from the moments of an earlier capture, without a run over its text.
 
     Args:
         moments: the file that `compute_artifact` writes beside an artifact, or a merged one.
         method: any method but `auto` and `wush-tuned`, which need the model.
         clip: clip ratios of keys and values to record for serving; `None` for the recipe's.
         group_size: channels that share a scale; `None` for the recipe's.
-        bits: 4 for codes of 4 bits everywhere; other bits need the model, which `compute_artifact`
-            has. `None` for codes of 2 bits.
+        bits, max_loss: as for `compute_artifact`. All but `bits=4` and codes of 2 bits everywhere
+            are chosen with the model.
+        model: of the moments: a folder, a name of the zoo, or a hub id. It is read only to choose
+            bits.
+        calib_data: text whose held-out part bits are chosen with, as for `compute_artifact`.
+        device, dtype, stream_weights, revision: for the model, as for `compute_artifact`.
+        allow_poor: write a result that fails its quality gates.
         output: the artifact's folder; `None` for `./<Model>/<tag>`.
         force: replace an artifact that is already in the folder.
         observer: hears of progress.
 
     Returns:
-        `path` and `manifest` of the artifact.
+        `path` and `manifest` of the artifact, and `notes`.
 
     Raises:
         MissingDependency: torch is not installed.
-        UsageError: there is no such method, or it needs the model.
+        UsageError: there is no such method, or it or the bits need the model.
+        GeometryMismatch: the moments are of another model.
         MalformedFile, PathNotFound: `moments` is not a moments file.
         ComputeFailed: the file lacks what the method reads, or the result failed verification.
         OutputExists: the folder holds an artifact already.
@@ -116,6 +149,14 @@ def fit(
         clip=clip_of(clip),
         group_size=group_size,
         bits=bits,
+        max_loss=max_loss,
+        model=None if model is None else model_text(model),
+        calib_data=None if calib_data is None else str(calib_data),
+        device=device,
+        dtype=dtype,
+        stream_weights=stream_weights,
+        revision=revision,
+        allow_poor=allow_poor,
         output=None if output is None else Path(output),
         force=force,
     )
@@ -129,29 +170,39 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
         MissingDependency: torch is not installed.
         UsageError: there is no such method, or it needs the model, or the bits need it.
         MalformedFile, PathNotFound: `moments` is not a moments file.
+        GeometryMismatch: the moments are of another model.
         ComputeFailed: the file lacks what the method reads, or the result failed verification.
         OutputExists, StorageError: the folder cannot be written.
+        OscarZooError: as `app.compute.compute`, where bits are chosen.
     """
-    if request.bits not in (None, 4):
+    measured = request.max_loss is not None or request.bits not in (None, 2, 4)
+    if measured and request.model is None:
         raise UsageError(
             "which layers get more bits is measured with the model, and a moments file has none.",
-            hint="oscar-zoo compute MODEL --bits BITS, or --bits 4 for all of them",
+            hint="add --model MODEL, or --bits 4 for all of them",
         )
+    if request.model is not None and request.bits in (None, 2) and not measured:
+        raise UsageError(
+            "--model is only read to choose bits.", hint="add --bits or --max-loss, or leave it out"
+        )
+    if request.calib_data is not None and request.model is None:
+        raise UsageError("--calib-data goes with --model.", hint="add --model, or leave it out")
     require_compute()
-    from oscar_zoo.artifact.specs import Widths
     from oscar_zoo.compute.moments_file import load_moments
-    from oscar_zoo.compute.refit import PHASES, refit
+    from oscar_zoo.compute.phases import refit_phases
+    from oscar_zoo.compute.refit import refit
     from oscar_zoo.registry.model_names import recorded_model
     from oscar_zoo.registry.recipe import serving_recipe
 
-    observer.begin(PHASES, timed=False)
-    block = load_moments(request.moments)[1].model
-    choice = recorded_model(block.id)
-    recipe = serving_recipe(choice.recipe, block.geometry)
+    info = load_moments(request.moments)[1]
+    choice = recorded_model(info.model.id)
+    recipe = serving_recipe(choice.recipe, info.model.geometry)
     recipe = recipe.override(clip=request.clip, group_size=request.group_size)
-    if request.bits is not None:
-        layers = len(block.attention_layers)
-        recipe = recipe.with_widths(Widths.uniform(layers, k=4, v=4, clip=recipe.clip))
+    options = _options(request, info, recipe, observer)
+    if options is None and request.bits == 4:
+        recipe = _four_bits(recipe, len(info.model.attention_layers))
+    observer.begin(refit_phases(options), timed=False)
+    told: list[str] = []
     path, manifest = refit(
         request.moments,
         request.method,
@@ -159,10 +210,54 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
         model_name=choice.name,
         target=request.output,
         force=request.force,
+        options=options,
         progress=phase_progress(observer),
+        tell=told.append,
     )
     observer.begin((), timed=False)
-    return FitResult(path, manifest)
+    for text in told:
+        observer.note(Note("fit.remark", text))
+    return FitResult(path, manifest, tuple(told))
+
+
+def _options(
+    request: FitRequest, info: MomentsInfo, recipe: ServingRecipe, observer: Observer
+) -> ComputeOptions | None:
+    """What `compute` would do with the model, its text cut as for the moments; `None` without
+    one."""
+    from oscar_zoo.app.compute import options_of
+    from oscar_zoo.app.targets import parse_model
+
+    if request.model is None:
+        return None
+    choice = parse_model(request.model, observer)
+    choice.check_can_be_had("oscar-zoo fit MOMENTS --model FOLDER")
+    cut = info.calibration
+    asked = ComputeRequest(
+        choice.source,
+        calib_data=request.calib_data or ComputeRequest.calib_data,
+        calib_tokens=cut.tokens_requested if cut else None,
+        seq_len=cut.length.max if cut and cut.length else None,
+        seed=cut.seed if cut else None,
+        method=request.method,
+        clip=request.clip,
+        group_size=request.group_size,
+        device=request.device,
+        dtype=request.dtype,
+        stream_weights=request.stream_weights,
+        revision=request.revision,
+        bits=request.bits,
+        max_loss=request.max_loss,
+        allow_overlap=True,
+        allow_poor=request.allow_poor,
+    )
+    return replace(options_of(asked, choice)[0], recipe=recipe)
+
+
+def _four_bits(recipe: ServingRecipe, layers: int) -> ServingRecipe:
+    from oscar_zoo.artifact.specs import Widths
+
+    return recipe.with_widths(Widths.uniform(layers, k=4, v=4, clip=recipe.clip))
 
 
 def merge_moments(paths: Sequence[str | Path], output: str | Path) -> MergeResult:

@@ -2,6 +2,12 @@
 
 The artifact digest is the sha256 of the canonical JSON of `[{"path", "sha256", "size"}, ...]`
 sorted by path. It names the payload bytes; `oscar.json` is not part of it.
+
+Two artifacts of one fit may differ in nothing but the bits and clips of their layers and sides,
+which change every stored byte of a cache. So an artifact whose recipe has widths has them in a
+payload file too, `widths.json`, and the digest covers them with the same rule. An artifact with
+codes of 2 bits everywhere has no such file: its digest is that of its rotations and statistics, as
+it was before widths existed. Locks, indexes, the store and hubs need no rule of their own.
 """
 
 from __future__ import annotations

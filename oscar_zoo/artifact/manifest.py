@@ -1,7 +1,8 @@
 """The manifest: what an artifact is, where it came from, how to serve it.
 
 Its schema is `oscar-zoo.manifest/1`, or `oscar-zoo.manifest/2` where the recipe has widths, which
-older releases cannot serve.
+older releases cannot serve. Then the payload has a file `widths.json` that says the same, so that
+the digest covers the widths, and a manifest that says something else is none.
 
 A manifest has two parts. `oscar.json` beside the payload is immutable. The `registry` block
 (status, scores, aliases, hubs) is mutable; it occurs only in packaged manifests and indexes, never
@@ -13,12 +14,13 @@ that were never pulled.
 from __future__ import annotations
 
 import json
+from dataclasses import astuple
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.fit_block import Fit
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.names import ArtifactId, check_part
@@ -43,12 +45,16 @@ FILE_NAME = "oscar.json"
 SIGNATURE_NAME = "model.sig"
 """The signature beside the manifest; see `signature_file`."""
 STATISTICS_NAME = "statistics.safetensors"
+WIDTHS_NAME = "widths.json"
+"""Payload file with the widths of the recipe, where it has any."""
 SUFFIX = ".pt"
 """Suffix of the names of rotation files."""
 MAX_PARTS = 4
 """Most parts of a payload file's path: its folders and its name."""
 
-FileRole = Literal["k_rotation", "v_rotation", "statistics", "moments", "latent_rotation", "gguf"]
+FileRole = Literal[
+    "k_rotation", "v_rotation", "statistics", "widths", "moments", "latent_rotation", "gguf"
+]
 Sha256OfFile = Hex64
 FormatVersion = Annotated[int, Field(ge=1, le=3)]
 """Formats of rotation files that are read; `formats` says what each one holds."""
@@ -188,6 +194,7 @@ class Manifest(Spec):
             raise ValueError(f"{WITH_WIDTHS} is for recipes with widths, and only for them")
         if widths is not None and len(widths.k.bits) != len(self.model.attention_layers):
             raise ValueError("widths have one entry for each layer of model.attention_layers")
+        self._check_widths_file()
         paths = [f.path.casefold() for f in self.files]
         if len(set(paths)) != len(paths) or not paths:
             raise ValueError("file paths must be unique and at least one")
@@ -205,6 +212,19 @@ class Manifest(Spec):
             raise ValueError("a rotation pair has exactly one k_rotation and one v_rotation")
         return self
 
+    def _check_widths_file(self) -> None:
+        """Raise `ValueError` unless the file list has the widths of the recipe, and no others."""
+        listed, widths = self.files_of("widths"), self.recipe.widths
+        if any(f.path == WIDTHS_NAME for f in self.files) != bool(listed):
+            raise ValueError(f"the file with widths is {WIDTHS_NAME}, and no other one")
+        if len(listed) != (widths is not None):
+            raise ValueError(f"recipe.widths go with one file {WIDTHS_NAME}, which has them too")
+        if widths is None or listed[0].sha256 is None:
+            return
+        want = file_digest(WIDTHS_NAME, widths.to_bytes())
+        if (listed[0].path, listed[0].sha256, listed[0].size) != astuple(want):
+            raise ValueError(f"recipe.widths are not those of {WIDTHS_NAME}, whose sha256 is known")
+
     @property
     def artifact_id(self) -> ArtifactId:
         """`id`, parsed."""
@@ -217,9 +237,13 @@ class Manifest(Spec):
             return None
         return tuple(FileDigest(f.path, str(f.sha256), int(f.size or 0)) for f in self.files)
 
+    def files_of(self, role: FileRole) -> tuple[FileEntry, ...]:
+        """The files with this role."""
+        return tuple(f for f in self.files if f.role == role)
+
     def file(self, role: FileRole) -> FileEntry | None:
-        """The file with this role, or `None`."""
-        return next((f for f in self.files if f.role == role), None)
+        """The first file with this role, or `None`."""
+        return next(iter(self.files_of(role)), None)
 
     def immutable(self) -> Manifest:
         """This manifest without its `registry` block: the content of `oscar.json`."""
@@ -283,9 +307,9 @@ class Manifest(Spec):
 def is_payload(name: str) -> bool:
     """Whether a file belongs to an artifact for which no manifest lists its files.
 
-    Rotation files and statistics do.
+    Rotation files, statistics and widths do.
     """
-    return name.endswith(SUFFIX) or name == STATISTICS_NAME
+    return name.endswith(SUFFIX) or name in (STATISTICS_NAME, WIDTHS_NAME)
 
 
 def json_schema() -> dict[str, Any]:

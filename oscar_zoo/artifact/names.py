@@ -19,7 +19,8 @@ FILE_SUFFIXES = (".pt", ".json", ".safetensors")
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TAG = re.compile(
-    r"seq([1-9][0-9]*)_prompt([1-9][0-9]*)_group([1-9][0-9]*)(?:-([a-z0-9]+(?:-[a-z0-9]+)*))?"
+    r"seq([1-9][0-9]*)_prompt([1-9][0-9]*)_group([1-9][0-9]*)"
+    r"(?:_bits([1-9][0-9]?(?:\.[0-9]{0,2}[1-9])?))?(?:-([a-z0-9]+(?:-[a-z0-9]+)*))?"
 )
 _DIGEST_PREFIX = re.compile(r"sha256:[0-9a-f]{12,64}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -151,12 +152,17 @@ class Reference:
 
 @dataclass(frozen=True)
 class CalibrationTag:
-    """A tag of the form `seq<T>_prompt<N>_group<G>[-variant]`; a label, not a proof."""
+    """A tag of the form `seq<T>_prompt<N>_group<G>[_bits<B>][-variant]`; a label, not a proof.
+
+    `bits` are the average bits of a stored element, scales and offsets included, where codes do not
+    have 2 bits everywhere. The tag has three decimals of them at most.
+    """
 
     tokens: int
     prompts: int
     group_size: int
     variant: str | None = None
+    bits: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
@@ -164,8 +170,10 @@ class CalibrationTag:
         match = _TAG.fullmatch(text)
         if match is None:
             return None
-        return cls(int(match[1]), int(match[2]), int(match[3]), match[4])
+        bits = None if match[4] is None else float(match[4])
+        return cls(int(match[1]), int(match[2]), int(match[3]), match[5], bits)
 
     def __str__(self) -> str:
-        tail = f"-{self.variant}" if self.variant else ""
+        tail = "" if self.bits is None else f"_bits{round(self.bits, 3):.5g}"
+        tail += f"-{self.variant}" if self.variant else ""
         return f"seq{self.tokens}_prompt{self.prompts}_group{self.group_size}{tail}"

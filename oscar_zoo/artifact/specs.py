@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from oscar_kernels.spec import GROUPS, MIXED_QUANTIZER, QUANTIZER
+from oscar_zoo.artifact import strict_json
 from oscar_zoo.errors import UsageError
 
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -145,6 +146,9 @@ class SideWidths(Spec):
         return self
 
 
+WIDTHS_SCHEMA = "oscar-zoo.widths/1"
+
+
 class Widths(Spec):
     """Codes of 2 or of 4 bits, chosen for keys and values of every attention layer."""
 
@@ -176,6 +180,10 @@ class Widths(Spec):
         """Bits of a code, on average over layers and over keys and values of one width."""
         both = (*self.k.bits, *self.v.bits)
         return sum(both) / len(both)
+
+    def to_bytes(self) -> bytes:
+        """The content of the payload file `widths.json`; equal widths have equal bytes."""
+        return strict_json.pretty_bytes({"schema": WIDTHS_SCHEMA, **self.model_dump(mode="json")})
 
 
 class ServingRecipe(Spec):

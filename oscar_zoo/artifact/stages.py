@@ -15,7 +15,13 @@ from oscar_zoo.artifact.checks import CheckFinding, Problem
 from oscar_zoo.artifact.cores import over_cores
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.formats import Role, RotationSet
-from oscar_zoo.artifact.manifest import FILE_NAME, STATISTICS_NAME, SUFFIX, Manifest
+from oscar_zoo.artifact.manifest import (
+    FILE_NAME,
+    STATISTICS_NAME,
+    SUFFIX,
+    WIDTHS_NAME,
+    Manifest,
+)
 from oscar_zoo.artifact.outcome import (
     Check,
     DigestMismatch,
@@ -106,6 +112,12 @@ class Verification:
                 return Problem(error.reason, error.message, path=FILE_NAME)
         if self.manifest is not None and (problem := self.unlisted(self.manifest)):
             return problem
+        if self.manifest is None and WIDTHS_NAME in self.files:
+            return Problem(
+                "widths.no_manifest",
+                f"{WIDTHS_NAME} is there without {FILE_NAME}, whose recipe has these bits",
+                path=WIDTHS_NAME,
+            )
         wanted = [*(self.expected or ()), *((self.manifest and self.manifest.file_digests) or ())]
         for entry in wanted:
             if entry.path not in self.files:
@@ -236,7 +248,8 @@ class Verification:
             return [
                 entry.path for entry in listed if entry is not None and entry.path in self.files
             ]
-        names = [name for name in sorted(self.files) if name not in (FILE_NAME, STATISTICS_NAME)]
+        others = (FILE_NAME, STATISTICS_NAME, WIDTHS_NAME)
+        names = [name for name in sorted(self.files) if name not in others]
         return [name for name in names if name.endswith(SUFFIX)] or names
 
     def unlisted(self, manifest: Manifest) -> Problem | None:
@@ -244,7 +257,7 @@ class Verification:
         for name in sorted(listed - self.files.keys()):
             return Problem("missing_file", f"{name} is listed and absent", path=name)
         for name in sorted(self.files.keys() - listed):
-            if name.endswith(PAYLOAD_SUFFIXES):
+            if name.endswith(PAYLOAD_SUFFIXES) or name == WIDTHS_NAME:
                 return Problem("unlisted_file", f"{name} is not in the manifest", path=name)
         return None
 

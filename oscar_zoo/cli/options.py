@@ -263,6 +263,15 @@ def group_size_option(whose: str) -> Callable[[F], F]:
     )
 
 
+def max_loss_option(function: F) -> F:
+    """`--max-loss`: bits by what they cost in perplexity."""
+    return click.option(
+        "--max-loss",
+        metavar="PERCENT",
+        help="In place of --bits: the fewest bits that raise perplexity by no more, such as 0.1%.",
+    )(function)
+
+
 def force_option(function: F) -> F:
     """`--force`: replace a fitted artifact."""
     return click.option(

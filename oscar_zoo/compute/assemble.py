@@ -1,4 +1,4 @@
-"""From a fit to the bytes of an artifact: rotation files, statistics, manifest.
+"""From a fit to the bytes of an artifact: rotation files, statistics, widths, manifest.
 
 Nothing is written here. The payload depends only on the model, the data, the options and this
 version, and contains no time and no path. The time of creation is in the manifest, which the digest
@@ -29,6 +29,7 @@ from oscar_zoo.artifact.manifest import (
     FILE_NAME,
     SCHEMA,
     STATISTICS_NAME,
+    WIDTHS_NAME,
     WITH_WIDTHS,
     FileEntry,
     FileRole,
@@ -107,6 +108,8 @@ def assemble(result: FitResult, facts: Facts) -> dict[str, bytes]:
             targets, result.k.layer_ids, facts.model.id, facts.model.revision
         )
         files[STATISTICS_NAME] = ("statistics", fingerprint)
+    if facts.recipe.widths is not None:
+        files[WIDTHS_NAME] = ("widths", facts.recipe.widths.to_bytes())
     manifest = _manifest(result, facts, fit_id, files)
     return {name: content for name, (_, content) in files.items()} | {
         FILE_NAME: manifest.to_bytes()
@@ -287,4 +290,4 @@ def _statistics_block(result: FitResult) -> StatisticsBlock | None:
 
 
 def _format(path: str) -> str:
-    return "safetensors" if path.endswith(".safetensors") else "torch-zip"
+    return {"safetensors": "safetensors", "json": "json"}.get(path.rpartition(".")[2], "torch-zip")

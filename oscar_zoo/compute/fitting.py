@@ -55,10 +55,27 @@ def fit_or_choose(
         return choice.result, choice, choice.widths
     rows = _rows(options, model, data, progress) if options.method in TUNED else None
     result = fit(moments, methods[0], rows, tick=_tuning(progress))
+    return result, None, choose_bits(options, model, data, result, progress)
+
+
+def choose_bits(
+    options: ComputeOptions,
+    model: RunningModel,
+    data: CalibrationData,
+    result: FitResult,
+    progress: Progress,
+) -> WidthChoice | None:
+    """The bits of every layer and side for a fit of a method that the user named, when these were
+    asked for; arguments as for `fit_or_choose`.
+
+    Raises:
+        UsageError: no text is held out to choose with.
+        ComputeFailed: see `widths.choose_widths`; or the result fails its gates.
+    """
     widths = _widths(options, model, data, result, options.recipe, None, progress)
     if widths is not None and not options.allow_poor:
         refuse_poor(result.method.name, widths.gates)
-    return result, None, widths
+    return widths
 
 
 def _choose(
@@ -85,6 +102,7 @@ def _choose(
         progress=progress,
     )
     widths = _widths(options, model, data, choice.result, choice.recipe, _known(choice), progress)
+    choice = replace(choice, exact=None)  # which takes much memory
     if widths is None:
         return choice
     choice = replace(choice, recipe=widths.recipe, widths=widths)
@@ -118,7 +136,8 @@ def _known(choice: Choice) -> Known | None:
     kept = choice.trials[choice.at]
     if choice.base is None:
         return None
-    return Known(choice.base, choice.questions, Verified(None, kept.perplexity, kept.recall))
+    two_bits = Verified(kept.divergence, kept.perplexity, kept.recall)
+    return Known(choice.base, choice.questions, two_bits, choice.exact)
 
 
 def _fits(

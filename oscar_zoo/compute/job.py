@@ -20,8 +20,10 @@ import torch
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.fit_block import MomentsFile
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.names import ArtifactId, CalibrationTag, path_text
+from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.artifact.outcome import Outcome, Verified, why
+from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute import moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
@@ -48,6 +50,7 @@ from oscar_zoo.compute.subject import (
     run_capture,
     running,
 )
+from oscar_zoo.compute.tags import calibration_tag
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.phases import Progress
 from oscar_zoo.models.memory import memory_errors
@@ -131,8 +134,11 @@ def compute_artifact(
     with clock.phase(LOAD):
         subject = load_subject(options)
     data = read_data(options, subject, methods)
-    base = options.output_dir or _place(options, methods[0] if len(methods) == 1 else None, data)
-    if len(methods) == 1:
+    method = methods[0] if len(methods) == 1 else None
+    base = options.output_dir or _place(
+        _artifact_id(options, subject.block, options.recipe, method, data)
+    )
+    if method is not None and options.widths is None:  # else the tag is not known yet
         check_target(base, force=options.force)
     work = base.with_name(base.name + ".work")
     if is_main_process():
@@ -179,16 +185,14 @@ def _finish(
         chosen, choice, widths = fit_or_choose(
             options, methods, model, data, moments, clock.progress
         )
-        target = options.output_dir or _place(options, chosen.method, data)
-        facts = _facts(options, chosen, subject, data, captured)
+        recipe = choice.recipe if choice else widths.recipe if widths else options.recipe
+        facts = _facts(options, recipe, chosen, subject, data, captured)
+        target = options.output_dir or _place(facts.artifact_id)
         if choice is not None:
-            facts = replace(
-                facts, recipe=choice.recipe, selection=choice.selection, quality=choice.quality
-            )
+            facts = replace(facts, selection=choice.selection, quality=choice.quality)
         elif widths is not None and data.heldout is not None:
             facts = replace(
                 facts,
-                recipe=widths.recipe,
                 selection=widths.selection_of(chosen.method.name, data.heldout),
                 quality=widths.quality,
             )
@@ -222,30 +226,33 @@ def _finish(
 
 
 def _artifact_id(
-    options: ComputeOptions, method: Method | None, data: CalibrationData
+    options: ComputeOptions,
+    block: ModelBlock,
+    recipe: ServingRecipe,
+    method: Method | None,
+    data: CalibrationData,
 ) -> ArtifactId:
-    variant = method.variant if method else None
-    tag = CalibrationTag(data.tokens_used, len(data.sequences), options.recipe.group_size, variant)
+    tag = calibration_tag(data.tokens_used, len(data.sequences), recipe, block, method)
     return ArtifactId(options.model_name, str(tag))
 
 
-def _place(options: ComputeOptions, method: Method | None, data: CalibrationData) -> Path:
+def _place(artifact: ArtifactId) -> Path:
     """The folder when the user named none."""
-    artifact = _artifact_id(options, method, data)
     return Path(artifact.model) / artifact.tag
 
 
 def _facts(
     options: ComputeOptions,
+    recipe: ServingRecipe,
     chosen: FitResult,
     subject: Subject,
     data: CalibrationData,
     captured: Captured | None,
 ) -> Facts:
     return Facts(
-        artifact_id=_artifact_id(options, chosen.method, data),
+        artifact_id=_artifact_id(options, subject.block, recipe, chosen.method, data),
         model=subject.block,
-        recipe=options.recipe,
+        recipe=recipe,
         calibration=data.facts() if chosen.method.needs else None,
         numerics=captured.numerics if captured and chosen.method.needs else None,
         created=options.created or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),

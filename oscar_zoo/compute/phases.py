@@ -15,9 +15,9 @@ GAINS, VERIFY = "bits by layer", "bits verified"
 """Names of phases."""
 MEASURED_PASSES: Mapping[str, int] = {
     HELD_OUT: 1,
-    ERRORS: 8,
-    PERPLEXITY: 22,
-    RECALL: 16,
+    ERRORS: 4,
+    PERPLEXITY: 10,
+    RECALL: 5,
     MORE_RECALL: 1,
 }
 """How often `auto` reads as many tokens as are held out, in each of its phases."""
@@ -45,10 +45,21 @@ def expected_phases(options: ComputeOptions) -> tuple[Phase, ...]:
             Phase(name, "layers" if name == ERRORS else "sequences", times)
             for name, times in passes.items()
         ]
-    if options.widths is not None:
-        gains = 2 * USUAL_LAYERS if options.widths.measures else 3
-        phases += [Phase(GAINS, "sequences", gains), Phase(VERIFY, "sequences", VERIFY_PASSES)]
-    return (*phases, Phase(WRITE, "", 2))
+    return (*phases, *_of_bits(options), Phase(WRITE, "", 2))
+
+
+def refit_phases(options: ComputeOptions | None) -> tuple[Phase, ...]:
+    """The phases of `refit.refit`, which has `options` where bits are chosen with the model."""
+    load = () if options is None else (Phase(LOAD, "", 5),)
+    bits = () if options is None else _of_bits(options)
+    return (*load, Phase(FIT, "", 6), *bits, Phase(WRITE, "", 2))
+
+
+def _of_bits(options: ComputeOptions) -> tuple[Phase, ...]:
+    if options.widths is None:
+        return ()
+    gains = 2 * USUAL_LAYERS if options.widths.measures else 3
+    return Phase(GAINS, "sequences", gains), Phase(VERIFY, "sequences", VERIFY_PASSES)
 
 
 def tunes(options: ComputeOptions) -> bool:

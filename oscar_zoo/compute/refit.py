@@ -1,7 +1,11 @@
-"""The use case: a moments file becomes a verified artifact, without the model or the text."""
+"""The use case: a moments file becomes a verified artifact, without a new capture.
+
+The model is needed only where bits are chosen per layer and side, which is measured with it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,20 +14,27 @@ from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.fit_block import MomentsFile
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
+from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified, why
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute import moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
-from oscar_zoo.compute.fit import fit, needs_model, possible_methods
+from oscar_zoo.compute.capture.running import InProcess
+from oscar_zoo.compute.data import HeldOut
+from oscar_zoo.compute.fit import FitResult, fit, needs_model, possible_methods
+from oscar_zoo.compute.fitting import choose_bits
 from oscar_zoo.compute.folder import check_target, write_folder
 from oscar_zoo.compute.methods.table import TABLE, find_method
-from oscar_zoo.errors import ComputeFailed
-from oscar_zoo.evaluate.phases import Phase, Progress
-
-PHASES = (Phase("fit", "", 6), Phase("write", "", 2))
-"""Phases of `refit`; their seconds are only shares."""
+from oscar_zoo.compute.moments_file import MomentsInfo
+from oscar_zoo.compute.options import ComputeOptions, check_options
+from oscar_zoo.compute.phases import FIT, LOAD, WRITE
+from oscar_zoo.compute.select.width_choice import WidthChoice
+from oscar_zoo.compute.subject import load_subject, read_data
+from oscar_zoo.compute.tags import calibration_tag
+from oscar_zoo.errors import ComputeFailed, GeometryMismatch
+from oscar_zoo.evaluate.phases import Progress
+from oscar_zoo.models.memory import memory_errors
 
 
 def refit(
@@ -34,7 +45,9 @@ def refit(
     model_name: str,
     target: Path | None,
     force: bool = False,
+    options: ComputeOptions | None = None,
     progress: Progress = lambda done, total, phase: None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> tuple[Path, Manifest]:
     """Fit `method` to a moments file and write the artifact.
 
@@ -45,13 +58,18 @@ def refit(
         model_name: first part of the artifact id.
         target: the artifact's folder; `None` for `./<Model>/<tag>`.
         force: replace an artifact that stands there.
-        progress: called when each of `PHASES` begins.
+        options: of `compute`, with `widths`, where bits are to be chosen: the model, and the text
+            whose held-out part they are chosen with.
+        progress: called during `phases.refit_phases`.
+        tell: called with remarks, in sentences.
 
     Raises:
         UsageError: no such method, or one that needs the model.
         MalformedFile, PathNotFound: the file is none of ours.
-        ComputeFailed: it lacks what the method reads, or the result failed verification.
+        GeometryMismatch: the moments are of another model than that of `options`.
+        ComputeFailed: it lacks what the method reads, or the result failed verification or gates.
         OutputExists, StorageError: see `folder.check_target`.
+        OscarZooError: as `job.compute_artifact`, with `options`.
     """
     chosen = find_method(method)
     if chosen.tune is not None:
@@ -62,11 +80,15 @@ def refit(
         raise ComputeFailed(
             f"{moments} lacks sums that {method} reads.", hint=f"it allows {allowed}"
         )
-    progress(0, 0, "fit")
+    if target is not None:
+        check_target(target, force=force)
+    progress(0, 0, FIT)
     result = fit(sums, chosen)
+    found = None if options is None else _bits(options, info, result, progress, tell)
+    recipe = recipe if found is None else found[0].recipe
     used = info.calibration
     tokens = (used.tokens_used if used else None) or sums.tokens
-    tag = CalibrationTag(tokens, len(info.sequences), recipe.group_size, chosen.variant)
+    tag = calibration_tag(tokens, len(info.sequences), recipe, info.model, chosen)
     artifact = ArtifactId(model_name, str(tag))
     target = target or Path(artifact.model) / artifact.tag
     check_target(target, force=force)
@@ -79,14 +101,49 @@ def refit(
         created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         coverage=info.coverage if chosen.needs else None,
     )
+    if found is not None:
+        widths, heldout = found
+        selection = widths.selection_of(method, heldout)
+        facts = replace(facts, selection=selection, quality=widths.quality)
     outcome = verify_files(assemble(result, facts), strict=True)
     if not isinstance(outcome, Verified):
         raise ComputeFailed(
             f"the result failed its own verification: {why(outcome)}.", hint="nothing was written"
         )
-    progress(0, 0, "write")
+    progress(0, 0, WRITE)
     data = read_file(moments, max_bytes=moments_file.MAX_BYTES)
     source = MomentsFile(sha256=sha256_hex(data), size=len(data), location=moments_file.FILE_NAME)
     files = assemble(result, replace(facts, moments=source))
     write_folder(target, files, force=force)
     return target, Manifest.from_bytes(files[FILE_NAME])
+
+
+def _bits(
+    options: ComputeOptions,
+    info: MomentsInfo,
+    result: FitResult,
+    progress: Progress,
+    tell: Callable[[str], None],
+) -> tuple[WidthChoice, HeldOut]:
+    """The bits of every layer and side, and the text that they were chosen with."""
+    methods = check_options(options)
+    progress(0, 0, LOAD)
+    subject = load_subject(options)
+    difference = info.model.geometry.difference(subject.block.geometry)
+    if difference is not None:
+        raise GeometryMismatch(
+            f"the moments are of {info.model.id}, and {options.model} is another model:"
+            f" {difference}.",
+            hint="give the model that they were captured from",
+        )
+    assert subject.loaded is not None  # options of this use case have transformers run the model
+    data = read_data(options, subject, methods)
+    if info.calibration is None or data.prompts_sha256 != info.calibration.prompts_sha256:
+        tell(
+            f"the moments were not captured from {data.source} with this budget, so text that they"
+            " were captured from may be among the text that bits are chosen with."
+        )
+    with memory_errors(subject.block.id, subject.loaded.device):
+        widths = choose_bits(options, InProcess(subject.loaded), data, result, progress)
+    assert widths is not None and data.heldout is not None  # `options` has a wish
+    return widths, data.heldout

@@ -11,8 +11,8 @@ from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.caches import stored_bits
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 
-ALL_FOUR = 4.0
-"""As a number of bits it means codes of 4 bits everywhere, whatever their scales add."""
+ALL_TWO, ALL_FOUR = 2.0, 4.0
+"""As numbers of bits these mean codes of 2 or of 4 bits everywhere, whatever their scales add."""
 AUTO_BITS, AUTO_LOSS = 3.25, 0.2
 """`auto` takes at most these bits, and the fewest within this rise of perplexity in percent."""
 
@@ -49,7 +49,7 @@ def width_wish(bits: float | Literal["auto"] | None, max_loss: float | None) -> 
     """The wish of two options; `None` for codes of 2 bits everywhere.
 
     Args:
-        bits: a number of bits, or `auto`.
+        bits: a number of bits, `ALL_TWO` or `ALL_FOUR` among them, or `auto`.
         max_loss: in percent.
 
     Raises:
@@ -60,7 +60,7 @@ def width_wish(bits: float | Literal["auto"] | None, max_loss: float | None) -> 
     if bits == "auto":
         return WidthWish(auto=True)
     if bits is not None:
-        return WidthWish(bits=float(bits))
+        return None if bits == ALL_TWO else WidthWish(bits=float(bits))
     if max_loss is None:
         return None
     if not (math.isfinite(max_loss) and 0 < max_loss <= 100):

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from random_moments import describe, random_moments
+from random_qwen3 import EXAMPLE
 
 from oscar_zoo.app.fit import FitRequest, merge_moments, run
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.compute.moments_file import save_moments
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import GeometryMismatch, UsageError
 
 
 @pytest.fixture
@@ -39,11 +40,30 @@ def test_all_codes_get_4_bits_without_the_model_and_other_bits_need_it(
     made = run(FitRequest(moments, "hadamard", bits=4.0, output=tmp_path / "four"))
     widths = made.manifest.recipe.widths
     assert widths is not None
+    two = run(FitRequest(moments, "hadamard", bits=2.0, output=tmp_path / "two"))
+    assert two.manifest.recipe.widths is None
     assert {*widths.k.bits, *widths.v.bits} == {4} and {*widths.k.clip, *widths.v.clip} == {0.0}
     for bits in (2.75, "auto"):
         with pytest.raises(UsageError, match="measured with the model") as caught:
             run(FitRequest(moments, "hadamard", bits=bits, output=tmp_path / "other"))
-        assert "oscar-zoo compute MODEL --bits" in (caught.value.hint or "")
+        assert "--model MODEL" in (caught.value.hint or "")
+    with pytest.raises(UsageError, match="measured with the model"):
+        run(FitRequest(moments, "hadamard", max_loss=0.1, output=tmp_path / "other"))
+    with pytest.raises(UsageError, match="only read to choose bits"):
+        run(FitRequest(moments, "hadamard", model="./a", output=tmp_path / "other"))
+    with pytest.raises(UsageError, match="goes with --model"):
+        run(FitRequest(moments, "hadamard", bits=4.0, calib_data="a", output=tmp_path / "other"))
+    assert not (tmp_path / "other").exists()
+
+
+def test_moments_of_another_model_choose_no_bits(moments: Path, tmp_path: Path) -> None:
+    with pytest.raises(GeometryMismatch, match="another model: num_layers"):
+        run(
+            FitRequest(
+                moments, "hadamard", bits="auto", model=str(EXAMPLE), output=tmp_path / "other"
+            )
+        )
+    assert not (tmp_path / "other").exists()
 
 
 def test_one_file_is_not_merged(moments: Path, tmp_path: Path) -> None:

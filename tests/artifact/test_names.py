@@ -104,9 +104,12 @@ def test_bad_references(text: str) -> None:
     st.integers(1, 10**6),
     st.integers(1, 1024),
     st.none() | st.from_regex(r"[a-z0-9]+(-[a-z0-9]+)?", fullmatch=True),
+    st.none() | st.integers(1000, 99999).map(lambda thousandths: thousandths / 1000),
 )
-def test_tags_round_trip(tokens: int, prompts: int, group: int, variant: str | None) -> None:
-    tag = CalibrationTag(tokens, prompts, group, variant)
+def test_tags_round_trip(
+    tokens: int, prompts: int, group: int, variant: str | None, bits: float | None
+) -> None:
+    tag = CalibrationTag(tokens, prompts, group, variant, bits)
     assert CalibrationTag.parse(str(tag)) == tag
 
 
@@ -120,10 +123,24 @@ def test_tags_round_trip(tokens: int, prompts: int, group: int, variant: str | N
         "gpqa_group128",
         "seq1_prompt1_group1-",
         "seq1_prompt1_group1-A",
+        "seq1_prompt1_group1_bits",
+        "seq1_prompt1_group1_bits2.50",
+        "seq1_prompt1_group1_bits02",
+        "seq1_prompt1_group1-wush_bits2.5",
     ],
 )
 def test_other_tags_are_opaque(text: str) -> None:
     assert CalibrationTag.parse(text) is None
+
+
+def test_a_tag_names_the_average_bits() -> None:
+    """One raise of 72 sides is told from two, and a third of a bit is rounded."""
+    tags = [str(CalibrationTag(9, 1, 128, "wush", 2.25 + raises / 36)) for raises in (1, 2, 12)]
+    assert [tag.partition("group128")[2] for tag in tags] == [
+        "_bits2.278-wush",
+        "_bits2.306-wush",
+        "_bits2.583-wush",
+    ]
 
 
 def test_digests() -> None:

@@ -22,10 +22,7 @@ MIXED = Widths(
 
 def made(**changes: Any) -> dict[str, Any]:
     """The JSON of a manifest with these widths."""
-    whole = manifest(payload())
-    recipe = whole.recipe.with_widths(MIXED)
-    value: dict[str, Any] = whole.model_copy(update={"recipe": recipe}).to_json()
-    return {**value, "schema": "oscar-zoo.manifest/2", **changes}
+    return {**manifest(payload(), widths=MIXED).to_json(), **changes}
 
 
 def read(value: dict[str, Any]) -> Manifest:

@@ -83,17 +83,29 @@ def test_what_was_measured_on_is_said_beside_the_figures(
     assert f"Perplexity of {chosen.measured_on}; other text or windows" in capsys.readouterr().out
 
 
-def test_every_method_is_measured_with_its_clips_and_the_best_with_more(chosen: Choice) -> None:
+def test_every_method_is_measured_and_the_best_with_more_clips_on_more_text(
+    chosen: Choice, capsys: pytest.CaptureFixture[str]
+) -> None:
     clips = {
         name: [(row.clip_k, row.clip_v) for row in chosen.rows if row.method == name]
         for name in chosen.errors
     }
     assert clips["identity"] == [(0, 0)]
     for name in ("hadamard", "wush"):
-        assert {(0.96, 0.92), (0, 0)} <= set(clips[name])
         assert (chosen.errors[name].found.clip.k, chosen.errors[name].found.clip.v) in clips[name]
-    assert len(clips["hadamard"]) <= 3
+    assert {(0.96, 0.92), (0, 0)} <= set(clips["wush"])
     assert len(clips["wush"]) > len(FINER_CLIPS)
+    sequences = {
+        name: {row.sequences for row in chosen.rows if row.method == name} for name in clips
+    }
+    assert sequences == {"identity": {2}, "hadamard": {2}, "wush": {2, 4}}
+    early = [row for row in chosen.rows if row.sequences == 2]
+    assert early and all(row.perplexity is None and row.change_percent for row in early)
+    assert all(row.divergence for row in chosen.rows)
+    print_choice(chosen)
+    printed = capsys.readouterr().out
+    assert " 2/4 " in printed and " 4/4 " in printed
+    assert "what could not win left early" in printed
     assert list(dict.fromkeys(row.method for row in chosen.rows)) == [
         "identity",
         "hadamard",
@@ -120,7 +132,7 @@ def test_a_choice_is_plain_data(chosen: Choice) -> None:
     selection, quality = chosen.selection, chosen.quality
     for block in (selection, quality):
         assert strict_json.loads(strict_json.canonical_bytes(block), what="block") == block
-    assert selection["rule"] == "auto/3"
+    assert selection["rule"] == "auto/4"
     assert selection["chosen"] in selection["candidates"]
     assert selection["chosen"]["method"] == "wush"
     assert selection["bf16_recall"] == quality["recall"]["bf16"]

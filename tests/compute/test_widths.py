@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from random_qwen3 import EXAMPLE, write_model
 
-from oscar_zoo.artifact.manifest import Manifest
+from oscar_zoo.artifact.manifest import WIDTHS_NAME, Manifest
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.artifact.width_selection import WidthSelection
 from oscar_zoo.cli.main import run
 from oscar_zoo.cli.render.computing import print_result
 from oscar_zoo.cli.render.described import print_manifest
 from oscar_zoo.compute.job import ComputeOptions, ComputeResult, compute_artifact
+from oscar_zoo.compute.refit import refit
 from oscar_zoo.compute.report.data import ReportData
 from oscar_zoo.compute.width_wish import WidthWish
 from oscar_zoo.errors import ComputeFailed
@@ -78,6 +79,57 @@ def test_a_budget_raises_what_gains_most(result: ComputeResult) -> None:
     gains = {"k": found.gains_k, "v": found.gains_v}
     every = [gain for of_side in gains.values() for gain in of_side or ()]
     assert (gains[side] or ())[layer] == max(every) > 0
+
+
+def test_bits_are_part_of_the_digest_and_of_the_tag(
+    result: ComputeResult, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same fit with codes of 2 bits is another artifact, with another name and folder."""
+    monkeypatch.chdir(tmp_path)
+    plain = dataclasses.replace(
+        options(model, tmp_path, WidthWish(bits=4.6), method="oscar"), output_dir=None, widths=None
+    )
+    mixed = dataclasses.replace(plain, widths=WidthWish(bits=4.6))
+    two, more = (compute_artifact(one) for one in (plain, mixed))
+    assert two is not None and more is not None
+    assert str(more.artifact_id) == f"{two.artifact_id}_bits4.5" == str(result.artifact_id)
+    assert (two.path.name, more.path.name) == (two.artifact_id.tag, more.artifact_id.tag)
+    assert more.manifest.digest == result.manifest.digest != two.manifest.digest
+    rotations = [{f.path: f.sha256 for f in one.manifest.files} for one in (two, more)]
+    assert rotations[1].pop(WIDTHS_NAME) is not None and rotations[0] == rotations[1]
+
+
+def test_moments_and_the_model_give_what_compute_gave(
+    result: ComputeResult, model: Path, tmp_path: Path
+) -> None:
+    """The held-out text is cut from the same text, and the choice is the same code."""
+    assert result.moments is not None
+    given = options(model, tmp_path / "a", WidthWish(bits=4.6), method="oscar")
+    told: list[str] = []
+    path, manifest = refit(
+        result.moments,
+        "oscar",
+        RECIPE,
+        model_name="random",
+        target=tmp_path / "a",
+        options=given,
+        tell=told.append,
+    )
+    assert (path, told) == (tmp_path / "a", [])
+    assert (manifest.digest, manifest.id) == (result.manifest.digest, result.manifest.id)
+    assert manifest.fit.selection == result.manifest.fit.selection
+    assert manifest.quality == result.manifest.quality
+    other = dataclasses.replace(given, calib_tokens=150, output_dir=tmp_path / "b")
+    refit(
+        result.moments,
+        "oscar",
+        RECIPE,
+        model_name="random",
+        target=tmp_path / "b",
+        options=other,
+        tell=told.append,
+    )
+    assert len(told) == 1 and "may be among the text" in told[0]
 
 
 def test_the_curve_goes_from_2_bits_to_4_and_says_what_was_measured(result: ComputeResult) -> None:
@@ -165,7 +217,7 @@ def test_auto_stays_below_its_bits(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--bits", "2"], "from 2.5 to 4.5"),
+        (["--bits", "2.4"], "from 2.5 to 4.5"),
         (["--bits", "4.6"], "from 2.5 to 4.5"),
         (["--bits", "many"], "a number of bits such as 2.5, or auto"),
         (["--bits", "3", "--max-loss", "0.1%"], "exclude each other"),

@@ -33,6 +33,7 @@ NOT_PRINTED = {
     "stats",
     "trusted-keys",
     "timestamp",
+    "widths",
 }
 """Schemas of files and of parts of them; no command prints these by themselves."""
 

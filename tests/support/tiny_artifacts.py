@@ -13,7 +13,9 @@ from oscar_zoo.artifact.formats import LayerTransform, RotationSet
 from oscar_zoo.artifact.hadamard import hadamard, pbr_permutation
 from oscar_zoo.artifact.manifest import (
     FILE_NAME,
+    WIDTHS_NAME,
     FileEntry,
+    FileRole,
     License,
     Manifest,
     Provenance,
@@ -21,7 +23,7 @@ from oscar_zoo.artifact.manifest import (
     Transform,
 )
 from oscar_zoo.artifact.model_block import ModelBlock
-from oscar_zoo.artifact.specs import Clip, Geometry, Harness, ServingRecipe
+from oscar_zoo.artifact.specs import Clip, Geometry, Harness, ServingRecipe, Widths
 from oscar_zoo.artifact.writer import rotation_bytes
 
 TINY = Geometry(
@@ -73,11 +75,14 @@ def manifest(
     *,
     artifact: str = "tiny-qwen3-hard/seq512_prompt2_group64",
     geometry: Geometry = TINY,
+    widths: Widths | None = None,
 ) -> Manifest:
-    """The manifest of `payload()` files."""
+    """The manifest of `payload()` files, and of `widths.json` where there are widths."""
+    files = files if widths is None else {**files, WIDTHS_NAME: widths.to_bytes()}
     digests = [file_digest(name, data) for name, data in files.items()]
+    recipe = ServingRecipe(group_size=geometry.head_dim, clip=Clip(k=0.96, v=0.92))
     return Manifest(
-        schema="oscar-zoo.manifest/1",
+        schema="oscar-zoo.manifest/1" if widths is None else "oscar-zoo.manifest/2",
         id=artifact,
         created="2026-01-02T03:04:05Z",
         digest=artifact_digest(digests),
@@ -109,14 +114,14 @@ def manifest(
             coverage=None,
             numerics=None,
         ),
-        recipe=ServingRecipe(group_size=geometry.head_dim, clip=Clip(k=0.96, v=0.92)),
+        recipe=recipe.with_widths(widths),
         files=tuple(
             FileEntry(
                 path=d.path,
-                role="k_rotation" if d.path.startswith("k") else "v_rotation",
+                role=_role(d.path),
                 size=d.size,
                 sha256=d.sha256,
-                format="torch-zip",
+                format="json" if d.path == WIDTHS_NAME else "torch-zip",
             )
             for d in digests
         ),
@@ -130,14 +135,22 @@ def artifact_files(
     artifact: str = "tiny-qwen3-hard/seq512_prompt2_group64",
     seed: int = 0,
     with_manifest: bool = True,
+    widths: Widths | None = None,
 ) -> dict[str, bytes]:
     """Every file of an artifact folder."""
     files = payload(seed=seed)
-    return (
-        {**files, FILE_NAME: manifest(files, artifact=artifact).to_bytes()}
-        if with_manifest
-        else files
-    )
+    if widths is not None:
+        files[WIDTHS_NAME] = widths.to_bytes()
+    if not with_manifest:
+        return files
+    made = manifest(payload(seed=seed), artifact=artifact, widths=widths)
+    return {**files, FILE_NAME: made.to_bytes()}
+
+
+def _role(name: str) -> FileRole:
+    if name == WIDTHS_NAME:
+        return "widths"
+    return "k_rotation" if name.startswith("k") else "v_rotation"
 
 
 def write_folder(folder: Path, files: dict[str, bytes]) -> Path:

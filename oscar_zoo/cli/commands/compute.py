@@ -102,15 +102,11 @@ from oscar_zoo.errors import UsageError
     help=(
         "Bits of a stored element at most, on average, its share of scales and offsets included"
         " (2.25 for codes of 2 bits in groups of 128): where it gains most, keys or values of a"
-        " layer get codes of 4 bits. 4 gives all codes 4 bits; auto takes the fewest that keep the"
-        " model's recall and 0.2 % of perplexity, up to 3.25. [default: codes of 2 bits]"
+        " layer get codes of 4 bits. 2 and 4 give all codes so many bits; auto takes the fewest"
+        " that keep the model's recall and 0.2 % of perplexity, up to 3.25. [default: 2]"
     ),
 )
-@click.option(
-    "--max-loss",
-    metavar="PERCENT",
-    help="In place of --bits: the fewest bits that raise perplexity by no more, such as 0.1%.",
-)
+@options.max_loss_option
 @click.option(
     "--resume", is_flag=True, help="Go on from what an interrupted run of the same command left."
 )

@@ -22,9 +22,25 @@ from oscar_zoo.cli.render import terminal
 )
 @click.option(
     "--bits",
-    metavar="4",
-    help="Codes of 4 bits everywhere; to choose layers needs the model: compute. [default: 2 bits]",
+    metavar="BITS",
+    help=(
+        "As for compute: 2 or 4 for codes of so many bits everywhere; other numbers, and auto, are"
+        " measured with --model. [default: 2]"
+    ),
 )
+@options.max_loss_option
+@click.option("--model", metavar="MODEL", help="The model of MOMENTS, to choose bits with.")
+@click.option(
+    "--calib-data",
+    metavar="SOURCE",
+    help="With --model: the text that MOMENTS are of, whose held-out part bits are chosen with.",
+)
+@click.option("--allow-poor", is_flag=True, help="Write a result that fails its quality gates.")
+@options.revision_option
+@options.dtype_option
+@options.devices_option
+@options.stream_option
+@options.offline_option
 @options.output_dir_option
 @options.recorded_clip_option("the zoo's")
 @options.group_size_option("the zoo's")
@@ -36,25 +52,37 @@ def command(
     method: str,
     clip: str | None,
     bits: str | None,
+    max_loss: str | None,
+    offline: bool,
     quiet: bool,
     as_json: bool,
     **choices: Any,
 ) -> None:
     """Fit another rotation from MOMENTS, the file that compute writes beside an artifact. Needs no
-    model and no text.
+    model and no text, except to choose bits per layer and side.
 
     \b
     Examples:
       oscar-zoo fit ./Qwen3-8B/seq16384_prompt4_group128.moments.safetensors --method wush
       oscar-zoo fit merged.safetensors --method oscar --output-dir ./for-oscar-servers
+      oscar-zoo fit merged.safetensors --method wush --bits 2.75 --model ./my-model
     """
     from oscar_zoo.app.fit import FitRequest, run
+    from oscar_zoo.artifact.width_selection import WidthSelection
     from oscar_zoo.cli.pasting import measuring, saved, typed
     from oscar_zoo.cli.render.progress import TerminalObserver
+    from oscar_zoo.cli.render.widths import width_lines
     from oscar_zoo.registry.summary import artifact_summary
 
+    if offline:
+        options.go_offline()
     request = FitRequest(
-        moments, method, parsing.parse_clip(clip), bits=parsing.parse_bits(bits), **choices
+        moments,
+        method,
+        parsing.parse_clip(clip),
+        bits=parsing.parse_bits(bits),
+        max_loss=parsing.parse_percent(max_loss, "--max-loss"),
+        **choices,
     )
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
         result = run(request, observer)
@@ -62,5 +90,8 @@ def command(
         facts = {"schema": "oscar-zoo.fit/1", "path": typed(result.path)}
         terminal.emit_json(facts | artifact_summary(result.manifest))
         return
+    if (widths := WidthSelection.of(result.manifest.fit.selection)) is not None:
+        for line in width_lines(widths):
+            terminal.out().print(line)
     terminal.out().print(saved(result.path, result.manifest))
     terminal.note(measuring(result.path, result.manifest.model.id), quiet=quiet)

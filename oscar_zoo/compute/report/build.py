@@ -118,6 +118,8 @@ def _comparison(choice: Choice) -> Comparison:
             clip_k=row.clip_k,
             clip_v=row.clip_v,
             output_error=row.output_error_geo,
+            sequences=row.sequences,
+            divergence=row.divergence,
             perplexity=row.perplexity,
             change_percent=row.change_percent,
             standard_error=row.standard_error,

@@ -140,7 +140,11 @@ def drawing() -> Iterator[None]:
 def _perplexity(figure: FigureBase, data: ReportData) -> None:
     """One row per method and one dot per candidate; perplexity itself when BF16 is not known."""
     assert data.comparison is not None
-    measured = [row for row in data.comparison.candidates if row.perplexity is not None]
+    measured = [
+        row
+        for row in data.comparison.candidates
+        if row.perplexity is not None or row.change_percent is not None
+    ]
     relative = all(row.change_percent is not None for row in measured)
     methods = list(dict.fromkeys(row.method for row in measured))
     styles = _styles(data.methods)
@@ -173,7 +177,7 @@ def _position(row: Candidate, relative: bool) -> tuple[float, float]:
 
 def _write_best(axes: Axes, y: float, tried: Sequence[Candidate], relative: bool) -> None:
     """Write the number of the kept candidate, or else of the best one, right of its row."""
-    best = min(tried, key=lambda row: (not row.chosen, row.perplexity))
+    best = min(tried, key=lambda row: (not row.chosen, _position(row, relative)[0]))
     end = max(sum(_position(row, relative)) for row in tried)
     change, perplexity = best.change_percent or 0.0, best.perplexity or 0.0
     number = text.change(change) if relative else text.perplexity(perplexity)

@@ -63,13 +63,17 @@ class Candidate(Spec):
     `clip_k` and `clip_v` are ratios, 0 for no clipping. `output_error` is the geometric mean over
     layers of the relative squared error of the attention output. `change_percent` is the rise of
     perplexity over BF16 and `standard_error` its paired standard error, both in percent of the BF16
-    perplexity. `recall` is a share.
+    perplexity, of the first `sequences` of the held-out text where a candidate left early, and then
+    it has no `perplexity`. `divergence` is that of the next token's distribution from that with the
+    exact cache, in nats per position. `recall` is a share.
     """
 
     method: Label
     clip_k: Share | None = None
     clip_v: Share | None = None
     output_error: NotNegative | None = None
+    sequences: Annotated[int, Field(ge=1, lt=1 << 20)] | None = None
+    divergence: NotNegative | None = None
     perplexity: Perplexity | None = None
     change_percent: Number | None = None
     standard_error: NotNegative | None = None

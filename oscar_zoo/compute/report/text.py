@@ -195,6 +195,14 @@ def _column(column: _Column, rows: Sequence[Candidate]) -> list[str]:
     ]
 
 
+def _most_sequences(comparison: Comparison) -> str:
+    return str(max((row.sequences or 0 for row in comparison.candidates), default=0))
+
+
+def _whole(values: Sequence[float]) -> list[str]:
+    return [f"{value:.0f}" for value in values]
+
+
 def _each(text: Callable[[float], str]) -> Callable[[Sequence[float]], list[str]]:
     return lambda values: [text(value) for value in values]
 
@@ -207,6 +215,8 @@ _COLUMNS = (
     _Column("Clip K", lambda _: NOT_APPLICABLE, lambda r: r.clip_k, _each(clip)),
     _Column("Clip V", lambda _: NOT_APPLICABLE, lambda r: r.clip_v, _each(clip)),
     _Column("Output error", lambda _: "0", lambda r: r.output_error, errors),
+    _Column("Sequences", _most_sequences, lambda r: r.sequences and float(r.sequences), _whole),
+    _Column("KL", lambda _: "0", lambda r: r.divergence, errors),
     _Column(
         "Perplexity",
         lambda all_: _known(all_.bf16_perplexity, perplexity),

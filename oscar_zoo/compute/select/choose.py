@@ -1,15 +1,17 @@
 """`auto`: measure every method in its INT2 cache on held-out text, and keep the best.
 
 First come the errors of each fit in the attention layers, for every clip of a small grid, which
-finds its clip (`attention_errors`). Then perplexity is measured with that clip, with the recipe's
-and with none, and for the best method with a few more. Recall is measured last, only for candidates
-that could still be kept. The rule and its limits are in `rule`.
+finds its clip (`attention_errors`), on half of the held-out sequences. Then candidates with that
+clip, with the recipe's and with none, and for the best method with a few more, are measured on more
+and more of the text, and leave when they cannot win (`race`). Recall is measured last, only for
+candidates that could still be kept. The rule and its limits are in `rule`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -23,6 +25,7 @@ from oscar_zoo.compute.select import rule
 from oscar_zoo.compute.select.decision import Choice
 from oscar_zoo.compute.select.meter import Meter
 from oscar_zoo.compute.select.questions import Questions
+from oscar_zoo.compute.select.race import Race, farthest, in_halving_order, whole
 from oscar_zoo.compute.select.rule import Base, Gate, Trial
 from oscar_zoo.compute.select.trial_runner import TrialRunner
 from oscar_zoo.errors import ComputeFailed, UsageError
@@ -62,35 +65,40 @@ def choose(
     """
     task = heldout_task(heldout, recipe.windows)
     meter = Meter(progress)
-    meter.start(HELD_OUT, len(task.prompts))
+    half = task.prompts[: None if fast else -(-len(task.prompts) // 2)]
+    meter.start(HELD_OUT, len(half))
     rows = model.held_out_rows(
-        [prompt.ids.tolist() for prompt in task.prompts], recipe.windows, tick=meter.at
+        [prompt.ids.tolist() for prompt in half], recipe.windows, tick=meter.at
     )
     runner = TrialRunner(model, rows, fits, recipe, meter)
     errors = runner.errors(fixed_clip=fixed_clip)
-    trials = [
-        Trial(name, one)
-        for name, found in errors.items()
-        for one in found.clips[: 1 if fast else None]
-    ]
-    base, asked = None, Questions()
+    trials = [Trial(name, found.found) for name, found in errors.items()]
+    base, asked, exact = None, Questions(), None
     if fast:
         final = [at for at, trial in enumerate(trials) if TABLE[trial.method].publishable]
         at, reason = rule.best_by_error([trials[n] for n in final])
     else:
-        runner.start_perplexities(trials, task, finer=not fixed_clip)
+        runner.start_perplexities(task)
         base = Base(runner.own_perplexity(task))
-        trials = runner.perplexities(trials, task, finer=not fixed_clip)
-        offered = [at for at, trial in enumerate(trials) if TABLE[trial.method].publishable]
-        final = [offered[n] for n in rule.finalists([trials[at] for at in offered])]
+        exact = runner.exact_half(task)
+        measure = partial(runner.on_more, task=task, exact=exact)
+        finer = partial(runner.finer, errors=errors) if not fixed_clip else lambda names: ()
+        offered_clips = {
+            name: [Trial(name, one) for one in found.clips] for name, found in errors.items()
+        }
+        trials = Race(base.perplexity, measure, finer).run(offered_clips)
+        offered = [at for at, one in enumerate(trials) if TABLE[one.method].publishable]
+        lasting = [at for at in offered if whole(trials[at], base.perplexity)]
+        final = [lasting[n] for n in rule.finalists([trials[at] for at in lasting])]
         asked = runner.questions(heldout, len(final))
         if asked.remark is None:
             base = replace(base, recall=asked.own)
             runner.recalls(trials, final, asked)
-            measured = [offered.index(at) for at in final]
-            more = [
-                offered[n] for n in rule.substitutes([trials[at] for at in offered], measured, base)
-            ]
+            pool = [at for at in offered if farthest(trials[at], trials)]
+            measured = [pool.index(at) for at in final]
+            more = [pool[n] for n in rule.substitutes([trials[at] for at in pool], measured, base)]
+            for at in more:  # of methods that left early
+                trials[at] = measure(trials[at], len(task.prompts))
             meter.start(MORE_RECALL, len(more) * len(asked.task.prompts) if asked.task else 0)
             runner.recalls(trials, more, asked)
             final = sorted(final + more)
@@ -109,11 +117,14 @@ def choose(
         heldout=heldout,
         refused=fits.refused,
         questions=asked,
+        exact=exact,
     )
 
 
 def heldout_task(heldout: HeldOut, windows: Windows) -> Perplexity:
     """Perplexity of held-out text at positions beyond both windows.
+
+    The sequences stand in an order in which every beginning is spread over the text.
 
     Raises:
         UsageError: the sequences are no longer than both windows.
@@ -133,7 +144,7 @@ def heldout_task(heldout: HeldOut, windows: Windows) -> Perplexity:
             hint="use longer sequences",
             next_step=AddOption("--seq-len", "N"),
         )
-    return Perplexity(tuple(prompts))
+    return Perplexity(tuple(prompts[at] for at in in_halving_order(len(prompts))))
 
 
 def refuse_poor(name: str, gates: Sequence[Gate]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ from oscar_zoo.compute.data import HeldOut
 from oscar_zoo.compute.fit import FitResult
 from oscar_zoo.compute.select.attention_errors import Fidelity
 from oscar_zoo.compute.select.questions import Questions
+from oscar_zoo.compute.select.race import whole
 from oscar_zoo.compute.select.rule import (
     FAST_RULE,
     LARGEST,
@@ -25,6 +26,7 @@ from oscar_zoo.compute.select.rule import (
     worst,
 )
 from oscar_zoo.compute.select.width_choice import WidthChoice
+from oscar_zoo.evaluate.tasks.divergence import ExactPredictions
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,12 @@ class ChoiceRow:
     Attributes:
         method: of `table.TABLE`.
         clip_k, clip_v: ratios; 0 for none.
-        perplexity: on held-out text, positions beyond both windows.
-        change_percent: over BF16.
+        sequences: of held-out text that the figures are of; fewer than all for what left early.
+        divergence: of the next token's distribution from that with the exact cache, in nats per
+            position, on at most half of the text; `None` too where an engine has none.
+        perplexity: at positions beyond both windows; `None` for what left early, whose perplexity
+            is of other text.
+        change_percent: of perplexity over BF16, on the same sequences.
         standard_error: of `change_percent`, paired by sequence.
         recall: share of the digits of facts beyond both windows that are predicted right.
         output_error_geo, output_error_worst: of the attention output, geometric mean over layers
@@ -47,6 +53,8 @@ class ChoiceRow:
     method: str
     clip_k: float
     clip_v: float
+    sequences: int | None
+    divergence: float | None
     perplexity: float | None
     change_percent: float | None
     standard_error: float | None
@@ -74,6 +82,7 @@ class Choice:
         refused: method -> why it was no candidate.
         questions: how recall was measured.
         widths: how bits were chosen afterwards; `None` for 2 bits everywhere without a choice.
+        exact: what the model says with the exact cache on half of the text, where it was kept.
     """
 
     result: FitResult
@@ -87,6 +96,7 @@ class Choice:
     refused: Mapping[str, str]
     questions: Questions
     widths: WidthChoice | None = None
+    exact: ExactPredictions | None = field(default=None, repr=False)
 
     @property
     def measured_on(self) -> str:
@@ -176,11 +186,14 @@ def _row(trial: Trial, base: Base | None) -> ChoiceRow:
     change = (
         None if perplexity is None or base is None else change_percent(perplexity, base.perplexity)
     )
+    early = perplexity is not None and base is not None and not whole(trial, base.perplexity)
     return ChoiceRow(
         method=trial.method,
         clip_k=errors.clip.k,
         clip_v=errors.clip.v,
-        perplexity=None if perplexity is None else min(perplexity.value, LARGEST),
+        sequences=None if perplexity is None else len(perplexity.parts),
+        divergence=None if trial.divergence is None else min(trial.divergence.value, LARGEST),
+        perplexity=None if perplexity is None or early else min(perplexity.value, LARGEST),
         change_percent=change[0] if change else None,
         standard_error=change[1] if change else None,
         recall=None if trial.recall is None else trial.recall.value,

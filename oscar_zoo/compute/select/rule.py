@@ -2,16 +2,17 @@
 
 Numbers go in and verdicts come out; nothing runs here.
 
-Rule `auto/3`. A candidate is a fit with one clip, measured against BF16 on the same held-out text.
-Two perplexities count as equal when they differ by at most 0.1 %, or by at most one paired standard
-error and 0.25 %.
+Rule `auto/4`. A candidate is a fit with one clip, measured against BF16 on the same held-out text.
+Candidates that cannot win have left before (`race`); the rule sees those that were measured on all
+of it. Two perplexities count as equal when they differ by at most 0.1 %, or by at most one paired
+standard error and 0.25 %.
 
 Perplexity decides who is a finalist: every candidate that equals the lowest one. If none of these
 passes both gates, the best clip of every other method becomes a finalist too, unless it fails its
-gate. The best clip of a method has the method's lowest perplexity or equals it; of several such
-clips it is the one with the least retrieval error, which perplexity hardly shows. When there are
-too many finalists, it comes first. Recall is measured for the finalists. Then each step chooses
-among the candidates that the step before left:
+gate; of a method that left early, that is measured then. The best clip of a method has the method's
+lowest perplexity or equals it; of several such clips it is the one with the least retrieval error,
+which perplexity hardly shows. When there are too many finalists, it comes first. Recall is measured
+for the finalists. Then each step chooses among the candidates that the step before left:
 
 1. Drop a candidate whose verdict on the gates is worse than another's. A verdict that is worse
    because of recall counts only if recall is lower by the margin of step 3.
@@ -40,7 +41,7 @@ from oscar_zoo.compute.methods.table import main_method
 from oscar_zoo.compute.select.attention_errors import ClipErrors
 from oscar_zoo.evaluate.tasks.base import Measurement
 
-RULE, FAST_RULE = "auto/3", "auto-fast/1"
+RULE, FAST_RULE = "auto/4", "auto-fast/1"
 PERPLEXITY_PASS, PERPLEXITY_FAIL = 2.0, 6.0
 """Rise of perplexity over BF16, in percent, up to which a fit passes, and from which it fails;
 between: a remark."""
@@ -50,8 +51,8 @@ WORST_LAYER = 1.5
 """Largest output error of a layer, in units of the Hadamard matrix's."""
 EQUAL_PERCENT, NOISE_PERCENT, EQUAL_ERROR = 0.1, 0.25, 1.05
 EQUAL_RECALL, NEAR = 0.005, 1.1
-FINALISTS = 6
-"""Candidates whose recall is measured together, at most."""
+FINALISTS = 3
+"""Candidates whose recall is measured together, unless more methods are equal."""
 LARGEST = 1e9
 """Stands for infinity in JSON."""
 
@@ -94,7 +95,9 @@ class Trial:
     Attributes:
         method: of `table.TABLE`.
         errors: of the attention layers, and the clip.
-        perplexity: on held-out text, positions beyond both windows.
+        perplexity: on held-out text, positions beyond both windows; of a trial that left early, on
+            the first sequences only.
+        divergence: from the exact cache, on some of the first sequences, in nats per position.
         recall: of facts beyond both windows.
     """
 
@@ -102,6 +105,7 @@ class Trial:
     errors: ClipErrors
     perplexity: Measurement | None = None
     recall: Measurement | None = None
+    divergence: Measurement | None = None
 
     def gates(self, base: Base | None) -> tuple[Gate, ...]:
         """The gates that decide, as far as they were measured."""
@@ -122,7 +126,8 @@ def finalists(trials: Sequence[Trial]) -> list[int]:
     lowest = trials[order[0]]
     equal = [at for at in order if _equal(trials[at], lowest)]
     first = [at for at in _best_clips(trials, order) if at in equal]
-    return list(dict.fromkeys([order[0], *first, *equal]))[:FINALISTS]
+    chosen = list(dict.fromkeys([order[0], *first]))
+    return list(dict.fromkeys([*chosen, *equal]))[: max(FINALISTS, len(chosen))]
 
 
 def substitutes(trials: Sequence[Trial], measured: Sequence[int], base: Base) -> list[int]:
@@ -132,7 +137,7 @@ def substitutes(trials: Sequence[Trial], measured: Sequence[int], base: Base) ->
     order = sorted(range(len(trials)), key=lambda at: _perplexity(trials[at]).value)
     tried = {trials[at].method for at in measured}
     allowed = [at for at in _best_clips(trials, order) if worst(trials[at].gates(base)) != "fail"]
-    return [at for at in allowed if trials[at].method not in tried][:FINALISTS]
+    return [at for at in allowed if trials[at].method not in tried]
 
 
 def best(trials: Sequence[Trial], base: Base) -> tuple[int, str]:
@@ -197,13 +202,14 @@ def worst(gates: Sequence[Gate]) -> Verdict:
 def paired(one: Measurement, other: Measurement) -> tuple[float, float]:
     """Mean difference per counted token, and its standard error over sequences.
 
-    The standard error is 0 for a single sequence.
+    Where one was measured on fewer sequences, it is of these, which are the first of the other. The
+    standard error is 0 for a single sequence.
     """
-    number = sum(n for _, n in one.parts)
-    mean = sum(a - b for (a, _), (b, _) in zip(one.parts, other.parts, strict=True)) / number
-    if len(one.parts) < 2 or not math.isfinite(mean):
+    pairs = list(zip(one.parts, other.parts, strict=False))
+    mean = sum(a - b for (a, _), (b, _) in pairs) / sum(n for (_, n), _ in pairs)
+    if len(pairs) < 2 or not math.isfinite(mean):
         return mean, 0.0
-    per = [(a - b) / n - mean for (a, n), (b, _) in zip(one.parts, other.parts, strict=True)]
+    per = [(a - b) / n - mean for (a, n), (b, _) in pairs]
     return mean, math.sqrt(sum(x * x for x in per) / (len(per) - 1) / len(per))
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,10 +11,10 @@ import torch
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.compute.capture.held_out_rows import HeldOutRows
-from oscar_zoo.compute.capture.running import RunningModel
+from oscar_zoo.compute.capture.running import InProcess, RunningModel
 from oscar_zoo.compute.data import HeldOut
 from oscar_zoo.compute.fit import Fits
-from oscar_zoo.compute.methods.table import TABLE, main_method
+from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.compute.phases import ERRORS, PERPLEXITY, RECALL
 from oscar_zoo.compute.select.attention_errors import Fidelity, measure_fits
 from oscar_zoo.compute.select.clip import index_of
@@ -25,12 +24,22 @@ from oscar_zoo.compute.select.rule import Trial
 from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.evaluate.tasks.base import Measurement, Task
+from oscar_zoo.evaluate.tasks.divergence import (
+    ExactPredictions,
+    exact_predictions,
+    mean_of,
+    measure_both,
+)
+from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.evaluate.tasks.recall import Recall
 from oscar_zoo.next_step import AddOption
 
 FINER_CLIPS = (0.94, 0.925, 0.9)
 """Ratios that the best method is also measured with, the same for K and V."""
-RECALL_ANSWERS = 128
+RACE_QUARTERS = 48
+"""Measurements of a quarter of the text behind the first round, for the progress bar."""
+RECALL_ANSWERS, RECALL_PER_PROMPT = 128, 16
+"""Facts that are asked for, in all and in one prompt: reading a prompt takes the time."""
 RECALL_WINDOWS = (4, 8)
 """Tokens of a recall prompt, in units of both windows: the first in which the facts have room."""
 NO_ROOM = "recall was not measured: windows, context or held-out text leave no room for it"
@@ -58,7 +67,13 @@ def recall_task(model: RunningModel, heldout: HeldOut, windows: Windows) -> Reca
     for length in recall_lengths(windows, model.block):
         try:
             return Recall.from_tokens(
-                text, encode, windows=windows, answers=RECALL_ANSWERS, length=length, unit="token"
+                text,
+                encode,
+                windows=windows,
+                answers=RECALL_ANSWERS,
+                per_prompt=RECALL_PER_PROMPT,
+                length=length,
+                unit="token",
             )
         except UsageError:
             continue
@@ -95,11 +110,19 @@ class TrialRunner:
             found |= self._fidelity(names, recipe, fixed_clip=fixed, tick=self.meter.tick)
         return found
 
-    def start_perplexities(self, trials: Sequence[Trial], task: Task, *, finer: bool) -> None:
-        """Start the phase: BF16, the trials, and as many finer clips as there may be."""
-        alike = max(Counter(map(main_method, self.fits.results)).values())
-        more = len(FINER_CLIPS) * alike if finer else 0
-        self.meter.start(PERPLEXITY, (1 + len(trials) + more) * len(task.prompts))
+    def start_perplexities(self, task: Task) -> None:
+        """Start the phase: BF16, what BF16 says, and the rounds of a race between few methods."""
+        methods = len(self.fits.results)
+        quarters = methods + RACE_QUARTERS
+        self.meter.start(PERPLEXITY, (2 + quarters // 4) * len(task.prompts))
+
+    def exact_half(self, task: Task) -> ExactPredictions | None:
+        """What the model says with the exact cache on the first half of the sequences; `None` for
+        an engine, which does not hand distributions over."""
+        if not isinstance(self.model, InProcess):
+            return None
+        half = task.prompts[: -(-len(task.prompts) // 2)]
+        return exact_predictions(self.model.loaded, half, tick=self.meter.tick)
 
     def own_perplexity(self, task: Task) -> Measurement:
         """Perplexity of the model with a BF16 cache."""
@@ -111,34 +134,45 @@ class TrialRunner:
             )
         return found
 
-    def perplexities(self, trials: Sequence[Trial], task: Task, *, finer: bool) -> list[Trial]:
-        """Measure the perplexity of the trials.
+    def on_more(
+        self, trial: Trial, sequences: int, *, task: Perplexity, exact: ExactPredictions | None
+    ) -> Trial:
+        """The trial with its perplexity on the first `sequences`, and its divergence where `exact`
+        has them; what it has is not measured again."""
+        for last in (len(exact.prompts) if exact else 0, len(task.prompts)):
+            done = 0 if trial.perplexity is None else len(trial.perplexity.parts)
+            trial = self._extended(trial, done, min(last, sequences), task, exact)
+        return trial
 
-        With `finer`, also with more clips of the best method and of its variants;
-        these trials follow those of their method.
-        """
-        found = [self._with_perplexity(trial, task) for trial in trials]
-        if not finer:
-            return found
-        offered = [
-            trial
-            for trial in found
-            if TABLE[trial.method].publishable and trial.perplexity is not None
-        ]
-        best = min(
-            offered, key=lambda trial: trial.perplexity.value if trial.perplexity else math.inf
-        ).method
-        for name in [name for name in self.fits.results if main_method(name) == main_method(best)]:
-            tried = [self._indices(trial.errors.clip) for trial in found if trial.method == name]
-            more = [
-                clip
-                for ratio in FINER_CLIPS
-                if self._indices(clip := Clip(k=ratio, v=ratio)) not in tried
-            ]
-            after = max(at for at, trial in enumerate(found) if trial.method == name) + 1
-            found[after:after] = [
-                self._with_perplexity(self._trial(name, clip), task) for clip in more
-            ]
+    def _extended(
+        self, trial: Trial, first: int, last: int, task: Perplexity, exact: ExactPredictions | None
+    ) -> Trial:
+        """The trial with the sequences `first` to `last - 1` added, all of which `exact` has, or
+        none."""
+        if last <= first:
+            return trial
+        part, cache = replace(task, prompts=task.prompts[first:last]), self._cache(trial)
+        divergence = trial.divergence
+        if exact is not None and last <= len(exact.prompts):
+            assert isinstance(self.model, InProcess)
+            some = exact.between(first, last)
+            found, new = measure_both(self.model.loaded, part, some, cache, tick=self.meter.tick)
+            divergence = mean_of((*(divergence.parts if divergence else ()), *new.parts))
+        else:
+            found = self._measure(part, cache)
+        before = trial.perplexity.parts if trial.perplexity else ()
+        whole = Measurement.of(task, (*before, *found.parts))
+        return replace(trial, perplexity=whole, divergence=divergence)
+
+    def finer(self, names: Sequence[str], errors: Mapping[str, Fidelity]) -> list[Trial]:
+        """Trials with more clips for some methods, the same for K and V, with their errors."""
+        found = []
+        for name in names:
+            tried = [self._indices(one.clip) for one in errors[name].clips]
+            for ratio in FINER_CLIPS:
+                clip = Clip(k=ratio, v=ratio)
+                if self._indices(clip) not in tried:
+                    found.append(self._trial(name, clip))
         return found
 
     def questions(self, heldout: HeldOut, number: int) -> Questions:
@@ -175,9 +209,6 @@ class TrialRunner:
         return Trial(
             name, self._fidelity([name], recipe, fixed_clip=True, tick=lambda: None)[name].found
         )
-
-    def _with_perplexity(self, trial: Trial, task: Task) -> Trial:
-        return replace(trial, perplexity=self._measure(task, self._cache(trial)))
 
     def _cache(self, trial: Trial) -> CacheSpec:
         result = self.fits.results[trial.method]

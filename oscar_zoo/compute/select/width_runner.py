@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -52,19 +53,21 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Known:
-    """What `auto` has measured already: BF16, the questions, and the fit with 2 bits."""
+    """What `auto` has measured already: BF16, the questions, the fit with 2 bits, and what the
+    model says on half of the text, which is where the divergence of 2 bits is of."""
 
     base: Base
     questions: Questions
     two_bits: Verified
+    exact: ExactPredictions | None = None
 
 
 def divergence_prompts(heldout: HeldOut, windows: Windows) -> tuple[TaskPrompt, ...]:
     """Held-out sequences, scored beyond both windows.
 
-    Where they are fewer than `PROMPTS` they are cut, and where they have more than `TOKENS` only
-    some are taken, evenly spaced: on the example models, slots that are picked on half of the text
-    keep 86 to 100 % of their gain on the other half.
+    Where they are fewer than `PROMPTS` they are cut, and where they have more than `TOKENS` the
+    first are taken, which are spread over the text: on the example models, slots that are picked on
+    half of the text keep 86 to 100 % of their gain on the other half.
     """
     first = windows.sink + windows.recent
     found = heldout_task(heldout, windows).prompts
@@ -75,8 +78,21 @@ def divergence_prompts(heldout: HeldOut, windows: Windows) -> tuple[TaskPrompt, 
             for pair in halves
             for ids in pair
         )
-    number = min(len(found), max(PROMPTS, TOKENS // max(len(one.ids) for one in found)))
-    return tuple(found[at * len(found) // number] for at in range(number))
+    return found[: max(PROMPTS, TOKENS // max(len(one.ids) for one in found))]
+
+
+def known_predictions(
+    known: Known | None, prompts: Sequence[TaskPrompt]
+) -> tuple[ExactPredictions, Verified] | None:
+    """What is known of these prompts, and the divergence of 2 bits on them; `None` of others."""
+    if known is None or known.exact is None or len(known.exact.prompts) != len(prompts):
+        return None
+    pairs = zip(known.exact.prompts, prompts, strict=True)
+    if not all(torch.equal(one.ids, other.ids) for one, other in pairs):
+        return None
+    found = known.two_bits.divergence
+    same = found is not None and len(found.parts) == len(prompts)
+    return known.exact, Verified(divergence=found if same else None)
 
 
 @dataclass

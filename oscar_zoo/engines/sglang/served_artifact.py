@@ -17,7 +17,7 @@ from oscar_zoo.artifact import tree
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.formats import Role, RotationSet
-from oscar_zoo.artifact.manifest import FILE_NAME, SUFFIX, Manifest
+from oscar_zoo.artifact.manifest import FILE_NAME, SUFFIX, WIDTHS_NAME, Manifest
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import ServingRecipe
@@ -27,6 +27,7 @@ from oscar_zoo.errors import (
     ArtifactNotFound,
     DigestMismatchError,
     GeometryMismatch,
+    MalformedFile,
     PathNotFound,
     UsageError,
 )
@@ -219,6 +220,12 @@ def _from_folder(folder: Path) -> ServedArtifact:
         manifest = Manifest.from_bytes(read_file(path), what=str(path))
         files = {name: read_file(folder / name) for name in _rotation_names(manifest, str(folder))}
         return _with_manifest(manifest, files, str(folder))
+    if (folder / WIDTHS_NAME).exists():
+        raise MalformedFile(
+            "widths.no_manifest",
+            f"{folder} has {WIDTHS_NAME} and no {FILE_NAME}, whose recipe has these bits.",
+            hint="fetch the artifact again",
+        )
     return _without_manifest(
         [_read(path) for path in sorted(folder.glob(f"*{SUFFIX}"))], str(folder)
     )

@@ -23,6 +23,8 @@ from oscar_zoo.evaluate.reading import Simulated
 from oscar_zoo.evaluate.tasks.base import (
     LOSS_BLOCK,
     Measurement,
+    Predictions,
+    Task,
     TaskPrompt,
     all_logits,
     simulating,
@@ -44,6 +46,10 @@ class ExactPredictions:
 
     prompts: tuple[TaskPrompt, ...]
     log_probabilities: tuple[Tensor, ...]
+
+    def between(self, first: int, last: int) -> ExactPredictions:
+        """Those of the prompts `first` to `last - 1`."""
+        return ExactPredictions(self.prompts[first:last], self.log_probabilities[first:last])
 
     @property
     def positions(self) -> int:
@@ -130,6 +136,35 @@ class PerPosition:
     def result(self, total: float, number: int) -> float:
         """Nats per position."""
         return total / number
+
+
+def measure_both(
+    model: LoadedModel,
+    task: Task,
+    exact: ExactPredictions,
+    cache: Simulated,
+    *,
+    tick: Callable[[], None] = lambda: None,
+) -> tuple[Measurement, Measurement]:
+    """A task under a cache and the divergence of the cache, from the same passes.
+
+    Args:
+        exact: of the prompts of `task`, at some of their scored positions.
+        tick: called after each prompt.
+
+    Raises:
+        GeometryMismatch, UsageError, UnsupportedModel: as `base.measure`.
+    """
+    counted, parts = [], []
+    with simulating(model, cache):
+        for number, logits in enumerate(all_logits(model, task.prompts)):
+            prompt, sampled = task.prompts[number], exact.prompts[number].scored
+            counted.append(task.count(prompt, Predictions.of_logits(prompt, logits)))
+            places = torch.searchsorted(prompt.scored, sampled).to(logits.device)
+            whole = len(sampled) == len(prompt.scored)
+            parts.append(exact.part(number, logits if whole else logits[places]))
+            tick()
+    return Measurement.of(task, counted), mean_of(parts)
 
 
 def mean_of(parts: Sequence[tuple[float, int]]) -> Measurement:
