@@ -298,6 +298,7 @@ def _notes(data: CalibrationData, method: Method, choice: Choice | None) -> tupl
             if gate.result != "pass"
         ]
         notes += [f"{choice.questions.remark}."] if choice.questions.remark else []
+        notes += [choice.worth_more_bits] if choice.worth_more_bits else []
         notes += [
             f"{name} was left out: {why_not.removesuffix('.')}."
             for name, why_not in choice.refused.items()

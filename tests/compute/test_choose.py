@@ -20,8 +20,10 @@ from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.select import trial_runner
 from oscar_zoo.compute.select.choose import choose
 from oscar_zoo.compute.select.decision import Choice
+from oscar_zoo.compute.select.rule import Trial
 from oscar_zoo.compute.select.trial_runner import FINER_CLIPS
 from oscar_zoo.errors import ComputeFailed, UsageError
+from oscar_zoo.evaluate.tasks.base import Measurement
 from oscar_zoo.models.loading import LoadedModel, load_model
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -72,6 +74,22 @@ def test_on_outlier_channels_wush_is_kept_and_costs_little(chosen: Choice) -> No
     assert min(row.change_percent or 0 for row in chosen.rows if row.method != "wush") > 20
     assert chosen.recipe.clip.k == chosen.chosen.clip_k
     assert chosen.recipe.clip.v == chosen.chosen.clip_v
+
+
+def test_what_more_bits_would_buy_is_said_where_2_lose_much(chosen: Choice) -> None:
+    assert chosen.base is not None and chosen.base.recall is not None
+    own, answers = chosen.base.perplexity, chosen.base.recall
+    exact = replace(chosen.trials[chosen.at], perplexity=own, recall=answers)
+
+    def said(kept: Trial) -> str:
+        trials = (*chosen.trials[: chosen.at], kept, *chosen.trials[chosen.at + 1 :])
+        return replace(chosen, trials=trials).worth_more_bits or ""
+
+    assert said(exact) == ""
+    worse = Measurement(own.value, tuple((loss + n / 100, n) for loss, n in own.parts))
+    assert "cost 1.01 % of perplexity: --bits auto" in said(replace(exact, perplexity=worse))
+    fewer = Measurement(0.9, ((0.9 * answers.parts[0][1], answers.parts[0][1]), *answers.parts[1:]))
+    assert "recall falls to 90.0%" in said(replace(exact, recall=fewer))
 
 
 def test_what_was_measured_on_is_said_beside_the_figures(

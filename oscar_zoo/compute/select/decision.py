@@ -25,7 +25,8 @@ from oscar_zoo.compute.select.rule import (
     output_gates,
     worst,
 )
-from oscar_zoo.compute.select.width_choice import WidthChoice
+from oscar_zoo.compute.select.width_choice import WidthChoice, recalls_as_much
+from oscar_zoo.compute.width_wish import AUTO_LOSS
 from oscar_zoo.evaluate.tasks.divergence import ExactPredictions
 
 
@@ -139,6 +140,24 @@ class Choice:
             return decide
         same = baseline.of(kept.errors.clip) or baseline.found
         return (*decide, *output_gates(kept.errors, same))
+
+    @property
+    def worth_more_bits(self) -> str | None:
+        """A remark where codes of 2 bits lose more than `--bits auto` allows; `None` where they do
+        not, where bits were chosen, and where an engine cannot choose them."""
+        kept, row = self.trials[self.at], self.chosen
+        if self.widths is not None or self.base is None or row.divergence is None:
+            return None
+        own, recall = self.base.recall, kept.recall
+        forgets = recall is not None and own is not None and not recalls_as_much(recall, own)
+        change = row.change_percent or 0.0
+        if change <= AUTO_LOSS and not forgets:
+            return None
+        told = f", and recall falls to {row.recall:.1%} of digits" if forgets else ""
+        return (
+            f"codes of 2 bits cost {change:.2f} % of perplexity{told}: --bits auto finds the fewest"
+            f" bits within {AUTO_LOSS:g} % and with full recall."
+        )
 
     @property
     def selection(self) -> dict[str, Any]:

@@ -25,8 +25,9 @@ FACTOR, APART = 2.0, 0.005
 quarter of the text shows such differences, and the rule calls none of them equal."""
 NEAR = 1.1
 """Scores of clips of one method up to this factor count as equal; then retrieval decides."""
-SECOND, LAST = 5, 3
-"""Candidates on half of the text and on all of it, unless more methods are left."""
+SECOND, LAST, OTHERS = 5, 3, 2
+"""Candidates on half of the text and on all of it, and how many of them, at least, are further
+clips of methods that are there already."""
 
 Measure = Callable[[Trial, int], Trial]
 """A trial, measured on so many of the first sequences."""
@@ -91,7 +92,7 @@ class Race:
             near = [one for one in mine if self._score(one) <= NEAR * self._score(mine[0])]
             first += [min(near or mine[:1], key=lambda one: one.errors.retrieval)] if mine else []
         others = [one for one in order if not any(one is chosen for chosen in first)]
-        return [*first, *others[: max(0, number - len(first))]]
+        return [*first, *others[: max(OTHERS, number - len(first))]]
 
     def _score(self, trial: Trial) -> float:
         if trial.divergence is not None:

@@ -52,7 +52,7 @@ WORST_LAYER = 1.5
 EQUAL_PERCENT, NOISE_PERCENT, EQUAL_ERROR = 0.1, 0.25, 1.05
 EQUAL_RECALL, NEAR = 0.005, 1.1
 FINALISTS = 3
-"""Candidates whose recall is measured together, unless more methods are equal."""
+"""Candidates whose recall is measured together; more where so many methods are equal."""
 LARGEST = 1e9
 """Stands for infinity in JSON."""
 
@@ -127,7 +127,7 @@ def finalists(trials: Sequence[Trial]) -> list[int]:
     equal = [at for at in order if _equal(trials[at], lowest)]
     first = [at for at in _best_clips(trials, order) if at in equal]
     chosen = list(dict.fromkeys([order[0], *first]))
-    return list(dict.fromkeys([*chosen, *equal]))[: max(FINALISTS, len(chosen))]
+    return list(dict.fromkeys([*chosen, *equal]))[: max(FINALISTS, len(chosen) + 1)]
 
 
 def substitutes(trials: Sequence[Trial], measured: Sequence[int], base: Base) -> list[int]:
