@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 
@@ -38,8 +39,10 @@ FINER_CLIPS = (0.94, 0.925, 0.9)
 """Ratios that the best method is also measured with, the same for K and V."""
 RACE_QUARTERS = 48
 """Measurements of a quarter of the text behind the first round, for the progress bar."""
-RECALL_ANSWERS, RECALL_PER_PROMPT = 128, 16
-"""Facts that are asked for, in all and in one prompt: reading a prompt takes the time."""
+RECALL_ANSWERS = 128
+RECALL_PER_PROMPT = (16, 8)
+"""Facts that one prompt asks for, the first number that has room: reading a prompt takes the
+time."""
 RECALL_WINDOWS = (4, 8)
 """Tokens of a recall prompt, in units of both windows: the first in which the facts have room."""
 NO_ROOM = "recall was not measured: windows, context or held-out text leave no room for it"
@@ -64,14 +67,14 @@ def recall_task(model: RunningModel, heldout: HeldOut, windows: Windows) -> Reca
     text = torch.tensor(
         [token for sequence in heldout.sequences for token in sequence], device="cpu"
     )
-    for length in recall_lengths(windows, model.block):
+    for length, number in product(recall_lengths(windows, model.block), RECALL_PER_PROMPT):
         try:
             return Recall.from_tokens(
                 text,
                 encode,
                 windows=windows,
                 answers=RECALL_ANSWERS,
-                per_prompt=RECALL_PER_PROMPT,
+                per_prompt=number,
                 length=length,
                 unit="token",
             )
