@@ -266,6 +266,8 @@ def bench_serve(check: Check) -> str:
         *shape,
         "--new-tokens",
         "48",
+        "--repeats",
+        "1",
         "--csv",
         "bench-serve.csv",
         *few_graphs,
@@ -323,7 +325,7 @@ TESTS = (
 )
 """Without the tests that compile FlashInfer's kernels as a baseline: `bench serve` runs those."""
 QUICK = ("--deselect=tests/kernels/test_bench.py",)
-PARALLEL = ("-n", "8") if (os.cpu_count() or 1) >= 12 else ("-n", "2")
+PARALLEL = ("-n", str(max(2, min(16, (os.cpu_count() or 1) // 2))))
 
 
 def _with_json(arguments: tuple[str, ...]) -> list[str]:
