@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from engines import CHUNK, ENGINE, MODEL, Engines, needs_sglang, recall_prompts, report_of
 from reference_server import ReferenceServer, Served, equal_tokens
-from tiny_artifacts import artifact_files, manifest, payload, write_folder
+from tiny_artifacts import artifact_files, payload, write_folder
 
-from oscar_zoo.artifact.manifest import FILE_NAME, WITH_WIDTHS
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import SideWidths, Widths, Windows
 from oscar_zoo.engines.sglang.metrics import INFO_LABELS, METRICS
@@ -60,20 +59,16 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     )
     runs.start(
         "mixed",
-        env={**env, "OSCAR_INT2_ROTATION_PATH": str(write_folder(folder / "mixed", mixed_files()))},
+        env={
+            **env,
+            "OSCAR_INT2_ROTATION_PATH": str(
+                write_folder(folder / "mixed", artifact_files(widths=MIXED))
+            ),
+        },
         job={"engine": INT2, "groups": groups[: 2 * len(recall_prompts())]},
     )
     yield runs
     runs.close()
-
-
-def mixed_files() -> dict[str, bytes]:
-    """The artifact with codes of 4 bits for keys of two layers and values of another."""
-    given = manifest(payload())
-    made = given.model_copy(
-        update={"recipe": given.recipe.with_widths(MIXED), "schema_": WITH_WIDTHS}
-    )
-    return {**payload(), FILE_NAME: made.to_bytes()}
 
 
 def one_at_a_time() -> list[dict[str, Any]]:
