@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from engines import CHUNK, ENGINE, MODEL, Engines, needs_sglang, recall_prompts, report_of
 from reference_server import ReferenceServer, Served, equal_tokens
-from tiny_artifacts import artifact_files, payload, write_folder
+from tiny_artifacts import artifact_files, manifest, payload, write_folder
 
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import SideWidths, Widths, Windows
