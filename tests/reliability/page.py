@@ -21,11 +21,12 @@ SHOWN = 20
 
 @dataclass(frozen=True)
 class Row:
-    """An experiment that ran; `found` is a sentence where it could not."""
+    """An experiment that ran at a commit; `found` is a sentence where it could not."""
 
     experiment: Experiment
     found: Found | str
     seconds: float
+    commit: str
 
     @property
     def held(self) -> Literal["yes", "no", "not run"]:
@@ -38,12 +39,13 @@ class Row:
 def page(rows: Sequence[Row], facts: Mapping[str, str]) -> str:
     """The text of the page; `facts` say when and where."""
     about = ", ".join(f"{name} {value}" for name, value in facts.items())
-    parts = [HEAD, f"Last run: {about}.\n", "| promise | held | minutes |\n|---|---|---:|"]
-    parts[-1] += "".join(
+    table = "| promise | held | minutes | commit |\n|---|---|---:|---|"
+    table += "".join(
         f"\n| [{row.experiment.number} {row.experiment.name}](#{_anchor(row)}) |"
-        f" {row.held} | {row.seconds / 60:.1f} |"
+        f" {row.held} | {row.seconds / 60:.1f} | {row.commit} |"
         for row in rows
     )
+    parts = [HEAD, f"Last run: {about}.\n", table]
     return "\n".join(parts) + "\n" + "".join(_section(row) for row in rows)
 
 

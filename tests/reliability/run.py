@@ -17,21 +17,41 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests/support")]
 
 from experiment import Experiment, Found, Scale  # noqa: E402
+from kept import keep, kept  # noqa: E402
 from page import Row, page  # noqa: E402
 from table import EXPERIMENTS  # noqa: E402
 
 DOCUMENT = ROOT / "docs/reliability.md"
+KEPT = ROOT / ".reliability.jsonl"
+"""What has ended of a whole run, for `--resume`."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what is asked for; 1 when a promise did not hold, 0 otherwise."""
     chosen = _parser().parse_args(arguments)
-    wanted = [one for one in EXPERIMENTS if not chosen.only or one.name in chosen.only]
-    rows = [_run(experiment, whole=not chosen.short) for experiment in wanted]
-    if not chosen.only and not chosen.short:
+    if chosen.only or chosen.short:
+        wanted = [one for one in EXPERIMENTS if not chosen.only or one.name in chosen.only]
+        rows = [_run(experiment, whole=not chosen.short) for experiment in wanted]
+    else:
+        rows = _whole_run(resume=chosen.resume)
         DOCUMENT.write_text(page(rows, _facts()), "utf-8")
         print(f"Written: {DOCUMENT}")
     return int(any(row.held == "no" for row in rows))
+
+
+def _whole_run(*, resume: bool) -> list[Row]:
+    """Every experiment; those that an earlier run has kept and that held are not repeated."""
+    if not resume:
+        KEPT.unlink(missing_ok=True)
+    earlier = {row.experiment.name: row for row in kept(KEPT, EXPERIMENTS) if row.held == "yes"}
+    rows = []
+    for experiment in EXPERIMENTS:
+        row = earlier.get(experiment.name)
+        if row is None:
+            row = _run(experiment, whole=True)
+            keep(KEPT, row)
+        rows.append(row)
+    return rows
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -39,6 +59,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=names, help="write no page")
     parser.add_argument("--short", action="store_true", help="samples; write no page")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with a run that stopped or did not hold"
+    )
     return parser
 
 
@@ -55,7 +78,7 @@ def _run(experiment: Experiment, *, whole: bool) -> Row:
             except Exception as error:  # the others still run
                 traceback.print_exc()
                 found = Found({}, (f"the experiment failed: {type(error).__name__}: {error}",))
-    row = Row(experiment, found, time.monotonic() - began)
+    row = Row(experiment, found, time.monotonic() - began, _commit())
     held = {"yes": "held", "no": "DID NOT HOLD", "not run": "not run"}[row.held]
     said = found if isinstance(found, str) else dict(found.figures)
     print(f"{experiment.number} {experiment.name}: {held} ({row.seconds:.0f} s) {said}", flush=True)
@@ -64,12 +87,14 @@ def _run(experiment: Experiment, *, whole: bool) -> Row:
     return row
 
 
-def _facts() -> dict[str, str]:
+def _commit() -> str:
     git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "?"
+
+
+def _facts() -> dict[str, str]:
     return {
         "on": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": commit or "unknown",
         "Python": platform.python_version(),
         "Linux": platform.release(),
         "cores": str(os.cpu_count()),
