@@ -70,23 +70,25 @@ def _run_all(check: Check) -> list[document.StepResult]:
     """Every step. What needs little of the GPU runs beside the rest; `bench serve` has the machine
     for itself."""
     steps.write_models(check)
-    with ThreadPoolExecutor(6) as pool:
+    with ThreadPoolExecutor(8) as pool:
         compiled = pool.submit(steps.precompile, check)
         kernels = pool.submit(_timed, "kernel tests", steps.kernel_tests, check)
         experts = pool.submit(
             _timed, "pull --compute, mixture of experts", steps.compute_experts, check
         )
         hybrid = pool.submit(_timed, "compute, hybrid model", steps.compute_hybrid, check)
+        mixed = pool.submit(_timed, "compute --bits 2.5", steps.compute_mixed, check)
         captured = pool.submit(_timed, "compute --engine sglang", steps.compute_with_engine, check)
         results = [_timed("compute with defaults", steps.compute, check)]
         results.append(_timed("verify, publish, pull", steps.publish_and_pull, check))
         in_process = pool.submit(_timed, "eval in process", steps.evaluate, check)
-        results += [captured.result(), experts.result(), hybrid.result()]
+        results += [captured.result(), experts.result(), hybrid.result(), mixed.result()]
         served = [
             pool.submit(_timed, f"eval --engine sglang, {what}", step, check)
             for what, step in (
                 ("mixture of experts", steps.serve_experts),
                 ("hybrid model", steps.serve_hybrid),
+                ("mixed widths", steps.serve_mixed),
             )
         ]
         results += [

@@ -219,6 +219,23 @@ def serve_experts(check: Check) -> str:
     return _server_figures(facts)
 
 
+def compute_mixed(check: Check) -> str:
+    """`compute --bits` of the example model: keys of the most sensitive layers get 4 bits."""
+    chosen = ("--method", "wush", "--bits", "2.5", "--output-dir", f"./{MIXED}")
+    facts = check.zoo("compute", str(EXAMPLE), *chosen)
+    tag = str(facts["id"]).rpartition("/")[2]
+    return f"`{tag}` in {sum(facts['seconds'].values()):.0f} s"
+
+
+MIXED = "mixed-widths"
+
+
+def serve_mixed(check: Check) -> str:
+    """`eval ./FOLDER --engine sglang` of the artifact whose layers have different widths."""
+    command = ("eval", f"./{MIXED}", *SERVER_EVAL, "--model", str(EXAMPLE))
+    return _server_figures(check.zoo(*command, *check.engine))
+
+
 def write_models(check: Check) -> None:
     """Write the two random models, in one thread: two cannot import transformers at once."""
     from tiny_moe import write_model
