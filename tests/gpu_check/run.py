@@ -77,7 +77,7 @@ def _run_all(check: Check) -> list[document.StepResult]:
             _timed, "pull --compute, mixture of experts", steps.compute_experts, check
         )
         hybrid = pool.submit(_timed, "compute, hybrid model", steps.compute_hybrid, check)
-        mixed = pool.submit(_timed, "compute --bits 2.5", steps.compute_mixed, check)
+        mixed = pool.submit(_timed, "compute --bits 2.75", steps.compute_mixed, check)
         captured = pool.submit(_timed, "compute --engine sglang", steps.compute_with_engine, check)
         results = [_timed("compute with defaults", steps.compute, check)]
         results.append(_timed("verify, publish, pull", steps.publish_and_pull, check))
