@@ -1,7 +1,8 @@
 """Benchmark the cache kernels on this GPU: correctness first, then CSV on standard output, notes on
 standard error.
 
-    run.py > h200.csv                 everything, beside FlashInfer where it is installed
+    run.py > h200.csv                 everything, beside FlashInfer (BF16, FP8, XQA) where it is
+                                      installed; the winner of each case on standard error
     run.py --quick                    our kernels alone, fewer repeats, under a minute
     run.py --only decode,write
     run.py --only decode --bits 4,2   codes of 4 bits for K and of 2 for V
@@ -74,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.append(" x ".join(map(str, options.heads)))
     if given:
         rows = (replace(row, case=", ".join([*given, row.case])) for row in rows)
-    results.write_rows(rows, sys.stdout)
+    for line in results.winners(results.write_rows(rows, sys.stdout)):
+        _note(line)
     return 1 if failed else 0
 
 

@@ -71,7 +71,8 @@ def test_what_an_op_adds_to_the_cached_tokens() -> None:
     assert roofline.read(HEADS, [1000, 5]) == cached + 1005 * 4096
     assert roofline.decode(HEADS, [1000, 5]) == cached + 2 * 2 * 8192
     assert roofline.extend(HEADS, [1000, 5], 3) == cached + 6 * (4096 + 2 * 8192)
-    assert roofline.attend_16_bit(HEADS, [1000, 5]) == 1005 * 4100 + 2 * 2 * 8192
+    assert roofline.attend_rows(HEADS, [1000, 5]) == 1005 * 4100 + 2 * 2 * 8192
+    assert roofline.attend_rows(HEADS, [9], element_bytes=1) == 9 * 2052 + 2 * 8192
 
 
 def test_a_share_is_of_the_measured_bandwidth() -> None:
@@ -125,7 +126,36 @@ def test_flashinfer_computes_what_the_reference_does() -> None:
     pytest.importorskip("flashinfer")
     baseline = baselines.available()
     assert baseline.name == "flashinfer-bf16"
-    baselines.check(cases.QWEN3_8B, baseline)
+    baselines.check_decode(cases.QWEN3_8B, baseline)
+    baselines.check_extend(cases.QWEN3_8B, baseline)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["flashinfer-fp8", "xqa-bf16", "xqa-fp8"])
+def test_every_baseline_computes_what_the_reference_does(name: str) -> None:
+    pytest.importorskip("flashinfer")
+    found = {one.name: one for one in baselines.decoders()}
+    baselines.check_decode(cases.QWEN3_8B, found[name])
+
+
+def test_the_fastest_kernel_of_a_case_is_named() -> None:
+    def measured(case: str, kernel: str, microseconds: float) -> results.ResultRow:
+        timing = Timing(microseconds / 1e6, 0.0, 0.0)
+        return results.row("decode", case, kernel, timing, 100, 1e12)
+
+    rows = [
+        measured("1 x 8", "cuda", 10.0),
+        measured("1 x 8", "triton", 5.0),
+        measured("1 x 8", "flashinfer-bf16", 20.0),
+        measured("1 x 8", "xqa-fp8", 2.0),
+        measured("9 x 9", "cuda", 1.0),
+    ]
+    assert results.winners(rows) == [
+        "decode 1 x 8: xqa-fp8 wins with 2.0 us, triton takes 5.0 us (2.50x)"
+    ]
+    assert results.winners(rows[:3]) == [
+        "decode 1 x 8: triton wins with 5.0 us, flashinfer-bf16 takes 20.0 us (4.00x)"
+    ]
 
 
 FAST = """

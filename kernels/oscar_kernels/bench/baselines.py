@@ -1,101 +1,58 @@
-"""The same attention over 16-bit rows, by kernels that others wrote: FlashInfer, or else PyTorch's
-own.
+"""The same attention over unquantized and FP8 rows, by kernels that others wrote: those of
+FlashInfer, or else PyTorch's own.
 
-Caches are as SGLang keeps them, a page per token in random order. FlashInfer plans its splits
-before the clock starts.
+Caches are as SGLang keeps them for each kernel. Kernels plan their splits before the clock starts.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from oscar_kernels.bench import cases
+from oscar_kernels.bench.flashinfer_kernels import FlashInfer, Xqa
+from oscar_kernels.bench.plain_rows import Baseline, Calls, DecodeBaseline, Rows, rows
 from oscar_kernels.bench.roofline import Heads
 from oscar_kernels.decode_attention.reference import attend
 
-WORKSPACE_BYTES = 384 << 20
-ATOL = 0.03
-"""Absolute tolerance for outputs of size one, in bfloat16."""
-
-Calls = list[Callable[[], Tensor]]
-
-
-@dataclass(frozen=True)
-class Rows:
-    """16-bit K and V of several layers, and one batch of them.
-
-    Attributes:
-        query: `[tokens, Hq, D]`.
-        layers: K and V of each, `[slots, H, D]`.
-        slots: of all requests, packed; int32.
-        lengths: of the requests, all equal.
-    """
-
-    query: Tensor
-    layers: list[tuple[Tensor, Tensor]]
-    slots: Tensor
-    lengths: list[int]
-
-
-class Baseline(Protocol):
-    """Attention over 16-bit rows, with one call per layer that only launches kernels."""
-
-    name: str
-
-    def decode(self, rows: Rows) -> Calls:
-        """One query token per request."""
-
-    def extend(self, rows: Rows) -> Calls:
-        """One request, whose query rows belong to its last tokens; its rows lie in order."""
-
-    def whole(self, query: Tensor, key: Tensor, value: Tensor) -> object:
-        """Attention of all of the query over all rows, with its log-sum-exp if the kernel gives
-        one."""
-
-    def chunk(self, query: Tensor, key: Tensor, value: Tensor) -> object:
-        """Causal attention of new tokens over themselves; results as for `whole`."""
+ATOL = {1: 0.15, 2: 0.03, 4: 0.03}
+"""Absolute tolerance for outputs of size one, by the bytes of an element of the cache."""
 
 
 def available() -> Baseline:
-    """FlashInfer if it is installed and there is a GPU, else PyTorch."""
-    if cases.DEVICE == "cuda" and importlib.util.find_spec("flashinfer"):
-        return FlashInfer(importlib.import_module("flashinfer"))
-    return Sdpa()
+    """FlashInfer over 16-bit rows if it is installed and there is a GPU, else PyTorch."""
+    return FlashInfer(_flashinfer()) if _has_flashinfer() else Sdpa()
 
 
-def rows(heads: Heads, lengths: list[int], count: int, *, new: int = 1) -> Rows:
-    """Rows of `count` layers for requests with `lengths` tokens in random slots, and the queries of
-    `new` tokens of each request."""
-    tokens, dim = sum(lengths), heads.k_spec.head_dim
-    layers = [
-        (
-            cases.normal(tokens, heads.num_kv_heads, dim),
-            cases.normal(tokens, heads.num_kv_heads, dim),
-        )
-        for _ in range(count)
-    ]
-    slots = torch.randperm(tokens, device=cases.DEVICE).int()
-    return Rows(
-        cases.normal(new * len(lengths), heads.num_kv_heads * heads.group, dim),
-        layers,
-        slots,
-        lengths,
-    )
+def decoders() -> list[DecodeBaseline]:
+    """Everything that a user could decode with instead; XQA needs compute capability 9."""
+    if not _has_flashinfer():
+        return [Sdpa()]
+    library, types = _flashinfer(), (torch.bfloat16, torch.float8_e4m3fn)
+    found: list[DecodeBaseline] = [FlashInfer(library, dtype) for dtype in types]
+    if torch.cuda.get_device_capability() >= (9, 0):
+        found += [Xqa(library, dtype) for dtype in types]
+    return found
 
 
-def check(heads: Heads, baseline: Baseline) -> None:
-    """Check both kinds of attention against the reference on the same rows.
+def _has_flashinfer() -> bool:
+    return cases.DEVICE == "cuda" and importlib.util.find_spec("flashinfer") is not None
+
+
+def _flashinfer() -> Any:
+    return importlib.import_module("flashinfer")
+
+
+def check_decode(heads: Heads, baseline: DecodeBaseline) -> None:
+    """Check decode attention against the reference on the same rows.
 
     Raises:
-        AssertionError: they are not.
+        AssertionError: it is off by more than `ATOL`.
     """
     made = rows(heads, [333] * 3, 1)
     key, value = (x[made.slots.long()].split(made.lengths) for x in made.layers[0])
@@ -106,79 +63,26 @@ def check(heads: Heads, baseline: Baseline) -> None:
             for b in range(3)
         ]
     )
-    _close("decode", baseline.decode(made)[0](), want)
+    _close("decode", baseline, baseline.decode(made)[0](), want)
+
+
+def check_extend(heads: Heads, baseline: Baseline) -> None:
+    """Check an extend against the reference on the same rows.
+
+    Raises:
+        AssertionError: it is off by more than `ATOL`.
+    """
+    scale = heads.k_spec.head_dim**-0.5
     made = rows(heads, [333], 1, new=16)
     want = attend(
         made.query.float(), made.layers[0][0].float(), made.layers[0][1].float(), scale, 0.0
     )[0]
-    _close("extend", baseline.extend(made)[0](), want)
+    _close("extend", baseline, baseline.extend(made)[0](), want)
 
 
-def _close(what: str, got: Tensor, want: Tensor) -> None:
+def _close(what: str, baseline: DecodeBaseline, got: Tensor, want: Tensor) -> None:
     error = (got.float() - want).abs().max().item()
-    assert error < ATOL, f"{what} of the baseline is off by {error:.2g}"
-
-
-class FlashInfer:
-    """FlashInfer's paged decode kernel on tensor cores, and its prefill kernel for one request.
-
-    Args:
-        library: the module `flashinfer`.
-    """
-
-    name = "flashinfer-bf16"
-
-    def __init__(self, library: Any) -> None:
-        self._library = library
-        self._scratch = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
-
-    def decode(self, rows: Rows) -> Calls:
-        """See `Baseline`; the calls are prepared for CUDA graphs as in SGLang."""
-        number, (_, q_heads, dim) = len(rows.lengths), rows.query.shape
-        indptr = torch.tensor([0, *rows.lengths], device="cuda").cumsum(0).int()
-        last = torch.ones(number, dtype=torch.int32, device="cuda")
-        wrapper = self._library.BatchDecodeWithPagedKVCacheWrapper(
-            self._scratch,
-            "NHD",
-            use_cuda_graph=True,
-            use_tensor_cores=True,
-            paged_kv_indptr_buffer=torch.empty_like(indptr),
-            paged_kv_indices_buffer=torch.empty_like(rows.slots),
-            paged_kv_last_page_len_buffer=torch.empty_like(last),
-        )
-        wrapper.plan(
-            indptr,
-            rows.slots,
-            last,
-            q_heads,
-            rows.layers[0][0].shape[1],
-            dim,
-            1,
-            q_data_type=torch.bfloat16,
-            kv_data_type=torch.bfloat16,
-        )
-        out = torch.empty_like(rows.query)
-        return [
-            partial(wrapper.run, rows.query, (key.unsqueeze(1), value.unsqueeze(1)), out=out)
-            for key, value in rows.layers
-        ]
-
-    def extend(self, rows: Rows) -> Calls:
-        """See `Baseline`."""
-        run = self._library.single_prefill_with_kv_cache
-        return [partial(run, rows.query, key, value, causal=True) for key, value in rows.layers]
-
-    def whole(self, query: Tensor, key: Tensor, value: Tensor) -> object:
-        """See `Baseline`."""
-        return self._library.single_prefill_with_kv_cache(
-            query, key, value, causal=False, return_lse=True
-        )
-
-    def chunk(self, query: Tensor, key: Tensor, value: Tensor) -> object:
-        """See `Baseline`."""
-        return self._library.single_prefill_with_kv_cache(
-            query, key, value, causal=True, return_lse=True
-        )
+    assert error < ATOL[baseline.element_bytes], f"{what} of {baseline.name} is off by {error:.2g}"
 
 
 class Sdpa:
@@ -186,6 +90,7 @@ class Sdpa:
     FlashInfer."""
 
     name = "torch-sdpa"
+    element_bytes = cases.DTYPE.itemsize
 
     def decode(self, rows: Rows) -> Calls:
         """See `Baseline`."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.bench import baselines, cases, ops, roofline
+from oscar_kernels.bench.plain_rows import Baseline, rows
 from oscar_kernels.bench.results import ResultRow, row
 from oscar_kernels.bench.timing import Timing, timed
 
@@ -53,14 +54,14 @@ def step(bench: ops.OpBench) -> Iterator[ResultRow]:
 
 
 def _parts(
-    bench: ops.OpBench, lengths: list[int], count: int, baseline: baselines.Baseline
+    bench: ops.OpBench, lengths: list[int], count: int, baseline: Baseline
 ) -> dict[str, list[Sequence[Call]]]:
     """The calls that every layer makes one after the other, for `count` layers, by name."""
     heads = bench.plan.heads
     job = cases.attention_layers(heads, lengths, count)
     written = [cases.write_layer(heads, lengths, 1) for _ in range(count)]
     found: dict[str, list[Sequence[Call]]] = {
-        baseline.name: [baseline.decode(baselines.rows(heads, lengths, count))]
+        baseline.name: [baseline.decode(rows(heads, lengths, count))]
     }
     for name in ops.PATHS:
         reason = (

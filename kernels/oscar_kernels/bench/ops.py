@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.bench import baselines, cases, checks, roofline
+from oscar_kernels.bench.plain_rows import DecodeBaseline, rows
 from oscar_kernels.bench.results import ResultRow, row
 from oscar_kernels.bench.roofline import Heads
 from oscar_kernels.bench.timing import timed
@@ -159,26 +160,30 @@ class OpBench:
             yield row("read", f"{number} x {length}", "triton", timing, moved, self.bandwidth)
 
     def baseline(self) -> Iterator[ResultRow]:
-        """Time decode and extend over 16-bit rows, by FlashInfer or PyTorch."""
-        heads, baseline = self.plan.heads, baselines.available()
-        if baseline.name != baselines.FlashInfer.name:
-            self.note(f"FlashInfer is not there; the baseline is {baseline.name}")
-        baselines.check(heads, baseline)
+        """Time decode by everything that a user could take instead, and extend by FlashInfer or
+        PyTorch. What does not run here is noted and left out."""
+        for one in baselines.decoders():
+            try:
+                yield from self._decoding(one)
+            except Exception as error:  # a kernel that does not compile or run on this GPU
+                self.note(f"{one.name} left out: {type(error).__name__}: {str(error)[:200]}")
+        heads, baseline, (new, length) = self.plan.heads, baselines.available(), self.plan.extend
+        baselines.check_extend(heads, baseline)
+        calls = baseline.extend(rows(heads, [length + new], 2, new=new))
+        timing = timed(calls, replays=self.plan.replays, graph=False)
+        moved = roofline.attend_rows(heads, [length + new], new)
+        yield row("extend", f"{new} over {length}", baseline.name, timing, moved, self.bandwidth)
+
+    def _decoding(self, baseline: DecodeBaseline) -> Iterator[ResultRow]:
+        heads = self.plan.heads
+        baselines.check_decode(heads, baseline)
         for number, length in self.plan.decode:
             lengths = [length] * number
-            moved = roofline.attend_16_bit(heads, lengths)
-            calls = baseline.decode(
-                baselines.rows(heads, lengths, cases.layers(moved, self.plan.layers))
-            )
-            timing = timed(calls, replays=self.plan.replays)
-            yield row(
-                "decode", f"{number} x {length}", baseline.name, timing, moved, self.bandwidth
-            )
-        new, length = self.plan.extend
-        calls = baseline.extend(baselines.rows(heads, [length + new], 2, new=new))
-        timing = timed(calls, replays=self.plan.replays, graph=False)
-        moved = roofline.attend_16_bit(heads, [length + new], new)
-        yield row("extend", f"{new} over {length}", baseline.name, timing, moved, self.bandwidth)
+            moved = roofline.attend_rows(heads, lengths, element_bytes=baseline.element_bytes)
+            made = rows(heads, lengths, cases.layers(moved, self.plan.layers))
+            timing = timed(baseline.decode(made), replays=self.plan.replays)
+            case = f"{number} x {length}"
+            yield row("decode", case, baseline.name, timing, moved, self.bandwidth)
 
 
 def cuda_cannot_decode(job: cases.AttentionLayers) -> str | None:

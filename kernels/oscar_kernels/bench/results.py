@@ -113,14 +113,44 @@ def _commit(folder: Path) -> str:
     return done.stdout.strip() or "unknown"
 
 
-def write_rows(rows: Iterable[ResultRow], out: TextIO) -> None:
-    """Write a header, then one line per row as rows come."""
+OURS = ("cuda", "triton")
+"""Kernels of this package, as rows name them."""
+
+
+def winners(rows: Iterable[ResultRow]) -> list[str]:
+    """One line for each case that was also measured with a kernel of others: the fastest of both,
+    and how many times as long the other one takes."""
+    cases: dict[tuple[str, str], list[ResultRow]] = {}
+    for one in rows:
+        cases.setdefault((one.op, one.case), []).append(one)
+    lines = []
+    for (op, case), found in cases.items():
+        ours = [one for one in found if one.kernel in OURS]
+        others = [one for one in found if one.kernel not in OURS]
+        if not ours or not others:
+            continue
+        fast, slow = sorted(
+            (min(side, key=lambda one: one.microseconds) for side in (ours, others)),
+            key=lambda one: one.microseconds,
+        )
+        lines.append(
+            f"{op} {case}: {fast.kernel} wins with {fast.microseconds:.1f} us, {slow.kernel} takes"
+            f" {slow.microseconds:.1f} us ({slow.microseconds / fast.microseconds:.2f}x)"
+        )
+    return lines
+
+
+def write_rows(rows: Iterable[ResultRow], out: TextIO) -> list[ResultRow]:
+    """Write a header, then one line per row as rows come; the rows."""
     writer = csv.DictWriter(out, [f.name for f in fields(ResultRow)], lineterminator="\n")
     writer.writeheader()
     out.flush()
+    written = []
     for line in rows:
+        written.append(line)
         content = asdict(line)
         writer.writerow(
             {**content, **{name: format(content[name], form) for name, form in FORMATS.items()}}
         )
         out.flush()
+    return written

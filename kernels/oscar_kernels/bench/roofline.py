@@ -120,12 +120,13 @@ def extend(heads: Heads, lengths: Sequence[int], new: int) -> int:
     return cached(heads, lengths) + new * len(lengths) * (heads.rows + heads.query + heads.output)
 
 
-def attend_16_bit(heads: Heads, lengths: Sequence[int], new: int = 1) -> int:
-    """The same attention over rows in 16 bits; `lengths` are those of the cache, new tokens
+def attend_rows(
+    heads: Heads, lengths: Sequence[int], new: int = 1, *, element_bytes: int = 2
+) -> int:
+    """The same attention over unquantized rows; `lengths` are those of the cache, new tokens
     included or not."""
-    return sum(lengths) * (heads.rows + SLOT_BYTES) + new * len(lengths) * (
-        heads.query + heads.output
-    )
+    token = heads.rows // 2 * element_bytes + SLOT_BYTES
+    return sum(lengths) * token + new * len(lengths) * (heads.query + heads.output)
 
 
 def cached(heads: Heads, lengths: Sequence[int]) -> int:

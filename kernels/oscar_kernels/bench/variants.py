@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.bench import baselines, cases, checks, ops, roofline
+from oscar_kernels.bench.plain_rows import Baseline
 from oscar_kernels.bench.results import ResultRow, row
 from oscar_kernels.bench.timing import timed
 from oscar_kernels.cache import LayerCache
@@ -106,7 +107,7 @@ def crossover(bench: ops.OpBench) -> Iterator[ResultRow]:
 
 
 def _materialised(
-    baseline: baselines.Baseline, job: cases.AttentionLayers, out_k: Tensor, out_v: Tensor
+    baseline: Baseline, job: cases.AttentionLayers, out_k: Tensor, out_v: Tensor
 ) -> list[Callable[[], object]]:
     def call(cache: LayerCache) -> None:
         materialize_prefix(cache, job.batch, out_k=out_k, out_v=out_v)
