@@ -20,12 +20,15 @@ from oscar_zoo.evaluate.tasks.base import Measurement, logits_of
 from oscar_zoo.evaluate.tasks.divergence import ExactPredictions, mean_of, measure_divergence
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.layer_by_layer import known_plan
-from oscar_zoo.models.layer_replay import Entangled, ReplayPlan, ReplayState
+from oscar_zoo.models.layer_replay import Entangled, ReplayPlan, ReplayState, advance_together
 from oscar_zoo.models.loading import LoadedModel
 from oscar_zoo.models.softmax import Softmax
 
 BRANCH_BYTES = 8 << 30
 """Most bytes of hidden states that wait for their next layer together."""
+
+BATCH_TOKENS = {"cuda": 8192}
+"""Tokens that run through a layer together, by device: one sequence does not keep a GPU busy."""
 
 Change = tuple[int, CacheSpec]
 """A decoder layer, and a cache that differs from the common one only there."""
@@ -116,8 +119,9 @@ class _Branching:
             grown = self._grow(trunks, [n for n in changes if self.changes[n][0] == index], layer)
             if all(self.changes[n][0] <= index for n in changes):
                 trunks = {}  # nothing branches off any more
-            for state in (*trunks.values(), *branches.values()):
-                self._advance(state, layer, index)
+            for number in prompts:
+                alike = [state for (_, other), state in branches.items() if other == number]
+                self._advance([*([trunks[number]] if trunks else []), *alike], layer, index)
             branches |= grown
         for (change, number), state in branches.items():
             whole = partial(logits_of, self.model, self.exact.prompts[number])
@@ -141,13 +145,18 @@ class _Branching:
             self.current.cache = common.with_layer_of(spec, index)
             for number, trunk in trunks.items():
                 found[change, number] = branch = ReplayState(trunk.hidden, trunk.calls)
-                self._advance(branch, layer, index)
+                self._advance([branch], layer, index)
         self.current.cache = common
         return found
 
-    def _advance(self, state: ReplayState, layer: nn.Module, index: int) -> None:
-        """Run one layer; hidden states of all prompts together wait in main memory."""
-        state.hidden = state.hidden.to(self.model.device)
-        state.advance(layer, index)
-        if self.model.streamed:
+    def _advance(self, states: Sequence[ReplayState], layer: nn.Module, index: int) -> None:
+        """Run one layer over states of the same prompt; those of all prompts together wait in main
+        memory."""
+        if not self.model.streamed:
+            tokens = BATCH_TOKENS.get(self.model.device.type, 0)
+            advance_together(states, layer, index, most_tokens=tokens)
+            return
+        for state in states:
+            state.hidden = state.hidden.to(self.model.device)
+            state.advance(layer, index)
             state.hidden = state.hidden.cpu()

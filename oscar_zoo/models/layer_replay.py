@@ -38,6 +38,12 @@ class LayerCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
+    @property
+    def broadcasts(self) -> bool:
+        """Whether the arguments also fit a batch of sequences: none has rows of one sequence
+        only."""
+        return all(x.dim() < 2 or x.shape[0] == 1 for x in _tensors((self.args, self.kwargs)))
+
 
 @dataclass
 class ReplayState:
@@ -57,6 +63,29 @@ class ReplayState:
         else:
             output = layer(*call.args, **call.kwargs, **{HIDDEN: self.hidden})
         self.hidden = _hidden(output)
+
+
+def advance_together(
+    states: Sequence[ReplayState], layer: nn.Module, index: int, *, most_tokens: int
+) -> None:
+    """Run one layer over sequences that are called alike, in batches.
+
+    Args:
+        states: of equal length, with the same calls.
+        most_tokens: of a batch; where two sequences have more, or the arguments of the layer do not
+            fit a batch, each sequence runs alone.
+    """
+    room = most_tokens // states[0].hidden.shape[1] if states else 0
+    if room < 2 or not states[0].calls[index].broadcasts:
+        for state in states:
+            state.advance(layer, index)
+        return
+    for first in range(0, len(states), room):
+        some = states[first : first + room]
+        batch = ReplayState(torch.cat([state.hidden for state in some]), some[0].calls)
+        batch.advance(layer, index)
+        for state, hidden in zip(some, batch.hidden.split(1), strict=True):
+            state.hidden = hidden
 
 
 @dataclass(frozen=True)
@@ -237,3 +266,14 @@ def _hidden(output: Any) -> Tensor:
     if not isinstance(first, Tensor) or any(one is not None for one in rest):
         raise Entangled
     return first
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _tensors(one)
+    elif isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _tensors(one)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from architectures import write_architecture
 from random_qwen3 import write_model
 
 from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Widths, Windows
+from oscar_zoo.compute.select.width_choice import widths_of
+from oscar_zoo.compute.select.width_runner import SIDES
 from oscar_zoo.evaluate import changed_layers
 from oscar_zoo.evaluate.changed_layers import divergences_of_changes
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache
@@ -104,6 +108,39 @@ def test_branches_of_one_run_are_whole_runs_to_the_bit(
     assert found == want
     assert len({one.value for one in (*found, measure_divergence(model, exact, base))}) == 4
     assert len(ticks) == len(changes) * len(PROMPTS)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_moe", "gemma3_text", "qwen3_5"])
+def test_branches_that_run_together_give_the_same(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU; all layers raised, so that batches grow and shrink."""
+    model = load_model(str(write_architecture(architecture, tmp_path / "model")))
+    layers, ids = model.block.attention_layers, PROMPTS[0].ids % 256
+    prompts = tuple(TaskPrompt(ids + at, PROMPTS[0].scored) for at in range(2))
+    base = CacheSpec(hadamard_set(model.block, "k"), hadamard_set(model.block, "v"), RECIPE)
+    changes = [
+        (layer, replace(base, recipe=widths_of(RECIPE, len(layers), {(index, side)})))
+        for index, layer in enumerate(layers)
+        for side in SIDES
+    ]
+    exact = exact_predictions(model, prompts)
+    alone = divergences_of_changes(model, exact, base, changes)
+    batches = []
+    run = changed_layers.advance_together
+    monkeypatch.setattr(
+        changed_layers,
+        "advance_together",
+        lambda states, *given, **options: (
+            batches.append(len(states)),
+            run(states, *given, **options),
+        ),
+    )
+    monkeypatch.setattr(changed_layers, "BATCH_TOKENS", {"cpu": 2 * TOKENS})
+    together = divergences_of_changes(model, exact, base, changes)
+    assert max(batches) > 1
+    for one, other in zip(together, alone, strict=True):
+        assert one.value == pytest.approx(other.value, rel=1e-3)
 
 
 def test_layers_that_cannot_be_taken_apart_give_the_same(
