@@ -11,6 +11,7 @@ same attention.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,9 @@ from oscar_zoo.models.softmax import Softmax, attend
 QUERY_BLOCK = 256
 """Queries per attention call: bounds the mask, and the rows read only for the sake of
 neighbours."""
+KEPT_TOKENS = 8192
+"""Longest sequence whose masks are kept for the next layer; they take as many bytes as it has pairs
+of tokens. On a GPU making them anew would wait for the device in every layer."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +257,7 @@ class SimulatedCache:
     def __init__(self, spec: Simulated, model: Geometry, device: torch.device) -> None:
         spec.check(model)
         self._spec, self._model = spec, model
+        self._kept: tuple[tuple[int, torch.device], list[tuple[Tensor, Reads]]] | None = None
         self._layers = {
             (i, device): SimulatedLayer(spec, model, i, device) for i in model.attention_layers
         }
@@ -278,13 +283,22 @@ class SimulatedCache:
             self._layers[at] = SimulatedLayer(self._spec, self._model, *at)
         layer = self._layers[at]
         k, v = layer.encode(key, value)
-        positions = torch.arange(query.shape[2], device=query.device)
         blocks = []
-        for p in positions.split(QUERY_BLOCK):
-            reads = self._spec.reads(p)
+        for p, reads in self._reads(query.shape[2], query.device):
             rows = take_rows(k, reads.k), take_rows(v, reads.v)
             blocks.append(layer.attend(query[:, :, p], *rows, reads.mask, softmax))
         return torch.cat(blocks, 2)
+
+    def _reads(self, tokens: int, device: torch.device) -> Iterable[tuple[Tensor, Reads]]:
+        """Consecutive positions of a sequence, and what their queries read."""
+        if self._kept is not None and self._kept[0] == (tokens, device):
+            return self._kept[1]
+        blocks = torch.arange(tokens, device=device).split(QUERY_BLOCK)
+        found = ((p, self._spec.reads(p)) for p in blocks)
+        if tokens > KEPT_TOKENS:
+            return found
+        self._kept = (tokens, device), list(found)
+        return self._kept[1]
 
 
 def cache_side(

@@ -7,6 +7,7 @@ import torch
 
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.estimators import estimate
+from oscar_zoo.compute.methods.parallel import each_layer
 from oscar_zoo.compute.methods.wush import headroom
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo
@@ -63,9 +64,11 @@ def _spectrum(moments: Moments, estimator: str) -> Spectrum:
 
 
 def _headroom(moments: Moments, gram: str, hessian: str) -> PerLayer:
-    one, two = (torch.from_numpy(estimate(moments, name, "kv_head")) for name in (gram, hessian))
-    heads = headroom(one.flatten(0, 1), two.flatten(0, 1)).unflatten(0, one.shape[:2])
-    return tuple(heads.mean(-1).tolist())
+    pairs = zip(
+        *(torch.from_numpy(estimate(moments, name, "kv_head")) for name in (gram, hessian)),
+        strict=True,
+    )
+    return tuple(each_layer(lambda pair: float(headroom(*pair).mean()), tuple(pairs)))
 
 
 def _facts(moments: Moments, info: MomentsInfo) -> tuple[Fact, ...]:
