@@ -53,6 +53,8 @@ def _decode(k: int, v: int) -> dict[str, int]:
         "RING": RECENT,
         "REQUESTS": 64,
         "TOKENS": 0,
+        "DRAFTS": 0,
+        "TREE": False,
         "M": 8,
         "BLOCK_N": 64,
         "EXACT_BLOCK_N": 16,
