@@ -16,13 +16,7 @@ from typing import Any
 
 import pytest
 from cache_oracle import general_set
-from engines import (
-    INSTALLED,
-    Engines,
-    needs_sglang,
-    plumbing_groups,
-    text_tokens,
-)
+from engines import INSTALLED, RELEASES, Engines, needs_sglang, plumbing_groups, text_tokens
 from tiny_artifacts import write_folder
 
 from oscar_zoo.artifact.writer import rotation_bytes
@@ -49,79 +43,125 @@ MUTANTS = (
 )
 
 
-def given_groups() -> list[dict[str, Any]]:
-    groups = plumbing_groups(text_tokens())
+def alone() -> list[dict[str, Any]]:
+    """One request at a time: two that begin inside their sinks, and one of three chunks."""
     ids = text_tokens()
-    short = {"name": "short", "prompts": [ids[:3], ids[40:49]], "new": 40}
-    alone = [{"name": f"alone{i}", "prompts": [ids[at : at + n]], "new": 48}
-             for i, (at, n) in enumerate([(0, 5), (200, 80), (1000, 150)])]  # fmt: skip
-    return [short, *alone, *groups]
+    starts = [(0, 5), (40, 9), (1000, 150)]
+    return [
+        {"name": f"alone{i}", "prompts": [ids[at : at + count]], "new": 48}
+        for i, (at, count) in enumerate(starts)
+    ]
+
+
+def together() -> list[dict[str, Any]]:
+    """Shared prefixes, second turns, ten requests at once, and some that are given up."""
+    ids = text_tokens()
+    prompts = [ids[at : at + 40] for at in (300, 2300, 4300)]
+    given_up = {"name": "given_up", "prompts": prompts, "new": 60, "abort": {"1": 7}}
+    return [*plumbing_groups(ids), given_up, {**given_up, "name": "behind", "abort": {}}]
 
 
 class Runs:
     """A server without drafts, and servers with drafts from its answers."""
 
-    def __init__(self, folder: Path, release: str) -> None:
-        self.engines = Engines(folder, None if release == INSTALLED else release)
+    def __init__(self, folder: Path) -> None:
         rotations = {
             f"{s}.pt": rotation_bytes(general_set(s, 4, 2, 64, seed=i)) for i, s in enumerate("kv")
         }
         self.artifact = write_folder(folder / "general", rotations)
-        self.groups, self.folder = given_groups(), folder
+        self.folder, self.engines = folder, {"": Engines(folder)}
 
-    def plain(self, name: str, env: dict[str, str]) -> None:
+    def plain(self, name: str, env: dict[str, str], groups: list[dict[str, Any]]) -> None:
         """Start a server without drafts."""
-        self._start(name, PLAIN, env)
+        self._start(name, PLAIN, env, groups=groups)
 
     def drafts(
-        self, name: str, env: dict[str, str], *, of: str, shape: str = "tree", **job: Any
+        self,
+        name: str,
+        env: dict[str, str],
+        groups: list[dict[str, Any]],
+        *,
+        of: str,
+        shape: str = "tree",
+        release: str = "",
     ) -> None:
         """Start a server whose drafts are from the answers of the server `of`."""
         answers = [
             [*prompt, *tokens]
-            for group in self.engines.result(of)["groups"].values()
+            for group in self.result(of)["groups"].values()
             for prompt, tokens in zip(group["prompts"], group["tokens"], strict=True)
         ]
         counts = str(self.folder / f"{name}.counts")
         stand_in = {"answers": answers, "shape": shape, "counts": counts}
-        self._start(name, DRAFTS, env, drafts=stand_in, **job)
+        if release not in self.engines:
+            self.engines[release] = Engines(self.folder, release)
+        self._start(name, DRAFTS, env, drafts=stand_in, groups=groups, release=release)
+
+    def result(self, name: str) -> dict[str, Any]:
+        """What a server answered."""
+        return self.engines[name.partition("@")[2]].result(name)
 
     def counts(self, name: str) -> dict[str, int]:
         """Steps, accepted and moved tokens of a server with drafts."""
-        self.engines.result(name)
+        self.result(name)
         counted: dict[str, int] = json.loads((self.folder / f"{name}.counts").read_text())
         return counted
 
-    def _start(self, name: str, engine: dict[str, Any], env: dict[str, str], **job: Any) -> None:
+    def different(self, name: str, of: str) -> list[str]:
+        """Groups of a server that have other tokens than those of the server `of`."""
+        got, want = (self.result(one)["groups"] for one in (name, of))
+        return [group for group in got if got[group]["tokens"] != want[group]["tokens"]]
+
+    def _start(
+        self, name: str, engine: dict[str, Any], env: dict[str, str], release: str = "", **job: Any
+    ) -> None:
         env = {**env, "OSCAR_INT2_ROTATION_PATH": str(self.artifact)}
-        self.engines.start(name, env=env, job={"engine": engine, "groups": self.groups, **job})
-
-
-def different(runs: Runs, name: str, of: str) -> list[str]:
-    """Groups with other tokens."""
-    got, want = (runs.engines.result(one)["groups"] for one in (name, of))
-    return [group for group in want if got[group]["tokens"] != want[group]["tokens"]]
+        self.engines[release].start(name, env=env, job={"engine": engine, **job})
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    made = Runs(tmp_path_factory.mktemp("drafts"), INSTALLED)
-    made.plain("lossless", LOSSLESS)
-    made.plain("int2", WINDOWS)
-    made.drafts("tree", LOSSLESS, of="lossless")
-    made.drafts("chain", LOSSLESS, of="lossless", shape="chain")
-    made.drafts("int2_tree", WINDOWS, of="int2")
+    made = Runs(tmp_path_factory.mktemp("drafts"))
+    made.plain("lossless", LOSSLESS, [*alone(), *together()])
+    made.plain("int2", WINDOWS, alone())
+    made.drafts("tree", LOSSLESS, [*alone(), *together()], of="lossless")
+    made.drafts("chain", LOSSLESS, alone(), of="lossless", shape="chain")
+    made.drafts("int2_tree", WINDOWS, alone(), of="int2")
+    for mutant in MUTANTS:
+        env = {**WINDOWS, "INT2_TEST_MUTANT": mutant}
+        made.drafts(mutant, env, alone(), of="int2")
     yield made
-    made.engines.close()
+    for engines in made.engines.values():
+        engines.close()
 
 
-@pytest.mark.parametrize("shape", ["tree", "chain"])
-def test_lossless_tokens_are_those_of_plain_greedy_decoding(runs: Runs, shape: str) -> None:
-    assert different(runs, shape, "lossless") == []
-    counts = runs.counts(shape)
-    assert counts["accepted"] > 1.5 * counts["steps"]
-    assert (counts["moved"] > 100) == (shape == "tree")
+def test_lossless_tokens_are_those_of_plain_greedy_decoding(runs: Runs) -> None:
+    assert runs.different("tree", "lossless") == ["given_up"]
+    got, want = (runs.result(one)["groups"]["given_up"] for one in ("tree", "lossless"))
+    assert got["ended"] == want["ended"] == ["length", "abort", "length"]
+    assert [got["tokens"][i] for i in (0, 2)] == [want["tokens"][i] for i in (0, 2)]
+    assert runs.different("chain", "lossless") == []
+    for shape in ("tree", "chain"):
+        counts = runs.counts(shape)
+        assert counts["accepted"] > 1.5 * counts["steps"]
+        assert (counts["moved"] > 20) == (shape == "tree")
 
 
-def test_int2_tokens_of_one_request_at_a_time_are_those_of_plain_decoding(runs: Runs) -> None:
-    assert not {"alone0", "alone1", "alone2"} & {*different(runs, "int2_tree", "int2")}
+def test_int2_tokens_and_log_probabilities_are_those_of_plain_decoding(runs: Runs) -> None:
+    assert runs.different("int2_tree", "int2") == []
+    for name, group in runs.result("int2")["groups"].items():
+        (got,), (want,) = runs.result("int2_tree")["groups"][name]["logprobs"], group["logprobs"]
+        assert got == pytest.approx(want, abs=2e-3)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_bug_changes_tokens(runs: Runs, mutant: str) -> None:
+    assert runs.different(mutant, "int2") != []
+
+
+@pytest.mark.parametrize("release", [one for one in RELEASES if one != INSTALLED])
+def test_other_releases_verify_the_same(runs: Runs, release: str) -> None:
+    name = f"tree@{release}"
+    runs.drafts(name, LOSSLESS, alone(), of="lossless", release=release)
+    assert runs.different(name, "lossless") == []
+    assert runs.counts(name)["moved"] > 20
