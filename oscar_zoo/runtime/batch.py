@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from oscar_kernels.cache import BatchView, TokenTargets, WindowState
+from oscar_kernels.cache import BatchView, Drafts, TokenTargets, WindowState
 from oscar_zoo.runtime.engine import SlotSource
 
 
@@ -45,23 +45,29 @@ class Batch:
 
     Attributes:
         kind: a `decode` batch has one new token per request, which is written before it is read. In
-            an `extend` batch every request reads its cached prefix, then its new tokens.
-        view: the cached tokens of every request; in a decode batch the new token is one of them.
+            an `extend` batch every request reads its cached prefix, then its new tokens. A `verify`
+            batch has as many drafts of every request, which are written before they are read.
+        view: the cached tokens of every request; in a decode or verify batch new tokens are among
+            them.
         targets: where the new tokens go.
         qo_indptr: `[B + 1]` int32, the new tokens of request `b` are
-            `qo_indptr[b] .. qo_indptr[b + 1]`; `None` in a decode batch.
-        prefix_lens, extend_lens: cached and new tokens of every request, on the host; empty in a
-            decode batch.
+            `qo_indptr[b] .. qo_indptr[b + 1]`; `None` in other batches.
+        prefix_lens, extend_lens: cached and new tokens of every request, on the host; empty in
+            other batches.
         pieces: all cached tokens of an extend batch, in order.
+        drafts: of a verify batch.
+        sinks: blocks that new tokens are written to; `None` for those of their rows.
     """
 
-    kind: Literal["decode", "extend"]
+    kind: Literal["decode", "extend", "verify"]
     view: BatchView
     targets: TokenTargets
     qo_indptr: Tensor | None = None
     prefix_lens: tuple[int, ...] = ()
     extend_lens: tuple[int, ...] = ()
     pieces: tuple[PrefixPiece, ...] = ()
+    drafts: Drafts | None = None
+    sinks: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -6,7 +6,7 @@ same ops, in plain PyTorch. A GPU never falls back to a reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,8 @@ from oscar_kernels.cache import LayerCache, Transforms
 from oscar_kernels.decode_attention import dispatch as decode_dispatch
 from oscar_kernels.decode_attention import launcher as attention_launcher
 from oscar_kernels.decode_attention import reference as attention_reference
+from oscar_kernels.draft_commit import launcher as commit_launcher
+from oscar_kernels.draft_commit import reference as commit_reference
 from oscar_kernels.kv_read import launcher as read_launcher
 from oscar_kernels.kv_read import reference as read_reference
 from oscar_kernels.kv_write import dispatch as write_dispatch
@@ -35,8 +37,10 @@ class Ops:
         extend: `decode_attention.extend_attention`.
         materialize: `kv_read`: read cached tokens back as transformed rows.
         pack: `slot_table`: copy the slots of requests from a table into one list.
+        make_commit: `(caches)` to `draft_commit`: make accepted drafts of a tree the next tokens.
         workspace_numel: `(cache, num_q_heads, max_batch, max_extend_tokens)` to the workspace sizes
-            of `decode` and of `extend`, in float32 elements.
+            of `decode` and of `extend`, in float32 elements. A request of a verify step counts as
+            often as it has drafts.
         prepare: allocates what the first `write` with these transforms would allocate.
         rows_dtype: type of transformed rows and queries between two ops; `None` for the type of
             the model.
@@ -47,6 +51,7 @@ class Ops:
     extend: Callable[..., tuple[Tensor, Tensor]]
     materialize: Callable[..., None]
     pack: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    make_commit: Callable[[Sequence[LayerCache]], Callable[..., None]]
     workspace_numel: Callable[[LayerCache, int, int, int], tuple[int, int]]
     prepare: Callable[[Transforms], None]
     rows_dtype: torch.dtype | None
@@ -67,6 +72,7 @@ KERNELS = Ops(
     extend=attention_launcher.extend_attention,
     materialize=read_launcher.materialize_prefix,
     pack=slot_launcher.pack_slots,
+    make_commit=commit_launcher.DraftCommit,
     workspace_numel=_kernel_workspaces,
     prepare=write_dispatch.prepare,
     rows_dtype=None,
@@ -79,6 +85,7 @@ REFERENCES = Ops(
     extend=attention_reference.extend_attention,
     materialize=read_reference.materialize_prefix,
     pack=slot_reference.pack_slots,
+    make_commit=commit_reference.DraftCommit,
     workspace_numel=lambda *_: (0, 0),
     prepare=lambda _: None,
     rows_dtype=torch.float32,

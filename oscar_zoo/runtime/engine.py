@@ -22,6 +22,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from oscar_kernels.cache import Drafts
 from oscar_zoo.runtime.softmax import Softmax
 
 
@@ -83,20 +84,24 @@ class StepInput:
     """One forward pass of `B` requests with `T` new tokens.
 
     Attributes:
-        kind: `decode` for one new token per request, else `extend`.
+        kind: `decode` for one new token per request, `verify` for the drafts of every request, else
+            `extend`.
         rows: `[B]` on the device, the window row of every request; 0 for padding.
-        request_rows: the same on the host; empty in a decode step on a GPU, which must not wait
-            for the device.
-        seq_lens: `[B]` on the device, tokens of every request with the new ones; a decode step
-            reads it.
+        request_rows: the same on the host; empty in a decode or verify step on a GPU, which must
+            not wait for the device.
+        seq_lens: `[B]` on the device, tokens of every request with the new ones, in a verify step
+            without them; an extend step does not read it.
         out_loc: `[T]` on the device, slots of the new tokens.
-        prefix_lens, extend_lens: cached and new tokens of every request; empty in a decode step.
+        prefix_lens, extend_lens: cached and new tokens of every request; empty in other steps.
+        drafts: of a verify step. A mask says that `Int2Cache.commit` will be called for the
+            accepted ones; those of a chain stay where they are.
     """
 
-    kind: Literal["decode", "extend"]
+    kind: Literal["decode", "extend", "verify"]
     rows: Tensor
     request_rows: tuple[int, ...]
     seq_lens: Tensor
     out_loc: Tensor
     prefix_lens: tuple[int, ...] = ()
     extend_lens: tuple[int, ...] = ()
+    drafts: Drafts | None = None

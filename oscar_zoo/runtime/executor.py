@@ -1,12 +1,13 @@
 """Attention over the INT2 cache, including all writes to it.
 
 A decode step writes its tokens and then reads them with the rest: write, attention, and a merge
-that brings outputs back to the basis of the model. An extend step writes its slots first. Without
-cached tokens the prefill kernel runs on the raw rows, because a transform pair does not change
-attention. A short extend over a prefix reads the INT2 rows directly. For a long one the prefix is
-read back into 16 bits piece by piece for the prefill kernel, and the parts are merged by their
-log-sum-exp. Without a prefill kernel every extend reads the INT2 rows directly. Rings and sinks are
-written after attention, because a chunk reads those of the chunk before it.
+that brings outputs back to the basis of the model. So does a step that verifies drafts. An extend
+step writes its slots first. Without cached tokens the prefill kernel runs on the raw rows, because
+a transform pair does not change attention. A short extend over a prefix reads the INT2 rows
+directly. For a long one the prefix is read back into 16 bits piece by piece for the prefill kernel,
+and the parts are merged by their log-sum-exp. Without a prefill kernel every extend reads the INT2
+rows directly. Rings and sinks are written after attention, because a chunk reads those of the chunk
+before it.
 
 A learned sink takes its share of the softmax when all parts are merged. Centred keys shift every
 logit of a query by the same amount, so there the sink is shifted too.
@@ -15,6 +16,7 @@ logit of a query by the same amount, so there the sink is shifted too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -46,7 +48,7 @@ class Executor:
         ops: what runs on this device.
         prefill: kernel over 16-bit rows; `None` where there is none.
         num_q_heads: local query heads.
-        max_batch: requests of a decode step.
+        max_batch: requests of a decode step, times the most drafts of a request.
         scratch_tokens: most tokens of a prefix piece; 0 without a prefill kernel.
     """
 
@@ -104,7 +106,7 @@ class Executor:
         Returns:
             `[T, num_q_heads, v_head_dim]` in the basis of the model and the dtype of `q`.
         """
-        run = self._decode if batch.kind == "decode" else self._extend
+        run = self._extend if batch.kind == "extend" else self._decode
         return run(layer, q, k, v, batch, softmax)
 
     def _decode(
@@ -112,8 +114,11 @@ class Executor:
     ) -> Tensor:
         cache, transforms = self.caches[layer], self.transforms[layer]
         query, out = self._rows_like(q), q.new_empty(*q.shape[:2], v.shape[2])
+        windows = self.windows
+        if batch.sinks is not None:
+            windows = replace(windows, sink_block=batch.sinks)
         self.ops.write(
-            k, v, cache, transforms, batch.targets, windows=self.windows, query=q, query_out=query
+            k, v, cache, transforms, batch.targets, windows=windows, query=q, query_out=query
         )
         return self.ops.decode(
             query,
@@ -126,7 +131,8 @@ class Executor:
             workspace=self.decode_scratch,
             out=out,
             # A ring has at least one row, so the newest token is read from there or from the sinks.
-            prefix_stable=True,
+            prefix_stable=batch.drafts is None,
+            drafts=batch.drafts,
         )
 
     def _extend(
@@ -241,7 +247,9 @@ def executor_bytes(
         num_kv_heads=windows.num_kv_heads,
         sink=windows.sink,
         recent=windows.recent,
+        ring_rows=windows.ring_rows,
         dtype=windows.dtype,
         device=device,
     )
-    return rows + 4 * sum(ops.workspace_numel(alike, num_q_heads, windows.num_rows, SHORT))
+    queries = windows.num_rows * windows.drafts
+    return rows + 4 * sum(ops.workspace_numel(alike, num_q_heads, queries, SHORT))

@@ -24,6 +24,7 @@ from oscar_zoo.runtime.flashinfer_prefill import HEADS, WORKSPACE_BYTES, FlashIn
 from oscar_zoo.runtime.prefill import Prefill
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
 from oscar_zoo.runtime.transforms import TransformTable
+from oscar_zoo.runtime.verify import VerifyTables
 from oscar_zoo.runtime.warm_up import warm_up
 from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
@@ -65,10 +66,16 @@ class Int2Cache:
             ops,
             prefill,
             num_q_heads=config.num_q_heads,
-            max_batch=config.max_batch,
+            max_batch=config.max_batch * windows.shape.drafts,
             scratch_tokens=config.piece_tokens,
         )
         self._tables = BatchTables(config.max_batch, config.max_tokens, config.device)
+        self._verify = (
+            VerifyTables(self._tables, windows.state, config.max_batch, windows.shape.drafts)
+            if windows.shape.drafts > 1
+            else None
+        )
+        self._commit = ops.make_commit(self.executor.caches) if self._verify else None
         self.batch: Batch | None = None
         if torch.device(config.device).type == "cuda":
             began = perf_counter()
@@ -82,6 +89,9 @@ class Int2Cache:
             self.batch = decode_batch(
                 self._tables, step.rows, step.seq_lens, step.out_loc, self.windows.state
             )
+        elif step.kind == "verify":
+            self.refill(step)
+            self.batch = self._drafts().batch(step)
         else:
             self._start_requests(step)
             self.batch = extend_batch(
@@ -96,8 +106,28 @@ class Int2Cache:
         self.executor.begin(self.batch)
 
     def refill(self, step: StepInput) -> None:
-        """Fill the tables of a decode step whose graph holds views of them already."""
-        self._tables.fill(self.source, step.rows, step.seq_lens)
+        """Fill the tables of a decode or verify step whose graph holds views of them already."""
+        if step.kind == "verify":
+            self._drafts().fill(self.source, step)
+        else:
+            self._tables.fill(self.source, step.rows, step.seq_lens)
+
+    def commit(self, target: Tensor, source: Tensor) -> None:
+        """Make accepted drafts of the last verify step the next tokens of their requests.
+
+        What is looked up is the step's own snapshot, so a row that got a new owner meanwhile is
+        left alone.
+
+        Args:
+            target, source: `[N]` slots; the draft in slot `source[i]` shall be in slot `target[i]`.
+                Slot 0 and slots that are not of the step are skipped.
+
+        Raises:
+            RuntimeError: this cache was made without drafts, or no tree was verified.
+        """
+        if self._commit is None:
+            raise RuntimeError("drafts of a cache that has no room for them")
+        self._commit(**self._drafts().accepted(target, source), windows=self.windows.state)
 
     def forward(
         self, layer_id: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
@@ -144,8 +174,13 @@ class Int2Cache:
         """What this cache allocated beside its stores, in bytes."""
         return {
             "scratch": self.executor.nbytes
-            + BatchTables.nbytes(self.config.max_batch, self.config.max_tokens)
+            + table_bytes(self.windows.shape, self.config.max_tokens)
         }
+
+    def _drafts(self) -> VerifyTables:
+        if self._verify is None:
+            raise RuntimeError("drafts of a cache that has no room for them")
+        return self._verify
 
     def _start_requests(self, step: StepInput) -> None:
         """Reset rows with a new owner, and follow the sinks of all of them."""
@@ -190,7 +225,13 @@ def cache_bytes(
     )
     flashinfer = torch.device(device).type == "cuda" and flashinfer_has(windows)
     prefill = WORKSPACE_BYTES if flashinfer else 0
-    return scratch + prefill + BatchTables.nbytes(windows.num_rows, max_tokens)
+    return scratch + prefill + table_bytes(windows, max_tokens)
+
+
+def table_bytes(windows: WindowShape, max_tokens: int) -> int:
+    """Bytes of the tables that are filled in front of a step."""
+    verify = VerifyTables.nbytes(windows.num_rows, windows.drafts) if windows.drafts > 1 else 0
+    return BatchTables.nbytes(windows.num_rows, max_tokens) + verify
 
 
 def flashinfer_has(windows: WindowShape) -> bool:

@@ -174,9 +174,9 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
         ("--attention-backend does not work with an INT2 KV cache",),
     ),
     "speculative decoding": (
-        lambda t: ["--", "--speculative-algo=EAGLE"],  # the engine's parser completes it
+        lambda t: ["--", "--speculative-algo=DFLASH"],  # the engine's parser completes it
         2,
-        ("--speculative-algorithm does not work",),
+        ("--speculative-algorithm DFLASH does not work",),
     ),
     "a host cache": (
         lambda t: ["--", "--enable_hierarchical_cache"],

@@ -4,11 +4,13 @@ rules of `cache`."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from oscar_kernels import quantizer, testing
+from oscar_kernels.cache import BatchView, Drafts
 from oscar_kernels.decode_attention import reference
 from oscar_kernels.spec import QuantSpec
 
@@ -65,6 +67,57 @@ def test_decode_is_the_softmax_of_every_head_on_its_own(cap: float) -> None:
                 weights
             )
             torch.testing.assert_close(got[request, head], output @ partner[head // 3].double().T)
+
+
+TREE = [[0], [0, 1], [0, 2], [0, 2, 3], [0, 1, 4]]
+"""The nodes that each of five drafts sees."""
+
+
+@pytest.mark.parametrize("chain", [False, True])
+@pytest.mark.parametrize("sizes", [(4, 6), (0, 5), (9, 5)], ids=str)
+def test_a_draft_is_the_last_token_of_a_decode_step_over_its_ancestors(
+    chain: bool, sizes: tuple[int, int]
+) -> None:
+    lengths, count = [5, 8, 0, 12, 40], len(TREE)
+    filling = testing.random_cache(
+        lengths, SPEC, sink=sizes[0], recent=sizes[1], drafts=count, sink_from=0, ring_start=0
+    )
+    seen = [list(range(node + 1)) for node in range(count)] if chain else TREE
+    masks = torch.tensor([sum(1 << i for i in nodes) for nodes in seen], dtype=torch.int32)
+    query = torch.randn(len(lengths) * count, 4, 16, dtype=torch.float64)
+    drafts = Drafts(count, None if chain else masks.repeat(len(lengths)))
+    options = {"sm_scale": 0.3, "logit_cap": 1.5}
+    got = reference.decode_attention(
+        query, filling.cache, filling.batch, drafts=drafts, **options
+    ).unflatten(0, (len(lengths), count))
+    for request, length in enumerate(lengths):
+        first, sure = int(filling.batch.kv_indptr[request]), length - count
+        row = int(filling.batch.rows[request])
+        block = int(filling.batch.windows.sink_block[row])
+        for node, nodes in enumerate(seen if length else []):
+            path = sure + torch.tensor(nodes)
+            cache = replace(
+                filling.cache,
+                **{f"{kind}_{x}": getattr(filling.cache, f"{kind}_{x}").clone()
+                   for kind in ("ring", "sink") for x in "kv"},
+            )  # fmt: skip
+            for x, rows in (("k", filling.keys), ("v", filling.values)):
+                ring, sinks = getattr(cache, f"ring_{x}"), getattr(cache, f"sink_{x}")
+                for at, source in enumerate((first + path).tolist(), sure):
+                    ring[row, at % cache.ring_rows] = rows[source]
+                    sinks[block, at : min(at + 1, cache.sink)] = rows[source]
+            end = first + sure + len(nodes)
+            alone = BatchView(
+                torch.tensor([first, end]),
+                filling.batch.kv_indices,
+                filling.batch.rows[request : request + 1],
+                filling.batch.windows,
+            )
+            want = reference.decode_attention(
+                query[None, request * count + node], cache, alone, **options
+            )
+            torch.testing.assert_close(got[request, node], want[0])
+    assert not got[2].any()
 
 
 def test_extend_is_decode_over_a_growing_exact_tail() -> None:

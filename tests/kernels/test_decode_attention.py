@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from oscar_kernels import testing
-from oscar_kernels.cache import BatchView
+from oscar_kernels.cache import BatchView, Drafts
 from oscar_kernels.decode_attention import launcher, reference
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.spec import QuantSpec
@@ -96,6 +97,92 @@ def test_head_dims_and_group_sizes(dk: int, dv: int, gk: int, gv: int) -> None:
 def test_codes_of_4_bits(dk: int, dv: int, gk: int, gv: int, bk: int, bv: int) -> None:
     k, v = QuantSpec(dk, gk, 0.98, bits=bk), QuantSpec(dv, gv, 0.0, bits=bv)
     check([70, 1, 0, 33], k, v, sink=5, recent=9, shared_partner=False)
+
+
+DRAFTS = 5
+
+
+def random_trees(requests: int, count: int = DRAFTS) -> torch.Tensor:
+    """Masks of trees in which every node hangs below any earlier one."""
+    draw, masks = random.Random(requests), []
+    for _ in range(requests):
+        seen = [1]
+        for node in range(1, count):
+            seen.append(draw.choice(seen) | 1 << node)
+        masks += [bits - (1 << 32) if bits >> 31 else bits for bits in seen]
+    return torch.tensor(masks, dtype=torch.int32, device=DEVICE)
+
+
+def check_drafts(
+    lengths: list[int], *, group: int, count: int = DRAFTS, tree: bool = True, **cache: int
+) -> None:
+    k_spec, v_spec = QuantSpec(32, 32, 0.96), QuantSpec(16, 16)
+    filling = testing.random_cache(
+        lengths, k_spec, v_spec, drafts=count, dtype=DTYPE, device=DEVICE, **cache
+    )
+    heads, tokens = filling.cache.num_kv_heads * group, len(lengths) * count
+    query = torch.randn(tokens, heads, 32, device=DEVICE, dtype=DTYPE)
+    options = {
+        "sm_scale": 0.2,
+        "o_partner": torch.randn(1, 16, 16, device=DEVICE) / 4,
+        "sink_logits": torch.randn(tokens, heads, device=DEVICE),
+        "drafts": Drafts(count, random_trees(len(lengths), count) if tree else None),
+    }
+    with testing.poisoned_allocations():
+        got = launcher.decode_attention(query, filling.cache, filling.batch, **options)
+
+    def op(query: torch.Tensor) -> torch.Tensor:
+        return reference.decode_attention(query, filling.cache, filling.batch, **options)
+
+    testing.assert_as_good_as_torch(got, op, [query], atol=4e-6)
+    empty = [i for i, length in enumerate(lengths) if not length]
+    assert not got.unflatten(0, (-1, count))[empty].any()
+
+
+@pytest.mark.parametrize(("group", "tree"), [(4, False), (4, True), (16, True)])
+def test_drafts(group: int, tree: bool) -> None:
+    check_drafts([70, 5, 0, 9], group=group, tree=tree, sink=5, recent=9)
+
+
+@pytest.mark.parametrize(
+    ("windows", "missing"),
+    [((0, 5), (0, 60)), ((4, 5), (2, 30)), ((20, 8), (4, 0)), ((4, 64), (4, 60))],
+    ids=str,
+)
+def test_windows_of_drafts(windows: tuple[int, int], missing: tuple[int, int]) -> None:
+    (sink, recent), (sink_from, ring_start) = windows, missing
+    stores = {"sink": sink, "recent": recent, "sink_from": sink_from, "ring_start": ring_start}
+    check_drafts([62, 6], group=2, num_kv_heads=1, **stores)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("count", [1, 32])
+def test_fewest_and_most_drafts(count: int, tree: bool) -> None:
+    check_drafts([37], group=1, num_kv_heads=1, count=count, tree=tree, sink=3, recent=32)
+
+
+def test_drafts_that_do_not_fit_are_refused() -> None:
+    filling = testing.random_cache(
+        [20], QuantSpec(32, 32), drafts=3, sink=4, recent=8, dtype=DTYPE, device=DEVICE
+    )
+
+    def refused(words: str, tokens: int, drafts: Drafts | None) -> None:
+        query = torch.zeros(tokens, 2, 32, device=DEVICE, dtype=DTYPE)
+        with pytest.raises(ValueError, match=words):
+            launcher.decode_attention(
+                query, filling.cache, filling.batch, sm_scale=1.0, drafts=drafts
+            )
+
+    refused("2 query tokens for 1 requests with 3 each", 2, Drafts(3))
+    refused("3 query tokens for 1 requests with 1 each", 3, None)
+    refused("4 drafts: 1 to 32 are supported, in a window of 8 and a ring of 10 rows", 4, Drafts(4))
+    refused(
+        r"the mask of drafts is \(3,\) torch.int64", 3, Drafts(3, torch.ones(3).long().to(DEVICE))
+    )
+
+
+def test_a_ring_that_is_larger_than_its_window() -> None:
+    check([70, 12, 0, 5], QuantSpec(32, 32), QuantSpec(16, 16), sink=4, recent=8, ring_rows=13)
 
 
 @pytest.mark.parametrize("group", GROUPS)

@@ -160,7 +160,7 @@ def test_nothing_runs_without_a_batch() -> None:
 def test_a_gpu_never_gets_a_reference() -> None:
     assert choose_ops("cuda") is choose_ops("cuda:1") is KERNELS
     assert choose_ops("cpu") is REFERENCES
-    for name in ("write", "decode", "extend", "materialize", "pack"):
+    for name in ("write", "decode", "extend", "materialize", "pack", "make_commit"):
         assert not getattr(KERNELS, name).__module__.endswith("reference"), name
     with pytest.raises(UnsupportedMachine, match="no kernels for mps"):
         choose_ops("mps")

@@ -59,7 +59,7 @@ def _decode_batch(rows: list[int]) -> Any:
         req_pool_indices=numbers,
         seq_lens=numbers,
         out_cache_loc=numbers,
-        forward_mode=SimpleNamespace(is_extend=lambda: False),
+        forward_mode=SimpleNamespace(is_extend=lambda: False, is_target_verify=lambda: False),
     )
 
 

@@ -50,9 +50,13 @@ def fork_workers() -> None:
 
 def main(place: Path, out: Path) -> None:
     """Run the job in the file `place` and write what came out to the file `out`."""
+    job = json.loads(place.read_text())
+    if job.get("drafts"):
+        import drafts_on_cpu
+
+        drafts_on_cpu.install(**job["drafts"])
     import sglang
 
-    job = json.loads(place.read_text())
     result: dict[str, Any] = {"version": sglang.__version__, "groups": {}}
     result["refused"] = [refusal(one) for one in job.get("refused", ())]
     if job.get("probe"):

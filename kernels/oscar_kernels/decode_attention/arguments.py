@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels import _triton
-from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.cache import MOST_DRAFTS, BatchView, Drafts, LayerCache
 
 LARGEST_GROUP = 16
 LARGEST_HEAD = 512
@@ -77,6 +77,35 @@ def check_sink_logits(query: Tensor, sink_logits: Tensor | None) -> None:
         raise ValueError(
             f"sink_logits are {found[0]} {found[1]} on {found[2]};"
             f" {tuple(query.shape[:2])} float32 on {query.device} are needed"
+        )
+
+
+def check_drafts(query: Tensor, cache: LayerCache, batch: BatchView, drafts: Drafts | None) -> None:
+    """Check the drafts of a decode step, and that the ring has room for them.
+
+    Raises:
+        ValueError: something does not fit.
+    """
+    count = 1 if drafts is None else drafts.count
+    if query.shape[0] != count * len(batch.rows):
+        raise ValueError(
+            f"{query.shape[0]} query tokens for {len(batch.rows)} requests with {count} each"
+        )
+    if drafts is None:
+        return
+    if not 1 <= count <= min(MOST_DRAFTS, cache.recent, cache.ring_rows - cache.recent + 1):
+        raise ValueError(
+            f"{count} drafts: 1 to {MOST_DRAFTS} are supported, in a window of {cache.recent} and a"
+            f" ring of {cache.ring_rows} rows"
+        )
+    mask = drafts.mask
+    if mask is None:
+        return
+    found = tuple(mask.shape), mask.dtype, mask.device
+    if found != ((query.shape[0],), torch.int32, query.device) or not mask.is_contiguous():
+        raise ValueError(
+            f"the mask of drafts is {found[0]} {found[1]} on {found[2]}; contiguous"
+            f" [{query.shape[0]}] int32 on {query.device} is needed"
         )
 
 

@@ -14,7 +14,7 @@ from oscar_kernels.decode_attention.codes_kernel import LOG2E, _attend_codes, _l
 
 @triton.jit(
     do_not_specialize=["requests", "splits", "exact_splits"],
-    do_not_specialize_on_alignment=["indptr_ptr", "rows_ptr", "cuts_ptr"],
+    do_not_specialize_on_alignment=["indptr_ptr", "rows_ptr", "cuts_ptr", "mask_ptr"],
 )
 def _attention_stage1_kernel(
     query_ptr,
@@ -33,6 +33,7 @@ def _attention_stage1_kernel(
     key_ptr,
     value_ptr,
     cuts_ptr,
+    mask_ptr,
     out_ptr,
     lse_ptr,
     stride_query_token,
@@ -56,9 +57,11 @@ def _attention_stage1_kernel(
     BV: tl.constexpr,
     SINK: tl.constexpr,
     RECENT: tl.constexpr,
-    HAS_RING: tl.constexpr,
+    RING: tl.constexpr,
     REQUESTS: tl.constexpr,
     TOKENS: tl.constexpr,
+    DRAFTS: tl.constexpr,
+    TREE: tl.constexpr,
     M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     EXACT_BLOCK_N: tl.constexpr,
@@ -71,6 +74,9 @@ def _attention_stage1_kernel(
     """One program: one KV head, `TOKENS` query tokens of one request (0: one, and the request is
     the program's), one split of INT2 tokens, of window tokens or (extend) all new ones. Splits
     without tokens store an lse of -inf.
+
+    With `DRAFTS` the query token is a draft, one of so many of its request. Its ancestors and
+    itself are the last of its tokens then, wherever they lie in the ring.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -90,10 +96,10 @@ def _attention_stage1_kernel(
         seen = there & (token < TOKENS) & (newest < new)
         query_token = first_new + newest
     else:
-        b = tl.program_id(2)
+        b = tl.program_id(2) // max(DRAFTS, 1)
         newest = token
         seen = token < 1
-        query_token = b + token.to(tl.int64)
+        query_token = tl.program_id(2) + token.to(tl.int64)
         first_new = b
         new = 0
     head = h * G + line % G
@@ -103,7 +109,15 @@ def _attention_stage1_kernel(
     first = tl.load(indptr_ptr + b).to(tl.int64)
     n = (tl.load(indptr_ptr + b + 1) - first).to(tl.int32)
     row = tl.load(rows_ptr + b).to(tl.int64)
-    sink_from, a, s, r = _positions(n, row, from_ptr, start_ptr, SINK, RECENT if HAS_RING else 0)
+    sure = n
+    nodes = 0
+    if DRAFTS > 0:
+        nodes = (2 << (tl.program_id(2) % DRAFTS)) - 1
+        if TREE:
+            nodes = tl.load(mask_ptr + tl.program_id(2))
+        sure = tl.maximum(n - DRAFTS, 0)
+        n = tl.where(n > 0, sure + tl.sum(_bits(nodes), 0), 0)
+    sink_from, a, s, r = _positions(n, sure, row, from_ptr, start_ptr, SINK, RECENT)
 
     empty = tl.full([M], float("-inf"), tl.float32)
     if split >= NEW_SPLITS + exact_splits:
@@ -145,12 +159,12 @@ def _attention_stage1_kernel(
             tl.store(lse_ptr + where, empty, mask=seen)
     else:
         channel = tl.arange(0, padded(DV))
-        window = (sink_from, a, s, r)
+        window = (sink_from, a, s, r, sure, nodes)
         if split >= NEW_SPLITS:
             lo, hi = _share(s - a + n - r, split - NEW_SPLITS, exact_splits, EXACT_BLOCK_N)
             if lo < hi:
                 block = tl.load(block_ptr + row).to(tl.int64) * SINK * H + h
-                ring = row * RECENT * H + h
+                ring = row * RING * H + h
                 exact_k = (sink_k_ptr + block * DK, ring_k_ptr + ring * DK, H * DK)
                 exact_v = (sink_v_ptr + block * DV, ring_v_ptr + ring * DV, H * DV)
                 acc, lse = _attend_rows(
@@ -169,8 +183,9 @@ def _attention_stage1_kernel(
                     EXACT_BLOCK_N,
                     CAPPED,
                     window,
-                    RECENT,
+                    RING,
                     False,
+                    TREE,
                 )
                 _store(out_ptr, where, channel, channel < DV, acc, seen, DV)
                 tl.store(lse_ptr + where, lse, mask=seen)
@@ -199,6 +214,7 @@ def _attention_stage1_kernel(
                     window,
                     1,
                     True,
+                    False,
                 )
                 _store(out_ptr, where, channel, channel < DV, acc, seen, DV)
                 tl.store(lse_ptr + where, lse, mask=seen)
@@ -221,15 +237,16 @@ def _attend_rows(
     BLOCK_N: tl.constexpr,
     CAPPED: tl.constexpr,
     window,
-    RECENT: tl.constexpr,
+    RING: tl.constexpr,
     NEW: tl.constexpr,
+    TREE: tl.constexpr,
 ):
     """Exact tokens `lo .. hi - 1`: of the windows, or the new ones up to `newest` for each row.
 
     Args:
         exact_k, exact_v: pointer and stride of a token, `(sink, ring, stride)`, at the request's
             first row and the program's head; for new tokens `(pointer, pointer, stride)`.
-        window: `_positions`.
+        window: `_positions`, number of sure tokens, mask of the nodes that are seen behind them.
 
     Returns:
         The output `[channels, M]` and its base-2 lse `[M]`.
@@ -237,7 +254,7 @@ def _attend_rows(
     CK: tl.constexpr = padded(DK)
     CV: tl.constexpr = padded(DV)
     DTYPE: tl.constexpr = query_ptr.dtype.element_ty
-    sink_from, a, s, r = window
+    sink_from, a, s, r, sure, nodes = window
     ck = tl.arange(0, CK)
     cv = tl.arange(0, CV)
     q = tl.load(
@@ -261,7 +278,11 @@ def _attend_rows(
         else:
             position = tl.where(at < s - a, a + at, r - (s - a) + at)
             in_sink = (position >= sink_from) & (position < s)
-            place = tl.where(in_sink, position, position % RECENT).to(tl.int64)
+            in_ring = position
+            if TREE:
+                node = _place_of_bit(nodes, position - sure)
+                in_ring = tl.where(position < sure, position, sure + node)
+            place = tl.where(in_sink, position, in_ring % RING).to(tl.int64)
             keys = tl.where(in_sink, exact_k[0], exact_k[1]) + place * exact_k[2]
             values = tl.where(in_sink, exact_v[0], exact_v[1]) + place * exact_v[2]
             hidden = tl.where(start + token < hi, 0.0, float("-inf"))[:, None]
@@ -280,15 +301,29 @@ def _attend_rows(
 
 
 @triton.jit
-def _positions(n, row, from_ptr, start_ptr, SINK: tl.constexpr, RECENT: tl.constexpr):
-    """`sink_from, a, s, r` of a row with `n` tokens.
+def _bits(mask):
+    """The bits of an integer `[32]`, the lowest one first."""
+    return (mask >> tl.arange(0, 32)) & 1
+
+
+@triton.jit
+def _place_of_bit(mask, rank):
+    """Which bit of `mask` is set as the `rank`-th, from 0; 0 for a rank that none has."""
+    bits = _bits(mask)
+    at = (bits > 0)[None, :] & ((tl.cumsum(bits, 0) - 1)[None, :] == rank[:, None])
+    return tl.sum(tl.where(at, tl.arange(0, 32)[None, :], 0), 1)
+
+
+@triton.jit
+def _positions(n, sure, row, from_ptr, start_ptr, SINK: tl.constexpr, RECENT: tl.constexpr):
+    """`sink_from, a, s, r` of a row with `n` tokens, of which the first `sure` are no drafts.
 
     Exact positions are `[a, s)` and `[r, n)`, from the sink where `sink_from <= p < s`; INT2 are
     `[0, a)` and `[s, r)`.
     """
-    s = tl.minimum(n, SINK)
+    s = tl.minimum(sure, SINK)
     sink_from = tl.minimum(tl.load(from_ptr + row).to(tl.int32), s)
-    r = tl.minimum(tl.maximum(n - RECENT, tl.load(start_ptr + row).to(tl.int32)), n)
+    r = tl.minimum(tl.maximum(n - RECENT, tl.load(start_ptr + row).to(tl.int32)), sure)
     return sink_from, tl.minimum(sink_from, r), s, tl.maximum(r, s)
 
 

@@ -14,9 +14,14 @@ import functools
 import torch
 from torch import Tensor
 
-from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.cache import BatchView, Drafts, LayerCache
 from oscar_kernels.decode_attention import tuning
-from oscar_kernels.decode_attention.arguments import check, check_new, check_sink_logits
+from oscar_kernels.decode_attention.arguments import (
+    check,
+    check_drafts,
+    check_new,
+    check_sink_logits,
+)
 from oscar_kernels.decode_attention.stages import launch_stage1, launch_stage2
 from oscar_kernels.decode_attention.workspace import Workspace, numel
 
@@ -33,15 +38,18 @@ def decode_attention(
     workspace: Workspace | None = None,
     out: Tensor | None = None,
     prefix_stable: bool = False,
+    drafts: Drafts | None = None,
 ) -> Tensor:
-    """One query token per request over all its cached tokens; see `reference.decode_attention`.
+    """One query token per request over all its cached tokens, or its drafts; see
+    `reference.decode_attention`.
 
     Args:
-        query: `[B, Hq, Dk]`, rows contiguous.
-        sink_logits: float32, `[B, Hq]`.
+        query: `[B, Hq, Dk]` or `[B * n, Hq, Dk]`, rows contiguous.
+        sink_logits: float32, `[B, Hq]` or `[B * n, Hq]`.
         o_partner: float32.
         workspace: at least `decode_workspace_numel` elements; allocated for this call by default.
         prefix_stable: unused; this kernel starts after the kernel in front has ended.
+        drafts: every node is a query of its own, which reads the codes of all sure tokens.
 
     Raises:
         ValueError: shapes that do not fit or are not supported, or no Triton on this device.
@@ -51,12 +59,15 @@ def decode_attention(
         out = query.new_empty(*query.shape[:2], cache.v_spec.head_dim)
     check(query, cache, batch, out, o_partner)
     check_sink_logits(query, sink_logits)
+    check_drafts(query, cache, batch, drafts)
     scratch = workspace or Workspace.allocate(_elements(query, cache, tiles), query.device)
     partial, lse, merged = scratch.parts(
         query.shape[0] * query.shape[1], tiles.partials, cache.v_spec.head_dim
     )
     if query.shape[0]:
-        launch_stage1(query, None, cache, batch, tiles, (partial, lse), (sm_scale, logit_cap))
+        launch_stage1(
+            query, None, cache, batch, tiles, (partial, lse), (sm_scale, logit_cap), drafts
+        )
         launch_stage2(
             (partial, lse, merged), cache, out, None, o_partner, tiles.partials, sink_logits
         )
@@ -115,7 +126,8 @@ def extend_attention(
 
 
 def decode_workspace_numel(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:
-    """Workspace size in float32 elements, for decode batches up to `max_batch`."""
+    """Workspace size in float32 elements, for decode batches up to `max_batch`; requests times
+    drafts."""
     device, head_dim = cache.codes.device, cache.v_spec.head_dim
     return max(
         numel(b * num_q_heads, _decode_tiles(cache, b, num_q_heads, device).partials, head_dim)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels import _triton
-from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.cache import BatchView, Drafts, LayerCache
 from oscar_kernels.decode_attention import tuning
 
 FEWEST_COMPILED = 64
@@ -32,6 +32,7 @@ def launch_stage1(
     tiles: tuning.AttentionTiles,
     results: tuple[Tensor, Tensor],
     logits: tuple[float, float],
+    drafts: Drafts | None = None,
 ) -> None:
     """Attend, one program per KV head, split and block of query tokens.
 
@@ -40,6 +41,7 @@ def launch_stage1(
         new: `key`, `value` and `qo_indptr` of an extend; `None` for decode.
         results: partial outputs and lse of `workspace.Workspace.parts`, written.
         logits: `sm_scale` and `logit_cap`.
+        drafts: of a decode step, one query token each.
     """
     from oscar_kernels.decode_attention.kernel import _attention_stage1_kernel
 
@@ -48,6 +50,7 @@ def launch_stage1(
     requests = qo_indptr.numel() - 1
     blocks = -(-query.shape[0] // tiles.tokens) + requests if tiles.tokens else query.shape[0]
     windows = batch.windows
+    mask = None if drafts is None else drafts.mask
     _attention_stage1_kernel[(heads, tiles.partials, blocks)](
         query,
         cache.codes.view(torch.int16),
@@ -65,6 +68,7 @@ def launch_stage1(
         key,
         value,
         qo_indptr,
+        windows.sink_block if mask is None else mask,
         *results,
         *query.stride()[:2],
         *key.stride()[:2],
@@ -83,10 +87,12 @@ def launch_stage1(
         BK=cache.k_spec.bits,
         BV=cache.v_spec.bits,
         SINK=cache.sink,
-        RECENT=max(1, cache.recent),
-        HAS_RING=cache.recent > 0,
+        RECENT=cache.recent,
+        RING=max(1, cache.ring_rows),
         REQUESTS=max(FEWEST_COMPILED, 1 << max(0, requests - 1).bit_length()),
         TOKENS=tiles.tokens,
+        DRAFTS=0 if drafts is None else drafts.count,
+        TREE=mask is not None,
         M=tiles.rows,
         BLOCK_N=tiles.block_n,
         EXACT_BLOCK_N=tiles.exact_block_n,

@@ -88,6 +88,9 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         self.transform_bytes = table.nbytes
         rows.oscar_hand_out, rows.oscar_sinks = self.windows.hand_out, self.windows.sinks
         rows.oscar_rings = self.windows.rings
+        if self.windows.shape.drafts > 1:
+            self._check_drafts(runner)
+            pool.commit = self.cache.commit
         logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
         self._log_memory(runner)
 
@@ -114,13 +117,16 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         self._check_graphs()
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
-        """Fill the tables that a decode graph reads, before its capture and before every replay.
+        """Fill the tables that a graph of decode or verify steps reads, before its capture and
+        before every replay.
 
         SGLang captures before the first request, when no hook has seen a row yet, so nothing can
         be checked then.
         """
         self._check_graphs()
         step = step_input(forward_batch) if in_capture else self._step(forward_batch)
+        if in_capture and step.kind == "extend" and self.windows.shape.drafts > 1:
+            raise ServerFailed("a graph that verifies drafts was captured over a prefill batch.")
         if in_capture or step.kind == "extend":
             self.cache.begin(step)
         else:
@@ -140,8 +146,8 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> Tensor:
-        """Attention of a prefill or mixed batch; `q`, `k`, `v` are those of the local heads, after
-        RoPE."""
+        """Attention of a prefill or mixed batch, or of drafts; `q`, `k`, `v` are those of the local
+        heads, after RoPE."""
         return self._forward(q, k, v, layer, save_kv_cache, kwargs)
 
     def forward_decode(
@@ -182,8 +188,8 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
                 "the hook that watches request rows did not run; request rows cannot be trusted."
             )
         fresh = [row for row in step.request_rows if row in self.windows.fresh]
-        if fresh and step.kind == "decode":
-            raise ServerFailed(f"request rows {fresh} reached decode without a prefill.")
+        if fresh and step.kind != "extend":
+            raise ServerFailed(f"request rows {fresh} reached {step.kind} without a prefill.")
         if fresh and "admit" not in fired_hooks.FIRED:
             raise ServerFailed(
                 "the hook that tells the tokens of new requests did not run; sinks would be lost."
@@ -214,6 +220,13 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         warning = memory_plan.too_short(self.pool.size, geometry.context_length(runner))
         if warning is not None:
             logger.warning("INT2 KV cache: %s", warning)
+
+    def _check_drafts(self, runner: Any) -> None:
+        if hybrid_parts.full_pool(runner.token_to_kv_pool) is not runner.token_to_kv_pool:
+            raise UnsupportedModel(
+                "speculative decoding is served for models whose layers all have full attention.",
+                hint="leave --speculative-algorithm out",
+            )
 
     def _check_graphs(self) -> None:
         if not str(self.pool.device).startswith("cuda"):

@@ -29,6 +29,10 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         slot_shape: shape of the slots; the number of slots is filled in here.
         window_shape: shape of the windows.
         make_stores: makes both stores on a device.
+
+    Attributes:
+        commit: makes accepted drafts the next tokens, given slots to copy to and from. A server
+            with speculative decoding has it; there nothing else moves slots.
     """
 
     def __init__(
@@ -39,6 +43,7 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         make_stores: Callable[[SlotShape, WindowShape, str], tuple[SlotStore, WindowStore]],
         **kwargs: Any,
     ) -> None:
+        self.commit: Callable[[Tensor, Tensor], None] | None = None
         self._slot_shape, self._window_shape, self._make_stores = (
             slot_shape,
             window_shape,
@@ -95,8 +100,10 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         self._refuse("set_kv_buffer")
 
     def move_kv_cache(self, tgt_loc: Tensor, src_loc: Tensor) -> None:
-        """Copy slots, codes and scales together."""
-        self.slots.move(tgt_loc.long(), src_loc.long())
+        """Copy slots, codes and scales together; those of accepted drafts with their exact
+        rows."""
+        move = self.commit or self.slots.move
+        move(tgt_loc.long(), src_loc.long())
 
     def get_kv_size_bytes(self) -> tuple[int, int]:
         """Bytes of everything that this pool allocated, split evenly because SGLang asks for K and
@@ -117,7 +124,7 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         self._refuse("load_cpu_copy")
 
     def set_kv_buffer_prefix_valid(self, *_: Any, **__: Any) -> NoReturn:
-        """Speculative decoding is refused."""
+        """Draft models that write the target's cache are refused."""
         self._refuse("set_kv_buffer_prefix_valid")
 
     def _refuse(self, what: str) -> NoReturn:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from oscar_zoo.engines.sglang import speculation_refusals
 from oscar_zoo.engines.sglang.refusal import (
     STOCK,
     Refusal,
@@ -50,12 +51,7 @@ SERVER = (
         "leave --attention-backend, --prefill-attention-backend and --decode-attention-backend"
         f" out, or say {BACKEND}",
     ),
-    Refusal(
-        "--speculative-algorithm",
-        is_set("speculative_algorithm"),
-        "draft and verify steps move slots that the rings do not follow",
-        "serve without speculative decoding",
-    ),
+    *speculation_refusals.ROWS,
     Refusal(
         "--disaggregation-mode",
         other_than("disaggregation_mode", "null"),
@@ -218,6 +214,7 @@ ENVIRONMENT = (
         "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING",
         "it sizes the pool after rings and sinks were allocated",
     ),
+    speculation_refusals.PLAN_STREAM,
     ("SGLANG_USE_HND_KVCACHE", "codes are stored token by token"),
     ("SGLANG_RUST_SERVER", "its HTTP server loads no plugins, so it would check no request"),
 )

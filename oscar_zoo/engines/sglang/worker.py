@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec, check_group_size, group_channels
 from oscar_zoo.engines.sglang import model_refusals, served_artifact, setting_flags, settings
-from oscar_zoo.engines.sglang.compat import geometry, server_arguments
+from oscar_zoo.engines.sglang.compat import geometry, server_arguments, speculation
 from oscar_zoo.engines.sglang.compat.triton_prefill import TritonPrefill
 from oscar_zoo.errors import UsageError
 from oscar_zoo.runtime import memory_plan
@@ -91,7 +91,7 @@ def make_stores(
     slots: SlotShape, windows: WindowShape, device: str
 ) -> tuple[SlotStore, WindowStore]:
     """The stores of this worker."""
-    owners = sink_blocks(windows), KeptRings(kept_by_hits())
+    owners = sink_blocks(windows), KeptRings(kept_by_hits(), windows.drafts)
     return SlotStore(slots, device), WindowStore(windows, device, *owners)
 
 
@@ -174,9 +174,18 @@ def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
 
 
 def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
-    """Shape of the windows of this worker."""
+    """Shape of the windows of this worker.
+
+    Raises:
+        UsageError: a step has more drafts than a window holds.
+    """
     chosen, model = served()[0], configurator.model_config
-    idle = chosen.idle_sinks.value
+    idle, drafts = chosen.idle_sinks.value, speculation.most_drafts()
+    if drafts > chosen.recent.value:
+        raise UsageError(
+            f"{drafts} draft tokens do not fit into a window of {chosen.recent.value} tokens.",
+            hint=f"--oscar-recent-size {drafts}, or fewer --speculative-num-draft-tokens",
+        )
     return WindowShape(
         num_layers=len(geometry.worker_layers(configurator)),
         num_rows=num_rows,
@@ -187,4 +196,5 @@ def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
         recent=chosen.recent.value,
         dtype=configurator.model_dtype,
         idle=0 if chosen.sink.value == 0 else num_rows - 1 if idle is None else idle,
+        drafts=drafts,
     )

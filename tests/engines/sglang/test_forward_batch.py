@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from oscar_kernels.cache import Drafts
 from oscar_zoo.engines.sglang.compat import geometry, radix_attention
 from oscar_zoo.engines.sglang.compat.forward_batch import step_input
 from oscar_zoo.errors import ServerFailed, UnsupportedModel, UsageError
+from oscar_zoo.runtime.trees import ancestors
 
 ROWS, LENGTHS, SLOTS = torch.tensor([1, 3]), torch.tensor([24, 10]), torch.arange(10)
 
@@ -27,7 +29,9 @@ def batch(*, extend: bool, **fields: Any) -> Any:
         req_pool_indices=ROWS,
         seq_lens=LENGTHS,
         out_cache_loc=SLOTS,
-        forward_mode=SimpleNamespace(is_extend=lambda: extend),
+        forward_mode=SimpleNamespace(
+            is_extend=lambda: extend, is_target_verify=lambda: "spec_info" in fields
+        ),
         **fields,
     )
 
@@ -45,6 +49,41 @@ def test_a_decode_step_holds_the_engines_own_buffers() -> None:
     assert step.kind == "decode" and step.prefix_lens == step.extend_lens == ()
     assert step.rows is ROWS and step.seq_lens is LENGTHS
     assert step.out_loc.data_ptr() == SLOTS.data_ptr() and len(step.out_loc) == 2
+
+
+def test_drafts_of_a_chain_have_no_mask_and_are_looked_for_before_an_extend() -> None:
+    step = step_input(batch(extend=True, spec_info=SimpleNamespace(draft_token_num=5, topk=1)))
+    assert step.kind == "verify" and step.drafts == Drafts(5)
+    assert step.rows is ROWS and step.seq_lens is LENGTHS and step.out_loc is SLOTS
+
+
+TREES = torch.tensor(
+    [
+        [[1, 0, 0], [1, 1, 0], [1, 0, 1]],
+        [[1, 0, 0], [1, 1, 0], [1, 1, 1]],
+    ]
+).bool()
+BITS = [0b001, 0b011, 0b101, 0b001, 0b011, 0b111]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("padding", [0, 2])
+def test_masks_of_trees_with_and_without_the_tokens_in_front(whole: bool, padding: int) -> None:
+    lengths = [7, 4] + [1] * padding
+    masks = [torch.cat([torch.ones(3, n).bool(), x], 1) for n, x in zip([7, 4], TREES, strict=True)]
+    mask = torch.cat([x.flatten() for x in masks]) if whole else TREES.flatten()
+    drafts = SimpleNamespace(draft_token_num=3, custom_mask=mask, topk=4)
+    given = batch(extend=True, spec_info=drafts)
+    given.seq_lens, given.req_pool_indices = torch.tensor(lengths), torch.zeros(len(lengths))
+    given.out_cache_loc = torch.arange(6)
+    step = step_input(given)
+    assert step.drafts is not None and step.drafts.mask is not None
+    assert step.drafts.mask.tolist() == BITS + [0b001, 0b010, 0b100] * padding
+
+
+def test_the_last_of_32_drafts_is_the_sign() -> None:
+    mask = ancestors(torch.ones(32 * 32).bool(), torch.tensor([0]), 32, 1)
+    assert mask.dtype == torch.int32 and mask[-1] == -1 and mask[3] == 0b1111
 
 
 def runner(

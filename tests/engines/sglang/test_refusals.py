@@ -45,7 +45,19 @@ def graphs(decode: str, prefill: str) -> SimpleNamespace:
 
 SERVER_CASES = {
     "--attention-backend": {"attention_backend": "triton"},
-    "--speculative-algorithm": {"speculative_algorithm": "EAGLE"},
+    "--speculative-algorithm FROZEN_KV_MTP": {"speculative_algorithm": "frozen_kv_mtp"},
+    "--speculative-algorithm DFLASH": {"speculative_algorithm": "DFLASH"},
+    "--speculative-algorithm DSPARK": {"speculative_algorithm": "DSPARK"},
+    "--speculative-algorithm": {"speculative_algorithm": "UNO"},
+    "--speculative-adaptive": {"speculative_adaptive": True},
+    "--speculative-num-draft-tokens": {"speculative_num_draft_tokens": 33},
+    "--speculative-draft-attention-backend": {"speculative_draft_attention_backend": BACKEND},
+    "--enable-multi-layer-eagle": {
+        "enable_multi_layer_eagle": True,
+        "speculative_eagle_topk": 2,
+    },
+    "--pp-size": {"pp_size": 2, "speculative_algorithm": "NGRAM"},
+    "--enable-mixed-chunk": {"enable_mixed_chunk": True, "speculative_algorithm": "NGRAM"},
     "--disaggregation-mode": {"disaggregation_mode": "decode"},
     "--enable-hierarchical-cache": {"enable_hierarchical_cache": True},
     "--enable-lmcache": {"enable_lmcache": True},
@@ -258,8 +270,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, s
     folder = tmp_path_factory.mktemp("refusals")
 
     def argv(name: str, attributes: dict[str, Any]) -> list[str]:
-        (value,) = attributes.values()
-        return [*name.split(), *([] if value is True or " " in name else [str(value)])]
+        (_, value), *others = attributes.items()
+        also = [
+            word for other, one in others for word in (f"--{other.replace('_', '-')}", str(one))
+        ]
+        return [*name.split(), *([] if value is True or " " in name else [str(value)]), *also]
 
     def plain(attributes: dict[str, Any]) -> dict[str, Any]:
         return {name: getattr(value, "value", value) for name, value in attributes.items()}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.cache import LayerCache, TokenTargets, Transforms
+from oscar_kernels.draft_commit.reference import DraftCommit
 from oscar_kernels.kv_read import reference as read_reference
 from oscar_zoo.runtime.dispatch import REFERENCES
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
@@ -116,8 +117,24 @@ def poisoned_write(
     return out
 
 
+class ExactCommit(DraftCommit):
+    """The reference, and float32 rows by slot."""
+
+    def __call__(self, **given: Any) -> None:
+        """See `DraftCommit`."""
+        super().__call__(**given)
+        nodes, count = given["accepted"].view(-1, given["count"]), given["count"]
+        slots = given["out_loc"].long().view(-1, count)
+        request, depth = (nodes >= 0).nonzero(as_tuple=True)
+        old, new = slots[request, nodes[request, depth].long()], slots[request, depth]
+        for cache in self.caches:
+            for rows in (cache.exact_k, cache.exact_v):
+                rows[new] = rows[old]
+
+
 EXACT = replace(
     REFERENCES,
+    make_commit=ExactCommit,
     write=exact_write,
     decode=reading_exact_rows(REFERENCES.decode),
     extend=reading_exact_rows(REFERENCES.extend),

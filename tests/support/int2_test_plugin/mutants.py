@@ -3,11 +3,17 @@ nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
-from oscar_kernels.cache import BatchView
+import torch
+from torch import Tensor
+
+from oscar_kernels.cache import BatchView, Drafts, LayerCache
+from oscar_kernels.decode_attention import reference as attention_reference
+from oscar_kernels.kv_read.reference import cached_rows
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.dispatch import Ops
 from oscar_zoo.runtime.sink_blocks import Place, PromptKey, SinkBlocks
@@ -22,7 +28,12 @@ NAMES = (
     "partner_is_forward",
     "publish_early",
     "ring_before_attention",
+    "rings_not_committed",
+    "sinks_not_committed",
+    "small_ring",
     "swapped_layers",
+    "window_of_the_first_draft",
+    "without_tree",
     "wrong_slots",
 )
 
@@ -77,6 +88,14 @@ def broken(ops: Ops, mutant: str) -> Ops:
         return replace(ops, write=_everything(ops.write))
     if mutant == "no_ring_start":
         return replace(ops, decode=_whole_ring(ops.decode), extend=_whole_ring(ops.extend))
+    if mutant == "window_of_the_first_draft":
+        return replace(ops, decode=_one_window(ops.decode))
+    if mutant == "without_tree":
+        return replace(ops, decode=_chain(ops.decode))
+    if mutant == "rings_not_committed":
+        return replace(ops, make_commit=_committing(ops, ring_k=_empty_rows, ring_v=_empty_rows))
+    if mutant == "sinks_not_committed":
+        return replace(ops, make_commit=_committing(ops, sink_k=_no_rows, sink_v=_no_rows))
     return ops
 
 
@@ -87,6 +106,58 @@ def _everything(write: Callable[..., Any]) -> Callable[..., Any]:
         return write(*args, parts="all" if parts == "slots" else parts, **options)
 
     return at_once
+
+
+def small_ring(windows: WindowStore) -> None:
+    """A ring has no room for drafts that are rejected."""
+    recent = windows.shape.recent
+    windows.ring_k, windows.ring_v = (
+        ring[:, :, :recent].clone() for ring in (windows.ring_k, windows.ring_v)
+    )
+
+
+def _one_window(decode: Callable[..., Any]) -> Callable[..., Any]:
+    """All drafts of a request read what the first one reads."""
+
+    def of_the_first(*args: Any, seen: int = 0, **given: Any) -> Any:
+        return cached_rows(*args, seen=min(seen, 1), **given)
+
+    def read(*args: Any, **options: Any) -> Any:
+        with mock.patch.object(attention_reference, "cached_rows", of_the_first):
+            return decode(*args, **options)
+
+    return read
+
+
+def _chain(decode: Callable[..., Any]) -> Callable[..., Any]:
+    """A draft sees all drafts in front of it."""
+
+    def read(*args: Any, drafts: Drafts | None = None, **options: Any) -> Any:
+        return decode(*args, drafts=None if drafts is None else Drafts(drafts.count), **options)
+
+    return read
+
+
+def _committing(ops: Ops, **changed: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    """Accepted drafts are copied to other tensors than those of the caches."""
+
+    def make(caches: Sequence[LayerCache]) -> Callable[..., None]:
+        return ops.make_commit(
+            [
+                replace(cache, **{name: of(getattr(cache, name)) for name, of in changed.items()})
+                for cache in caches
+            ]
+        )
+
+    return make
+
+
+def _empty_rows(ring: Tensor) -> Tensor:
+    return torch.zeros_like(ring)
+
+
+def _no_rows(sinks: Tensor) -> Tensor:
+    return sinks[:, :0]
 
 
 def _whole_ring(op: Callable[..., Any]) -> Callable[..., Any]:

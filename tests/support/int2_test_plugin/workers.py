@@ -58,7 +58,11 @@ def install(mode: str, mutant: str, ops: str) -> None:
         if mutant == "publish_early":
             sinks = mutants.EarlySinks(sinks.width, sinks.num_blocks, sinks.recent)
         kept = mutants.StaleWindows if mutant == "keep_stale_rows" else WindowStore
-        return store, kept(windows, device, sinks, KeptRings(worker.kept_by_hits()))
+        rings = KeptRings(worker.kept_by_hits(), windows.drafts)
+        made = kept(windows, device, sinks, rings)
+        if mutant == "small_ring":
+            mutants.small_ring(made)
+        return store, made
 
     def make_cache(
         config: CacheConfig,

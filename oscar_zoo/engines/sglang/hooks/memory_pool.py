@@ -10,16 +10,28 @@ from typing import Any
 import torch
 
 from oscar_zoo.engines.sglang import setting_flags, worker
-from oscar_zoo.engines.sglang.compat import geometry, hybrid_parts
+from oscar_zoo.engines.sglang.compat import geometry, hybrid_parts, speculation
 from oscar_zoo.engines.sglang.fired_hooks import FACTS, FIRED
 from oscar_zoo.runtime import memory_plan
+
+OWN = "auto"
+"""The type of a cache that is not compressed: that of its model."""
+
+
+def _ours(configurator: Any) -> bool:
+    return configurator.kv_cache_dtype_str == setting_flags.DTYPE and not speculation.is_draft(
+        configurator
+    )
 
 
 def kv_dtype(original: Any, **kwargs: Any) -> Any:
     """Store `uint8`. With it SGLang also skips its fused rotary embedding and cache
-    write."""
+    write. A draft model keeps a cache in its own type."""
     if kwargs["server_args_kv_cache_dtype"] != setting_flags.DTYPE:
         return original(**kwargs)
+    if kwargs["is_draft_worker"]:
+        found, dtype = original(**{**kwargs, "server_args_kv_cache_dtype": OWN})
+        return found or OWN, dtype
     FIRED.add("kv_dtype")
     return setting_flags.DTYPE, torch.uint8
 
@@ -30,7 +42,7 @@ def slot_bytes(original: Any, self: Any, configurator: Any, num_layers: int) -> 
     Raises:
         OscarZooError: the artifact was made for another model, or the model is one we do not serve.
     """
-    if configurator.kv_cache_dtype_str != setting_flags.DTYPE:
+    if not _ours(configurator):
         return original(self, configurator, num_layers)
     FIRED.add("slot_bytes")
     worker.check_model(configurator.model_config)
@@ -45,7 +57,7 @@ def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:
     Raises:
         UsageError: nothing is left for token slots.
     """
-    if self.kv_cache_dtype_str != setting_flags.DTYPE:
+    if not _ours(self):
         return None
     FIRED.add("budget")
     states = FACTS.get("states")
@@ -59,7 +71,7 @@ def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:
 def rows(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Note the number of request rows, which SGLang does not tell the token
     pool."""
-    if self.kv_cache_dtype_str == setting_flags.DTYPE:
+    if _ours(self):
         FIRED.add("rows")
         FACTS["rows"] = int(kwargs["req_to_token_pool"].req_to_token.shape[0])
     return original(self, *args, **kwargs)
@@ -71,7 +83,7 @@ def pool(original: Any, self: Any, **kwargs: Any) -> Any:
     Raises:
         RuntimeError: the number of request rows is not known.
     """
-    if self.kv_cache_dtype_str != setting_flags.DTYPE:
+    if not _ours(self):
         return original(self, **kwargs)
     if "rows" not in FIRED:
         raise RuntimeError("the hook that counts request rows did not run")

@@ -13,7 +13,10 @@ from oscar_zoo.errors import UsageError
 
 VALUES = {
     "--attention-backend": "flashinfer",
-    "--speculative-algorithm": "EAGLE",
+    "--speculative-algorithm": "UNO",
+    "--speculative-num-draft-tokens": "33",
+    "--speculative-draft-attention-backend": BACKEND,
+    "--pp-size": "2",
     "--radix-cache-backend": "another",
     "--dcp-size": "2",
     "--attn-cp-size": "2",
@@ -22,6 +25,13 @@ VALUES = {
     "--kv-canary": "log",
 }
 """Values of the flags that are no switches."""
+DRAFTS = "--speculative-algorithm=NGRAM"
+ALSO = {
+    "--enable-mixed-chunk": [DRAFTS],
+    "--enable-multi-layer-eagle": ["--speculative-eagle-topk=2"],
+    "--pp-size": [DRAFTS],
+}
+"""Flags without which a row does not hold."""
 
 
 ROWS = [row for row in refusals.SERVER if row.name != "--disaggregation-mode"]
@@ -39,7 +49,7 @@ def test_every_row_is_found_in_every_spelling(row: refusals.Refusal) -> None:
     )
     for spelling in spellings:
         with pytest.raises(UsageError) as caught:
-            check_flags(UserFlags(["--tp=2", *spelling]), "cuda")
+            check_flags(UserFlags(["--tp=2", *ALSO.get(flag, ()), *spelling]), "cuda")
         assert caught.value.message == row.sentence and caught.value.hint
 
 
@@ -63,6 +73,8 @@ def test_second_names_are_found(other: str) -> None:
         ],
         ["--dcp-size=1", "--attn-cp-size", "1", "--kv-canary=none"],
         ["--cuda-graph-backend-prefill=breakable", "--cuda-graph-backend-decode", "full"],
+        ["--pp-size=2", "--enable-mixed-chunk"],
+        [DRAFTS, "--speculative-num-draft-tokens=32", "--pp-size=1"],
         ["--served-model-name", "--enable-mis-take"],
         ["-1", "x"],
     ],

@@ -1,0 +1,1 @@
+"""See kernels/README.md."""

@@ -1,0 +1,45 @@
+"""Speculative decoding as SGLang describes it: how many drafts, whose step it is, and which draft
+sees which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from oscar_kernels.cache import Drafts
+from oscar_zoo.runtime.trees import ancestors
+
+
+def most_drafts() -> int:
+    """Most draft tokens of a request in one step of this server; 1 without speculative decoding."""
+    from sglang.srt.runtime_context import get_spec
+
+    spec = get_spec()
+    return int(spec.speculative_num_draft_tokens or 1) if spec.speculative_algorithm else 1
+
+
+def is_draft(owner: Any) -> bool:
+    """Whether this is the worker of a draft model, whose cache is SGLang's own.
+
+    Args:
+        owner: model runner or pool configurator.
+    """
+    return bool(getattr(owner, "is_draft_worker", False))
+
+
+def verifies(forward_batch: Any) -> bool:
+    """Whether a batch brings drafts to verify. Such a batch is an extend batch for SGLang too, but
+    without the lengths of one."""
+    return bool(forward_batch.forward_mode.is_target_verify())
+
+
+def drafts_of(forward_batch: Any) -> Drafts:
+    """The drafts of a batch that verifies them. Nothing is read on the host.
+
+    A chain stays where it is written. SGLang moves the accepted nodes of everything else.
+    """
+    spec, rows = forward_batch.spec_info, forward_batch.req_pool_indices.numel()
+    count = int(spec.draft_token_num)
+    if getattr(spec, "topk", None) == 1:
+        return Drafts(count)
+    real = min(rows, forward_batch.out_cache_loc.numel() // count)
+    return Drafts(count, ancestors(spec.custom_mask, forward_batch.seq_lens, count, real))

@@ -1,0 +1,167 @@
+"""Speculative decoding inside stock SGLang on the CPU: greedy tokens are those of a server without
+it, through chunked prefill, prefix hits, second turns, ten requests at once and requests that are
+given up.
+
+In lossless mode the slots hold float32 rows, so every difference is a bug of the plumbing. With
+codes alone, rows that left the window are read as codes, so also the tiers must be the same. Runs
+with a bug show that each comparison can fail.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cache_oracle import general_set
+from engines import INSTALLED, RELEASES, Engines, needs_sglang, plumbing_groups, text_tokens
+from tiny_artifacts import write_folder
+
+from oscar_zoo.artifact.writer import rotation_bytes
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
+
+COUNT = 6
+PLAIN = {"kv_cache_dtype": "int2", "disable_overlap_schedule": True}
+DRAFTS = {
+    **PLAIN,
+    "speculative_algorithm": "NGRAM",
+    "speculative_num_draft_tokens": COUNT,
+    "speculative_ngram_max_bfs_breadth": 4,
+}
+WINDOWS = {"OSCAR_INT2_SINK_SIZE": "16", "OSCAR_INT2_RECENT_SIZE": "32"}
+LOSSLESS = {**WINDOWS, "INT2_TEST_MODE": "lossless"}
+"""Variables of a mode of `int2_test_plugin`."""
+MUTANTS = (
+    "small_ring",
+    "window_of_the_first_draft",
+    "without_tree",
+    "rings_not_committed",
+    "sinks_not_committed",
+)
+
+
+def alone() -> list[dict[str, Any]]:
+    """One request at a time: two that begin inside their sinks, and one of three chunks."""
+    ids = text_tokens()
+    starts = [(0, 5), (40, 9), (1000, 150)]
+    return [
+        {"name": f"alone{i}", "prompts": [ids[at : at + count]], "new": 48}
+        for i, (at, count) in enumerate(starts)
+    ]
+
+
+def together() -> list[dict[str, Any]]:
+    """Shared prefixes, second turns, ten requests at once, and some that are given up."""
+    ids = text_tokens()
+    prompts = [ids[at : at + 40] for at in (300, 2300, 4300)]
+    given_up = {"name": "given_up", "prompts": prompts, "new": 60, "abort": {"1": 7}}
+    return [*plumbing_groups(ids), given_up, {**given_up, "name": "behind", "abort": {}}]
+
+
+class Runs:
+    """A server without drafts, and servers with drafts from its answers."""
+
+    def __init__(self, folder: Path) -> None:
+        rotations = {
+            f"{s}.pt": rotation_bytes(general_set(s, 4, 2, 64, seed=i)) for i, s in enumerate("kv")
+        }
+        self.artifact = write_folder(folder / "general", rotations)
+        self.folder, self.engines = folder, {"": Engines(folder)}
+
+    def plain(self, name: str, env: dict[str, str], groups: list[dict[str, Any]]) -> None:
+        """Start a server without drafts."""
+        self._start(name, PLAIN, env, groups=groups)
+
+    def drafts(
+        self,
+        name: str,
+        env: dict[str, str],
+        groups: list[dict[str, Any]],
+        *,
+        of: str,
+        shape: str = "tree",
+        release: str = "",
+    ) -> None:
+        """Start a server whose drafts are from the answers of the server `of`."""
+        answers = [
+            [*prompt, *tokens]
+            for group in self.result(of)["groups"].values()
+            for prompt, tokens in zip(group["prompts"], group["tokens"], strict=True)
+        ]
+        counts = str(self.folder / f"{name}.counts")
+        stand_in = {"answers": answers, "shape": shape, "counts": counts}
+        if release not in self.engines:
+            self.engines[release] = Engines(self.folder, release)
+        self._start(name, DRAFTS, env, drafts=stand_in, groups=groups, release=release)
+
+    def result(self, name: str) -> dict[str, Any]:
+        """What a server answered."""
+        return self.engines[name.partition("@")[2]].result(name)
+
+    def counts(self, name: str) -> dict[str, int]:
+        """Steps, accepted and moved tokens of a server with drafts."""
+        self.result(name)
+        counted: dict[str, int] = json.loads((self.folder / f"{name}.counts").read_text())
+        return counted
+
+    def different(self, name: str, of: str) -> list[str]:
+        """Groups of a server that have other tokens than those of the server `of`."""
+        got, want = (self.result(one)["groups"] for one in (name, of))
+        return [group for group in got if got[group]["tokens"] != want[group]["tokens"]]
+
+    def _start(
+        self, name: str, engine: dict[str, Any], env: dict[str, str], release: str = "", **job: Any
+    ) -> None:
+        env = {**env, "OSCAR_INT2_ROTATION_PATH": str(self.artifact)}
+        self.engines[release].start(name, env=env, job={"engine": engine, **job})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    made = Runs(tmp_path_factory.mktemp("drafts"))
+    made.plain("lossless", LOSSLESS, [*alone(), *together()])
+    made.plain("int2", WINDOWS, alone())
+    made.drafts("tree", LOSSLESS, [*alone(), *together()], of="lossless")
+    made.drafts("chain", LOSSLESS, alone(), of="lossless", shape="chain")
+    made.drafts("int2_tree", WINDOWS, alone(), of="int2")
+    for mutant in MUTANTS:
+        env = {**WINDOWS, "INT2_TEST_MUTANT": mutant}
+        made.drafts(mutant, env, alone(), of="int2")
+    yield made
+    for engines in made.engines.values():
+        engines.close()
+
+
+def test_lossless_tokens_are_those_of_plain_greedy_decoding(runs: Runs) -> None:
+    assert runs.different("tree", "lossless") == ["given_up"]
+    got, want = (runs.result(one)["groups"]["given_up"] for one in ("tree", "lossless"))
+    assert got["ended"] == want["ended"] == ["length", "abort", "length"]
+    assert [got["tokens"][i] for i in (0, 2)] == [want["tokens"][i] for i in (0, 2)]
+    assert runs.different("chain", "lossless") == []
+    for shape in ("tree", "chain"):
+        counts = runs.counts(shape)
+        assert counts["accepted"] > 1.5 * counts["steps"]
+        assert (counts["moved"] > 20) == (shape == "tree")
+
+
+def test_int2_tokens_and_log_probabilities_are_those_of_plain_decoding(runs: Runs) -> None:
+    assert runs.different("int2_tree", "int2") == []
+    for name, group in runs.result("int2")["groups"].items():
+        (got,), (want,) = runs.result("int2_tree")["groups"][name]["logprobs"], group["logprobs"]
+        assert got == pytest.approx(want, abs=2e-3)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_bug_changes_tokens(runs: Runs, mutant: str) -> None:
+    assert runs.different(mutant, "int2") != []
+
+
+@pytest.mark.parametrize("release", [one for one in RELEASES if one != INSTALLED])
+def test_other_releases_verify_the_same(runs: Runs, release: str) -> None:
+    name = f"tree@{release}"
+    runs.drafts(name, LOSSLESS, alone(), of="lossless", release=release)
+    assert runs.different(name, "lossless") == []
+    assert runs.counts(name)["moved"] > 20

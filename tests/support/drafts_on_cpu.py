@@ -1,0 +1,182 @@
+"""Speculative decoding of stock SGLang on a CPU: what stands in for its functions that need a GPU.
+
+Each of them does in plain torch what SGLang's kernel of that name does. The table of n-grams, which
+would be compiled, gives drafts from known answers in its place: some right tokens, among wrong
+ones, in a chain or somewhere in a random tree. Nothing of ours is replaced.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import random
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+KNOWN = 8
+"""Tokens by which a place in a known answer is found."""
+
+
+def install(answers: Sequence[Sequence[int]], shape: str, counts: str = "") -> None:
+    """Make SGLang verify drafts on a CPU.
+
+    Args:
+        answers: prompts with their answers.
+        shape: `chain` or `tree`.
+        counts: file that gets how many drafts were verified, accepted and moved.
+    """
+    library, part = types.ModuleType("sgl_kernel"), types.ModuleType("sgl_kernel.speculative")
+    library.__path__ = []
+    part.reconstruct_indices_from_tree_mask = links_of_trees  # type: ignore[attr-defined]
+    library.speculative = part  # type: ignore[attr-defined]
+    sys.modules.update({"sgl_kernel": library, "sgl_kernel.speculative": part})
+    for tokens in answers:
+        for at in range(1, len(tokens)):
+            Table.known[tuple(tokens[max(0, at - KNOWN) : at])] = list(tokens[at:])
+    Table.chain = shape == "chain"
+    Moves.place = Path(counts) if counts else None
+    for module, name, stand_in in (
+        ("sglang.kernels.ops.speculative.cache_locs", "assign_extend_cache_locs_func", slots_of),
+        ("sglang.srt.speculative.eagle_utils", "verify_tree_greedy_func", accept),
+        ("sglang.srt.speculative.spec_utils", "move_accept_tokens_to_target_kvcache", Moves.move),
+        ("sglang.srt.speculative.cpp_ngram.ngram_corpus", "NgramCorpus", Table),
+    ):
+        loaded = importlib.import_module(module)
+        assert hasattr(loaded, name), (module, name)
+        setattr(loaded, name, stand_in)
+
+
+def links_of_trees(
+    mask: Tensor,
+    lengths: Tensor,
+    positions: Tensor,
+    index: Tensor,
+    child: Tensor,
+    sibling: Tensor,
+    requests: int,
+    count: int,
+) -> None:
+    """Positions of drafts, and the first child and the next sibling of each."""
+    trees = mask.view(requests, count, count)
+    for b in range(requests):
+        first: dict[int, int] = {}
+        for node in reversed(range(count)):
+            parents = trees[b, node, :node].nonzero().flatten().tolist()
+            positions[b * count + node] = lengths[b] + len(parents)
+            index[b, node], child[b, node] = b * count + node, first.get(node, -1)
+            sibling[b, node] = first.get(parents[-1], -1) if parents else -1
+            if parents:
+                first[parents[-1]] = node
+
+
+def slots_of(
+    *,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    start_offset: Tensor,
+    draft_token_num: int,
+    **_: Any,
+) -> Tensor:
+    """The slots of the drafts of every request."""
+    at = start_offset.long()[:, None] + torch.arange(draft_token_num)
+    return req_to_token[req_pool_indices.long()[:, None], at].flatten().long()
+
+
+def accept(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    target_predict: Tensor,
+    topk: int = -1,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """From the root of each tree on, the child that is what the target says."""
+    for b in range(len(candidates)):
+        node, taken = 0, 0
+        accept_index[b, 0] = retrieve_index[b, 0]
+        while taken + 1 < accept_index.shape[1]:
+            wanted, child = int(target_predict[b, node]), int(retrieve_next_token[b, node])
+            while child != -1 and int(candidates[b, child]) != wanted:
+                child = int(retrieve_next_sibling[b, child])
+            if child == -1:
+                break
+            predicts[retrieve_index[b, node]] = wanted
+            node, taken = child, taken + 1
+            accept_index[b, taken] = retrieve_index[b, node]
+        accept_token_num[b] = taken
+        predicts[retrieve_index[b, node]] = target_predict[b, node]
+    return predicts, accept_index, accept_token_num
+
+
+class Moves:
+    """The slots that accepted drafts are copied to and from, and how many there were."""
+
+    counts: ClassVar[dict[str, int]] = {"steps": 0, "accepted": 0, "moved": 0}
+    place: Path | None = None
+
+    @classmethod
+    def move(cls, batch: Any, accept_index: Tensor, correct: Tensor, allocator: Any) -> None:
+        """As SGLang calls it behind every step."""
+        target, source = torch.zeros(2, accept_index.numel(), dtype=torch.int64)
+        at = 0
+        for b, right in enumerate(correct.tolist()):
+            row, length = int(batch.req_pool_indices[b]), int(batch.seq_lens[b])
+            for depth in range(right + 1):
+                target[at] = batch.req_to_token_pool.req_to_token[row, length + depth]
+                source[at] = batch.out_cache_loc[accept_index[b, depth]]
+                at += 1
+        cls.counts["steps"] += len(correct)
+        cls.counts["accepted"] += at
+        cls.counts["moved"] += int((target != source).sum())
+        if cls.place is not None:
+            cls.place.write_text(json.dumps(cls.counts))
+        allocator.get_kvcache().move_kv_cache(target, source)
+
+
+class Table:
+    """In place of the table of n-grams."""
+
+    known: ClassVar[dict[tuple[int, ...], list[int]]] = {}
+    chain = False
+
+    def __init__(self, **given: Any) -> None:
+        self.count, self.draw = given["draft_token_num"], random.Random(7)
+
+    def batch_get(self, _: Any, texts: Sequence[Sequence[int]], __: Any) -> tuple[Any, Any]:
+        """Drafts of every request, and who sees whom."""
+        made = [self._drafts(text) for text in texts]
+        masks = np.concatenate([mask.flatten() for _, mask in made])
+        return np.array([tokens for tokens, _ in made], np.int64).flatten(), masks
+
+    def _drafts(self, text: Sequence[int]) -> tuple[list[int], Any]:
+        draw, count = self.draw, self.count
+        right = self.known.get(tuple(text[-KNOWN:]), [])[: draw.choice([0, 1, 2, count])]
+        tokens, parents, end = [text[-1]], [-1], 0
+        while len(tokens) < count:
+            if right and (self.chain or draw.random() < 0.6):
+                parents.append(end)
+                tokens.append(right.pop(0))
+                end = len(tokens) - 1
+            else:
+                parents.append(len(tokens) - 1 if self.chain else draw.randrange(len(tokens)))
+                tokens.append(draw.randrange(1, 2048))
+        mask = np.eye(count, dtype=bool)
+        for node in range(1, count):
+            mask[node] |= mask[parents[node]]
+        return tokens, mask
+
+    def __getattr__(self, name: str) -> Any:
+        """What the table learns is of no use here."""
+        if name in ("batch_put", "synchronize", "erase_match_state", "reset"):
+            return lambda *_, **__: None
+        raise AttributeError(name)
