@@ -6,8 +6,12 @@ the first `sink` and the last `recent` tokens of a running request also have exa
 and ring stores. A request with `n` cached tokens reads position `p` from
 
 * its sink block where `sink_from <= p < min(sink, n)`,
-* its ring, at `p % recent`, where `max(n - recent, ring_start) <= p < n` (and not from the sink),
+* its ring, at `p % ring_rows`, where `max(n - recent, ring_start) <= p < n` (and not from the
+  sink),
 * INT2 otherwise.
+
+A ring has more than `recent` rows only for speculative decoding: the drafts of a step that may be
+rejected must not overwrite what the window of an earlier length reads.
 
 Row 0 and slot 0 are dummies, which the padding of a CUDA graph reads and writes.
 
@@ -36,8 +40,9 @@ class LayerCache:
         k_spec, v_spec: what a row is; scales are stored in 16 bits.
         codes: `[slots, H, code_bytes(k) + code_bytes(v)]` uint8.
         affine: `[slots, H, 2 * (K groups + V groups)]` float16 or bfloat16.
-        ring_k, ring_v: `[rows, recent, H, head_dim]` BF16 (float32 on a CPU).
+        ring_k, ring_v: `[rows, ring_rows, H, head_dim]` BF16 (float32 on a CPU).
         sink_k, sink_v: `[blocks, sink, H, head_dim]`, the same.
+        recent: positions of the window that is read from a ring, at most `ring_rows`.
     """
 
     k_spec: QuantSpec
@@ -48,6 +53,7 @@ class LayerCache:
     ring_v: Tensor
     sink_k: Tensor
     sink_v: Tensor
+    recent: int
 
     @property
     def num_kv_heads(self) -> int:
@@ -55,7 +61,7 @@ class LayerCache:
         return int(self.codes.shape[1])
 
     @property
-    def recent(self) -> int:
+    def ring_rows(self) -> int:
         """Positions of a ring."""
         return int(self.ring_k.shape[1])
 
@@ -149,6 +155,7 @@ def allocate(
     num_kv_heads: int,
     sink: int,
     recent: int,
+    ring_rows: int | None = None,
     blocks: int | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
@@ -158,12 +165,14 @@ def allocate(
     Args:
         k_spec, v_spec: what a row is; both have the same 16-bit `scale_dtype`.
         slots: number of slots, the dummy page included.
-        rows: number of ring rows, row 0 included.
+        rows: number of request rows, row 0 included; each has a ring.
+        ring_rows: positions of a ring; `recent` by default.
         blocks: number of sink blocks; `rows` by default.
         dtype: type of the windows; bfloat16 by default.
 
     Raises:
-        ValueError: scales are not stored in 16 bits, or differently for K and V.
+        ValueError: scales are not stored in 16 bits, or differently for K and V, or a ring is
+            smaller than its window.
     """
     import torch
 
@@ -172,6 +181,9 @@ def allocate(
             f"scales are stored as {k_spec.scale_dtype} and {v_spec.scale_dtype}; one 16-bit type"
             " is needed"
         )
+    ring = recent if ring_rows is None else ring_rows
+    if ring < recent:
+        raise ValueError(f"a ring of {ring} positions cannot hold a window of {recent}")
     window = {"dtype": dtype or torch.bfloat16, "device": device}
     record = code_bytes(k_spec) + code_bytes(v_spec)
     parameters = 2 * (k_spec.num_groups + v_spec.num_groups)
@@ -183,8 +195,9 @@ def allocate(
         torch.zeros(
             slots, num_kv_heads, parameters, dtype=getattr(torch, k_spec.scale_dtype), device=device
         ),
-        torch.zeros(rows, recent, num_kv_heads, k_spec.head_dim, **window),
-        torch.zeros(rows, recent, num_kv_heads, v_spec.head_dim, **window),
+        torch.zeros(rows, ring, num_kv_heads, k_spec.head_dim, **window),
+        torch.zeros(rows, ring, num_kv_heads, v_spec.head_dim, **window),
         torch.zeros(sinks, sink, num_kv_heads, k_spec.head_dim, **window),
         torch.zeros(sinks, sink, num_kv_heads, v_spec.head_dim, **window),
+        recent,
     )

@@ -95,6 +95,7 @@ def random_cache(
     num_kv_heads: int = 2,
     sink: int = 64,
     recent: int = 256,
+    ring_rows: int | None = None,
     sink_from: int | None = None,
     ring_start: int | None = None,
     seed: int = 0,
@@ -106,6 +107,7 @@ def random_cache(
     Args:
         lengths: cached tokens of each request.
         k_spec, v_spec: of rows; V like K by default.
+        ring_rows: positions of a ring; `recent` by default.
         sink_from, ring_start: of every request; drawn for each one by default: nothing missing,
             some or all.
         dtype: of the windows.
@@ -121,6 +123,7 @@ def random_cache(
         num_kv_heads=num_kv_heads,
         sink=sink,
         recent=recent,
+        ring_rows=ring_rows,
         blocks=requests + 2,
         dtype=dtype,
         device=device,
@@ -181,5 +184,5 @@ def _store(filling: Filling, rows: list[int], indptr: list[int], state: Tensor) 
             (filling.values, cache.ring_v, cache.sink_v),
         ):
             if len(recent):
-                ring[row, recent % cache.recent] = x[first + recent].to(ring.dtype)
+                ring[row, recent % cache.ring_rows] = x[first + recent].to(ring.dtype)
             sinks[block, sink] = x[first + sink].to(sinks.dtype)

@@ -241,6 +241,7 @@ def executor_bytes(
         num_kv_heads=windows.num_kv_heads,
         sink=windows.sink,
         recent=windows.recent,
+        ring_rows=windows.ring_rows,
         dtype=windows.dtype,
         device=device,
     )

@@ -13,8 +13,8 @@ The rules:
 * A ring is copied in front of the step that brings the first tokens of the new prompt. Rings that
   change owner in that step are read before any of them is written. A ring whose row got a new owner
   in an earlier step is gone.
-* A step that was already on its way when a request ended may write `LATE` more tokens to its ring,
-  over its oldest ones. So these are not used.
+* Steps that were already on their way when a request ended may write more tokens to its ring, over
+  its oldest ones. So these are not used.
 
 Every decision follows from what the scheduler of each rank does in the same order, so all ranks
 decide alike.
@@ -30,8 +30,8 @@ from typing import TypeAlias
 Scope: TypeAlias = tuple[Hashable, ...]
 
 LATE = 4
-"""Most tokens that steps on their way write to the ring of a request that has ended. Overlapped
-scheduling has one such step, and SGLang 0.5.23 may have two."""
+"""Most steps on their way that write to the ring of a request that has ended. Overlapped scheduling
+has one such step, and SGLang 0.5.23 may have two."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class KeptRings:
     """The rings of one worker.
 
     Args:
-        recent: tokens of a ring; 0 keeps none.
+        recent: tokens of the window; 0 keeps no rings.
+        drafts: most tokens that a step writes for a request; see `WindowShape`.
 
     Attributes:
         used: number of hits that took a ring.
@@ -74,8 +75,10 @@ class KeptRings:
             tokens decides keys and values, or because too few of them were in the cache.
     """
 
-    def __init__(self, recent: int) -> None:
+    def __init__(self, recent: int, drafts: int = 1) -> None:
         self.recent = recent
+        self._sure = recent + drafts - 1 - LATE * drafts
+        """Last tokens of a ring that no late step overwrites."""
         self.used = self.lost = self.not_kept = 0
         self.chosen: RingChoice | None = None
         """The ring for the request whose prefix the engine looks up at the moment."""
@@ -171,7 +174,7 @@ class KeptRings:
         prefilled = self._ends.get(row, 0)
         decoded = bool(said) and prefilled >= length
         end = len(asked) + len(said) - 1 if decoded else min(len(asked) + len(said), prefilled)
-        first = max(start, end - self.recent + LATE)
+        first = max(start, end - self._sure)
         if scope is None or first >= end:
             self.not_kept += 1
             return

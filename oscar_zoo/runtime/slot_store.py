@@ -115,6 +115,7 @@ class SlotStore:
             windows.ring_v[index],
             windows.sink_k[index],
             windows.sink_v[index],
+            windows.shape.recent,
         )
 
     def move(self, target: Tensor, source: Tensor) -> None:

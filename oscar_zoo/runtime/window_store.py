@@ -1,8 +1,8 @@
 """The BF16 windows: per row a ring of the last tokens of a request, and sink blocks with first
 tokens that rows share.
 
-Position `p` of a request lies at `p % recent` of its ring. `ring_start` is the first position that
-the current owner of a row wrote there, and `sink_from` the first position that its block
+Position `p` of a request lies at `p % ring_rows` of its ring. `ring_start` is the first position
+that the current owner of a row wrote there, and `sink_from` the first position that its block
 `sink_block` holds. Nothing before them may be read. A row has a new owner exactly when the engine
 handed it out (`fresh`). Nothing is inferred from lengths, because another request can match by
 chance. `sink_blocks` decides which row gets which block, and `kept_rings` whose ring a new owner
@@ -37,9 +37,11 @@ class WindowShape:
         num_kv_heads: local KV heads.
         k_head_dim, v_head_dim: channels of a row.
         sink: tokens of a sink block.
-        recent: tokens of a ring.
+        recent: tokens of the window that is read from a ring.
         dtype: of the rows.
         idle: sink blocks beyond one per row; they keep the first tokens of finished requests.
+        drafts: most tokens that a step writes before it is known which of them stay; 1 without
+            speculative decoding.
     """
 
     num_layers: int
@@ -51,6 +53,7 @@ class WindowShape:
     recent: int
     dtype: torch.dtype
     idle: int = 0
+    drafts: int = 1
 
     def __post_init__(self) -> None:
         if self.sink < 0 or self.recent < 1 or self.idle < 0:
@@ -58,6 +61,17 @@ class WindowShape:
                 f"sink {self.sink} and idle {self.idle} must be at least 0 and recent {self.recent}"
                 " at least 1"
             )
+        if not 1 <= self.drafts <= self.recent:
+            raise ValueError(
+                f"{self.drafts} draft tokens of a step do not fit into a recent window of"
+                f" {self.recent}"
+            )
+
+    @property
+    def ring_rows(self) -> int:
+        """Tokens of a ring. What a rejected draft overwrites is older than the window of every
+        length that the request may have after the step."""
+        return self.recent + self.drafts - 1
 
     @property
     def num_blocks(self) -> int:
@@ -77,7 +91,7 @@ class WindowShape:
     @property
     def nbytes(self) -> int:
         """Bytes of the whole store: rings, sink blocks, and three int32 per row."""
-        tokens = self.num_rows * self.recent + self.num_blocks * self.sink
+        tokens = self.num_rows * self.ring_rows + self.num_blocks * self.sink
         return tokens * self.token_bytes + 12 * self.num_rows
 
 
@@ -109,7 +123,7 @@ class WindowStore:
             return torch.zeros(size, dtype=shape.dtype, device=device)
 
         dims = shape.k_head_dim, shape.v_head_dim
-        self.ring_k, self.ring_v = (store(shape.num_rows, shape.recent, dim) for dim in dims)
+        self.ring_k, self.ring_v = (store(shape.num_rows, shape.ring_rows, dim) for dim in dims)
         self.sink_k, self.sink_v = (store(shape.num_blocks, shape.sink, dim) for dim in dims)
         self.ring_start = torch.zeros(shape.num_rows, dtype=torch.int32, device=device)
         self.sink_from = torch.zeros(shape.num_rows, dtype=torch.int32, device=device)

@@ -287,13 +287,15 @@ def test_a_graph_has_layers_of_different_widths() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("windows", [(0, 0), (0, 256), (64, 0), (16, 33)], ids=str)
 @pytest.mark.parametrize("missing", [(0, 0), (16, 0), (16, 10_000), (8, 20)], ids=str)
-def test_windows(windows: tuple[int, int], missing: tuple[int, int]) -> None:
+@pytest.mark.parametrize("more", [0, 7])
+def test_windows(windows: tuple[int, int], missing: tuple[int, int], more: int) -> None:
     """Every combination of what a window holds; a read outside of it would be poison."""
     lengths = (1, 15, 16, 17, 33, 64, 65, 300, 700)
     case = random_case(
         lengths,
         sink=windows[0],
         recent=windows[1],
+        ring_rows=windows[1] + more,
         sink_from=min(missing[0], windows[0]),
         ring_start=missing[1],
     )

@@ -173,6 +173,7 @@ def test_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec, per_head: bool, tokens: 
         "group": 3,
         "sink": 64,
         "recent": 256,
+        "ring_rows": 263 if per_head else 256,
         "per_head": per_head,
         "mean": per_head,
     }

@@ -205,6 +205,14 @@ def test_rows_of_256_are_written_as_the_reference_writes_them(
 
 
 @EITHER
+def test_the_emulated_kernel_writes_a_ring_that_is_larger_than_its_window(
+    build: Any, step: bool
+) -> None:
+    job = bfloat16_job(*PLAIN, tokens=60, sink=3, recent=5, ring_rows=9)
+    assert_same(Emulated(build, step=step), job, **EXACT)
+
+
+@EITHER
 @pytest.mark.parametrize("parts", ["slots", "windows"])
 def test_the_emulated_kernel_leaves_the_rest_alone(build: Any, parts: str, step: bool) -> None:
     emulated = Emulated(build, blocks=2, step=step)

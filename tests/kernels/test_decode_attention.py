@@ -98,6 +98,10 @@ def test_codes_of_4_bits(dk: int, dv: int, gk: int, gv: int, bk: int, bv: int) -
     check([70, 1, 0, 33], k, v, sink=5, recent=9, shared_partner=False)
 
 
+def test_a_ring_that_is_larger_than_its_window() -> None:
+    check([70, 12, 0, 5], QuantSpec(32, 32), QuantSpec(16, 16), sink=4, recent=8, ring_rows=13)
+
+
 @pytest.mark.parametrize("group", GROUPS)
 def test_gqa_groups(group: int) -> None:
     check([67], QuantSpec(32, 32), QuantSpec(16, 16), group=group, sink=4, recent=8)

@@ -67,10 +67,13 @@ def test_every_tier_is_read(k_spec: QuantSpec, v_spec: QuantSpec | None) -> None
     assert not got[:50].isnan().any() and got[50:].isnan().all()
 
 
-@pytest.mark.parametrize(("sink", "recent"), [(0, 0), (0, 5), (5, 0), (40, 40)])
-def test_any_windows(sink: int, recent: int) -> None:
+@pytest.mark.parametrize(
+    ("sink", "recent", "ring_rows"),
+    [(0, 0, 0), (0, 5, 5), (5, 0, 0), (40, 40, 40), (3, 5, 8), (0, 0, 3)],
+)
+def test_any_windows(sink: int, recent: int, ring_rows: int) -> None:
     filling = testing.random_cache(
-        [33, 2], QuantSpec(16, 16), sink=sink, recent=recent, device=DEVICE
+        [33, 2], QuantSpec(16, 16), sink=sink, recent=recent, ring_rows=ring_rows, device=DEVICE
     )
     assert_same(filling, 35)
 

@@ -58,9 +58,13 @@ def test_parts_leave_the_rest_alone(parts: str, query: bool) -> None:
     )
 
 
-@pytest.mark.parametrize(("sink", "recent"), [(0, 0), (0, 7), (4, 0), (30, 30)])
-def test_any_windows(sink: int, recent: int) -> None:
-    assert_same(launcher, make_job(QuantSpec(16, 16, 0.9), sink=sink, recent=recent, tokens=50))
+@pytest.mark.parametrize(
+    ("sink", "recent", "ring_rows"),
+    [(0, 0, 0), (0, 7, 7), (4, 0, 0), (30, 30, 30), (4, 7, 11)],
+)
+def test_any_windows(sink: int, recent: int, ring_rows: int) -> None:
+    windows = {"sink": sink, "recent": recent, "ring_rows": ring_rows}
+    assert_same(launcher, make_job(QuantSpec(16, 16, 0.9), tokens=50, **windows))
 
 
 def test_a_token_has_the_same_bytes_whatever_it_is_written_with() -> None:

@@ -37,6 +37,15 @@ def test_a_next_turn_takes_the_ring_of_the_last() -> None:
     assert rings.begin({2: end}) == {2: choice} and (rings.used, rings.lost) == (1, 0)
 
 
+def test_steps_with_drafts_that_come_late_write_more_of_a_ring() -> None:
+    rings = KeptRings(RECENT, drafts=3)
+    tokens = talked(rings)
+    assert rings.choose(SCOPE, [*tokens, *NEXT]) is None, "its window begins in front of the ring"
+    choice = rings.choose(SCOPE, [*tokens, *NEXT, *range(6)])
+    end = len(FIRST) + len(ANSWER) - 1
+    assert choice is not None and choice.first == end - (RECENT + 2) + 3 * LATE
+
+
 def test_a_long_turn_fills_its_window_by_itself() -> None:
     rings = KeptRings(RECENT)
     tokens = talked(rings)

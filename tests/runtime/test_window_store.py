@@ -99,6 +99,25 @@ def test_every_position_is_read_exactly_once(
     assert cover.compressed == length - len(wanted)
 
 
+def test_rejected_drafts_overwrite_nothing_that_is_read_again() -> None:
+    """A step writes 3 drafts, of which the first stays: the request goes on one token longer."""
+    side = WindowStore(WindowShape(2, 3, 2, 8, 12, SINK, RECENT, torch.float32, drafts=3), "cpu")
+    side.begin({2: 0})
+    assert side.ring_k.shape[2] == side.shape.ring_rows == RECENT + 2
+    assert side.nbytes == side.shape.nbytes
+    record(side, 1, 2, 0, *rows(0, 20))
+    for end in range(20, 40):
+        record(side, 1, 2, end, *rows(end, end + 1))
+        record(side, 1, 2, end + 1, *rows(900, 902))
+        k, _ = read(side, 1, 2, end + 1)
+        assert k[-RECENT:, 0, 0].tolist() == [*range(end + 1 - RECENT, end + 1)]
+
+
+def test_more_drafts_than_the_window_holds_are_refused() -> None:
+    with pytest.raises(ValueError, match="7 draft tokens of a step do not fit"):
+        WindowShape(2, 3, 2, 8, 12, SINK, RECENT, torch.float32, drafts=7)
+
+
 @pytest.mark.parametrize("steps", [[20], [3, 1, 1], [6, 6, 6], [1] * 20, [5, 30, 1], [2]])
 @pytest.mark.parametrize(("sink", "recent"), [(SINK, RECENT), (0, 1), (7, 3)])
 def test_what_was_recorded_is_what_is_read(steps: list[int], sink: int, recent: int) -> None:

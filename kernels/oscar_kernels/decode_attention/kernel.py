@@ -56,7 +56,7 @@ def _attention_stage1_kernel(
     BV: tl.constexpr,
     SINK: tl.constexpr,
     RECENT: tl.constexpr,
-    HAS_RING: tl.constexpr,
+    RING: tl.constexpr,
     REQUESTS: tl.constexpr,
     TOKENS: tl.constexpr,
     M: tl.constexpr,
@@ -103,7 +103,7 @@ def _attention_stage1_kernel(
     first = tl.load(indptr_ptr + b).to(tl.int64)
     n = (tl.load(indptr_ptr + b + 1) - first).to(tl.int32)
     row = tl.load(rows_ptr + b).to(tl.int64)
-    sink_from, a, s, r = _positions(n, row, from_ptr, start_ptr, SINK, RECENT if HAS_RING else 0)
+    sink_from, a, s, r = _positions(n, row, from_ptr, start_ptr, SINK, RECENT)
 
     empty = tl.full([M], float("-inf"), tl.float32)
     if split >= NEW_SPLITS + exact_splits:
@@ -150,7 +150,7 @@ def _attention_stage1_kernel(
             lo, hi = _share(s - a + n - r, split - NEW_SPLITS, exact_splits, EXACT_BLOCK_N)
             if lo < hi:
                 block = tl.load(block_ptr + row).to(tl.int64) * SINK * H + h
-                ring = row * RECENT * H + h
+                ring = row * RING * H + h
                 exact_k = (sink_k_ptr + block * DK, ring_k_ptr + ring * DK, H * DK)
                 exact_v = (sink_v_ptr + block * DV, ring_v_ptr + ring * DV, H * DV)
                 acc, lse = _attend_rows(
@@ -169,7 +169,7 @@ def _attention_stage1_kernel(
                     EXACT_BLOCK_N,
                     CAPPED,
                     window,
-                    RECENT,
+                    RING,
                     False,
                 )
                 _store(out_ptr, where, channel, channel < DV, acc, seen, DV)
@@ -221,7 +221,7 @@ def _attend_rows(
     BLOCK_N: tl.constexpr,
     CAPPED: tl.constexpr,
     window,
-    RECENT: tl.constexpr,
+    RING: tl.constexpr,
     NEW: tl.constexpr,
 ):
     """Exact tokens `lo .. hi - 1`: of the windows, or the new ones up to `newest` for each row.
@@ -261,7 +261,7 @@ def _attend_rows(
         else:
             position = tl.where(at < s - a, a + at, r - (s - a) + at)
             in_sink = (position >= sink_from) & (position < s)
-            place = tl.where(in_sink, position, position % RECENT).to(tl.int64)
+            place = tl.where(in_sink, position, position % RING).to(tl.int64)
             keys = tl.where(in_sink, exact_k[0], exact_k[1]) + place * exact_k[2]
             values = tl.where(in_sink, exact_v[0], exact_v[1]) + place * exact_v[2]
             hidden = tl.where(start + token < hi, 0.0, float("-inf"))[:, None]

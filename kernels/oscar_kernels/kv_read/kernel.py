@@ -122,6 +122,7 @@ def _materialize_prefix_kernel(
     BITS_K: tl.constexpr,
     BITS_V: tl.constexpr,
     RECENT: tl.constexpr,
+    RING: tl.constexpr,
     SINK: tl.constexpr,
     FIRST: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -179,7 +180,7 @@ def _materialize_prefix_kernel(
     if tl.max((in_sink | in_ring).to(tl.int32), 0) > 0:
         block = tl.load(sink_block_ptr + row).to(tl.int64)
         sink = (block * SINK + position) * HEADS + head
-        ring = (row * RECENT + position % max(RECENT, 1)) * HEADS + head
+        ring = (row * RING + position % RING) * HEADS + head
         _copy_side(
             ring_k_ptr,
             sink_k_ptr,

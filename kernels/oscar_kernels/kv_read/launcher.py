@@ -68,6 +68,7 @@ def materialize_prefix(
         BITS_K=cache.k_spec.bits,
         BITS_V=cache.v_spec.bits,
         RECENT=cache.recent,
+        RING=max(1, cache.ring_rows),
         SINK=cache.sink,
         FIRST=first is not None,
         BLOCK_M=tiles.block_m,

@@ -66,8 +66,8 @@ def cached_rows(
 
     recent = position[position >= max(length - cache.recent, int(batch.windows.ring_start[row]))]
     if len(recent):
-        keys[recent] = cache.ring_k[row, recent % cache.recent].to(dtype)
-        values[recent] = cache.ring_v[row, recent % cache.recent].to(dtype)
+        keys[recent] = cache.ring_k[row, recent % cache.ring_rows].to(dtype)
+        values[recent] = cache.ring_v[row, recent % cache.ring_rows].to(dtype)
     block = int(batch.windows.sink_block[row])
     sink = position[int(batch.windows.sink_from[row]) : min(cache.sink, length)]
     keys[sink] = cache.sink_k[block, sink].to(dtype)

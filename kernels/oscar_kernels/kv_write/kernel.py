@@ -55,6 +55,7 @@ def _write_side(
     RANK: tl.constexpr,
     LANE_COLUMNS: tl.constexpr,
     RECENT: tl.constexpr,
+    RING: tl.constexpr,
     SINK: tl.constexpr,
     LARGEST: tl.constexpr,
     PTX: tl.constexpr,
@@ -101,7 +102,7 @@ def _write_side(
                 _store_rows(out_ptr, (token * HEADS + head) * D, acc, valid, D)
             if WINDOWS:
                 if RECENT > 0 and _any(last):
-                    offset = (row * RECENT + position % RECENT) * HEADS + head
+                    offset = (row * RING + position % RING) * HEADS + head
                     _store_rows(ring_ptr, offset * D, acc, last, D)
                 if SINK > 0 and _any(first):
                     sink = tl.load(sink_block_ptr + row, mask=first, other=0).to(tl.int64)
@@ -209,6 +210,7 @@ def _write_kv_int2_kernel(
     PTX: tl.constexpr,
     LANE_COLUMNS: tl.constexpr,
     RECENT: tl.constexpr,
+    RING: tl.constexpr,
     SINK: tl.constexpr,
     LARGEST: tl.constexpr,
     MEAN: tl.constexpr,
@@ -235,8 +237,9 @@ def _write_kv_int2_kernel(
             RECORD, AFFINE,
             ring_v_ptr, sink_v_ptr, slots_ptr, rows_ptr, positions_ptr, ends_ptr, sink_block_ptr,
             tokens, head, program, kv_programs,
-            HEADS, DV, QUARTER_V, GROUPS_V, BITS_V, RANK_V, LANE_COLUMNS, RECENT, SINK, LARGEST,
-            PTX, False, SLOTS, WINDOWS, ROWS_OUT, PARTS, PRECISION, BLOCK_M, BLOCK_K_V, STAGES,
+            HEADS, DV, QUARTER_V, GROUPS_V, BITS_V, RANK_V, LANE_COLUMNS, RECENT, RING, SINK,
+            LARGEST, PTX, False, SLOTS, WINDOWS, ROWS_OUT, PARTS, PRECISION, BLOCK_M, BLOCK_K_V,
+            STAGES,
         )  # fmt: skip
     elif program < 2 * kv_programs:
         _write_side(
@@ -244,8 +247,9 @@ def _write_kv_int2_kernel(
             stride_k_forward, stride_k_mean, codes_ptr, affine_ptr, RECORD, AFFINE,
             ring_k_ptr, sink_k_ptr, slots_ptr, rows_ptr, positions_ptr, ends_ptr, sink_block_ptr,
             tokens, head, program - kv_programs, kv_programs,
-            HEADS, DK, QUARTER_K, GROUPS_K, BITS_K, RANK_K, LANE_COLUMNS, RECENT, SINK, LARGEST,
-            PTX, MEAN, SLOTS, WINDOWS, ROWS_OUT, PARTS, PRECISION, BLOCK_M, BLOCK_K_K, STAGES,
+            HEADS, DK, QUARTER_K, GROUPS_K, BITS_K, RANK_K, LANE_COLUMNS, RECENT, RING, SINK,
+            LARGEST, PTX, MEAN, SLOTS, WINDOWS, ROWS_OUT, PARTS, PRECISION, BLOCK_M, BLOCK_K_K,
+            STAGES,
         )  # fmt: skip
     else:
         if GROUP > 0:

@@ -138,6 +138,7 @@ def _launch(
         HEADS=heads,
         GROUP=group,
         RECENT=cache.recent,
+        RING=cache.ring_rows,
         SINK=cache.sink,
         LANE_COLUMNS=1 if _triton.interpreted() else 8,
         LARGEST=torch.finfo(cache.affine.dtype).max,

@@ -95,6 +95,6 @@ def _write_windows(
         (v_rows, cache.ring_v, cache.sink_v),
     ):
         if cache.recent:
-            ring[rows[last], positions[last] % cache.recent] = new[last].to(ring.dtype)
+            ring[rows[last], positions[last] % cache.ring_rows] = new[last].to(ring.dtype)
         if cache.sink:
             sink[blocks[first], positions[first]] = new[first].to(sink.dtype)

@@ -170,6 +170,7 @@ def decode_attention(
         cache.codes[0].nbytes,
         cache.affine[0].nbytes,
         prefix_stable,
+        cache.ring_rows,
     )
     stream = torch.cuda.current_stream(query.device).cuda_stream
     shared = loaded.ring_bytes + 28 * requests + 4

@@ -45,6 +45,7 @@ class Params(ctypes.Structure):
                 "code_stride",
                 "affine_stride",
                 "prefix_stable",
+                "ring_rows",
             )
         ),
     )

@@ -46,6 +46,7 @@ struct Params {
   int batch, heads, recent, sink, partner_heads, blocks;
   u32 code_stride, affine_stride;  // bytes of a slot
   int prefix_stable;               // all rows but the newest of every request are older than the kernel in front
+  int ring_rows;                   // positions of a ring, at least `recent`
 };
 
 struct Request {

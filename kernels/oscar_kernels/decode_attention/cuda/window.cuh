@@ -5,25 +5,25 @@
 
 // The exact rows of a request, sink and ring: [sink_from, sink_end) and [ring_from, length), read once each.
 struct Window {
-  int from, split, jump, count, sink_from, sink_end, ring_from, ring_base, recent, heads;
+  int from, split, jump, count, sink_from, sink_end, ring_from, ring_base, ring_rows, heads;
   size_t sink_row, ring_row;
   DEV Window(const Params& p, const Request& r, int b, int head)
-      : sink_from(r.sink_from), sink_end(r.sink_end), ring_from(r.ring_from), recent(p.recent), heads(p.heads) {
+      : sink_from(r.sink_from), sink_end(r.sink_end), ring_from(r.ring_from), ring_rows(p.ring_rows), heads(p.heads) {
     const bool apart = r.ring_from > r.sink_end || r.sink_end <= r.sink_from;
     from = apart ? r.sink_from : min(r.sink_from, r.ring_from);
     split = apart ? max(0, r.sink_end - r.sink_from) : r.length - from;
     jump = apart ? r.ring_from - split : from;
     count = apart ? split + r.length - r.ring_from : split;
     const int row = (int)p.rows[b];
-    ring_base = recent ? ring_from % recent : 0;
+    ring_base = ring_rows ? ring_from % ring_rows : 0;
     sink_row = (size_t)p.sink_block[row] * p.sink * heads + head;
-    ring_row = (size_t)row * recent * heads + head;
+    ring_row = (size_t)row * ring_rows * heads + head;
   }
   DEV const unsigned short* row(int i, const unsigned short* sink, const unsigned short* ring, int width) const {
     const int at = i < split ? from + i : jump + i;
     if (at >= sink_from && at < sink_end) return sink + (sink_row + (size_t)at * heads) * width;
     int slot = ring_base + at - ring_from;
-    slot -= slot >= recent ? recent : 0;
+    slot -= slot >= ring_rows ? ring_rows : 0;
     return ring + (ring_row + (size_t)slot * heads) * width;
   }
 };

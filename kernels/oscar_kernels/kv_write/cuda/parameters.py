@@ -39,6 +39,7 @@ class Params(ctypes.Structure):
         )),
         *((name, ctypes.c_int) for name in (
             "tokens", "heads", "recent", "sink", "to_slots", "to_windows", "block_rows",
+            "ring_rows",
         )),
     )  # fmt: skip
 
@@ -136,6 +137,7 @@ def arguments(
         int(parts != "windows"),
         int(parts != "slots"),
         rows,
+        cache.ring_rows,
     )
     slots = parts == "slots" and rows_out is None
     kernel = "oscar_write_step" if step else "oscar_write_slots" if slots else "oscar_write"

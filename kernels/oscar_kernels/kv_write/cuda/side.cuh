@@ -77,7 +77,7 @@ struct Block {
     if (!R::CACHED || !p.to_windows) return;
     const long long position = p.positions[token], request = p.request_rows[token];
     if (position >= (long long)p.ends[token] - p.recent)
-      store_row<D, I>(s.ring + ((request * p.recent + position % p.recent) * p.heads + head) * D, x, t);
+      store_row<D, I>(s.ring + ((request * p.ring_rows + position % p.ring_rows) * p.heads + head) * D, x, t);
     if (position < p.sink)
       store_row<D, I>(s.sink + (((long long)p.sink_block[request] * p.sink + position) * p.heads + head) * D, x, t);
   }

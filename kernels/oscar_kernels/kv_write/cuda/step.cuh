@@ -39,7 +39,7 @@ DEV void finish_row(const Params& p, const Side& s, const Place& to, WarpRow<R>&
   if (s.out) row.store_exact(s.out + wide(to.token, s.out_token) + to.head * s.out_head);
   if constexpr (R::CACHED) {
     if (p.to_windows && to.position >= to.end - p.recent)
-      row.store_exact(s.ring + ((to.request * p.recent + to.position % p.recent) * p.heads + to.head) * D);
+      row.store_exact(s.ring + ((to.request * p.ring_rows + to.position % p.ring_rows) * p.heads + to.head) * D);
     if (p.to_windows && to.position < p.sink)
       row.store_exact(s.sink +
                       (((long long)p.sink_block[to.request] * p.sink + to.position) * p.heads + to.head) * D);

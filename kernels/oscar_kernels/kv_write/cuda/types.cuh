@@ -28,6 +28,7 @@ struct Params {
   const int* sink_block;
   int tokens, heads, recent, sink, to_slots, to_windows;
   int block_rows;  // of a block of the kernel for few rows
+  int ring_rows;   // positions of a ring, at least `recent`
 };
 
 struct KeyRow {
