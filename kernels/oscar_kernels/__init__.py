@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from oscar_kernels.cache import (
         BatchView,
+        Drafts,
         LayerCache,
         TokenTargets,
         Transforms,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchView",
+    "Drafts",
     "LayerCache",
     "QuantSpec",
     "TokenTargets",
@@ -46,7 +48,15 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(
-        ("BatchView", "LayerCache", "TokenTargets", "Transforms", "WindowState", "allocate"),
+        (
+            "BatchView",
+            "Drafts",
+            "LayerCache",
+            "TokenTargets",
+            "Transforms",
+            "WindowState",
+            "allocate",
+        ),
         "cache",
     ),
     "QuantSpec": "spec",

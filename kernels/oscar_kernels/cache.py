@@ -105,6 +105,30 @@ class BatchView:
     windows: WindowState
 
 
+MOST_DRAFTS = 32
+"""Most draft tokens of a request, because a mask has a bit for each of them."""
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """Speculative decoding: the last tokens of every request of a batch are drafts, which form a
+    tree below the last token that is sure. Their first node is that token itself.
+
+    With `L` committed tokens and `n` drafts a request has `L + n` tokens in its `BatchView`. Draft
+    `i` lies in slot `L + i` of the list and at `(L + i) % ring_rows` of the ring, whatever its
+    depth in the tree.
+
+    Attributes:
+        count: `n` drafts of each request, 1 to `MOST_DRAFTS`.
+        mask: `[B * n]` int32; bit `i` of entry `b * n + j` says that node `j` of request `b` sees
+            node `i`: its ancestors, which have smaller numbers, and itself. `None` is a chain, in
+            which node `j` sees the nodes `0 .. j`.
+    """
+
+    count: int
+    mask: Tensor | None = None
+
+
 @dataclass(frozen=True)
 class TokenTargets:
     """Where `T` new tokens go; all int32 or int64.

@@ -96,6 +96,7 @@ def random_cache(
     sink: int = 64,
     recent: int = 256,
     ring_rows: int | None = None,
+    drafts: int = 0,
     sink_from: int | None = None,
     ring_start: int | None = None,
     seed: int = 0,
@@ -105,9 +106,10 @@ def random_cache(
     """A batch of requests with random rows in random slots, rows and sink blocks.
 
     Args:
-        lengths: cached tokens of each request.
+        lengths: cached tokens of each request, its drafts included.
         k_spec, v_spec: of rows; V like K by default.
-        ring_rows: positions of a ring; `recent` by default.
+        ring_rows: positions of a ring; by default as many as the window and the drafts need.
+        drafts: how many of the last tokens of each request are drafts.
         sink_from, ring_start: of every request; drawn for each one by default: nothing missing,
             some or all.
         dtype: of the windows.
@@ -123,7 +125,7 @@ def random_cache(
         num_kv_heads=num_kv_heads,
         sink=sink,
         recent=recent,
-        ring_rows=ring_rows,
+        ring_rows=recent + max(0, drafts - 1) if ring_rows is None else ring_rows,
         blocks=requests + 2,
         dtype=dtype,
         device=device,
@@ -151,7 +153,7 @@ def random_cache(
         _rows(tokens, num_kv_heads, k_spec, draw),
         2 * _rows(tokens, num_kv_heads, v_spec, draw),
     )
-    _store(filling, rows.tolist(), indptr.tolist(), state)
+    _store(filling, rows.tolist(), indptr.tolist(), state, drafts)
     return filling
 
 
@@ -165,7 +167,9 @@ def _rows(tokens: int, heads: int, spec: QuantSpec, draw: torch.Generator) -> Te
     return x + 0.5 * torch.randn(1, heads, 1, generator=draw, device=draw.device)
 
 
-def _store(filling: Filling, rows: list[int], indptr: list[int], state: Tensor) -> None:
+def _store(
+    filling: Filling, rows: list[int], indptr: list[int], state: Tensor, drafts: int
+) -> None:
     cache, slots = filling.cache, filling.batch.kv_indices.long()
     split, groups = code_bytes(cache.k_spec), 2 * cache.k_spec.num_groups
     for spec, x, codes, affine in (
@@ -177,8 +181,9 @@ def _store(filling: Filling, rows: list[int], indptr: list[int], state: Tensor) 
     for row, first, last in zip(rows, indptr[:-1], indptr[1:], strict=True):
         block, sink_from, ring_start = state[:, row].tolist()
         position = torch.arange(last - first, device=slots.device)
-        recent = position[max(last - first - cache.recent, ring_start) :]
-        sink = position[sink_from : cache.sink]
+        sure = max(0, last - first - drafts)
+        recent = position[min(max(sure + min(1, drafts) - cache.recent, ring_start, 0), sure) :]
+        sink = position[:sure][sink_from : cache.sink]
         for x, ring, sinks in (
             (filling.keys, cache.ring_k, cache.sink_k),
             (filling.values, cache.ring_v, cache.sink_v),

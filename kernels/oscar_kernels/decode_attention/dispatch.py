@@ -39,10 +39,11 @@ def decode_attention(query: Tensor, cache: LayerCache, batch: BatchView, **optio
     if max(cache.k_spec.head_dim, cache.v_spec.head_dim) > FASTER_DIM:
         return triton_launcher.decode_attention(query, cache, batch, **options)
     sink_logits = options.pop("sink_logits", None)
+    drafts = options.get("drafts")
     reason = (
         (LEARNED_SINKS if sink_logits is not None else None)
-        or cuda_launcher.unsupported(query, cache, batch)
-        or cuda_launcher.unbuildable(query, cache, batch, options.get("logit_cap", 0.0))
+        or cuda_launcher.unsupported(query, cache, batch, drafts)
+        or cuda_launcher.unbuildable(query, cache, batch, options.get("logit_cap", 0.0), drafts)
     )
     if not reason:
         return cuda_launcher.decode_attention(query, cache, batch, checked=True, **options)
@@ -51,12 +52,15 @@ def decode_attention(query: Tensor, cache: LayerCache, batch: BatchView, **optio
     return triton_launcher.decode_attention(query, cache, batch, **options)
 
 
-def decode_workspace_numel(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:
-    """Workspace size in float32 elements, for decode batches up to `max_batch` on either path."""
-    triton = triton_launcher.decode_workspace_numel(cache, num_q_heads, max_batch)
+def decode_workspace_numel(
+    cache: LayerCache, num_q_heads: int, max_batch: int, drafts: int = 1
+) -> int:
+    """Workspace size in float32 elements, for decode batches up to `max_batch` requests on either
+    path, with as many `drafts` each; none is as one."""
+    triton = triton_launcher.decode_workspace_numel(cache, num_q_heads, max_batch * drafts)
     if not cache.codes.is_cuda:
         return triton
-    return max(triton, cuda_launcher.decode_workspace_numel(cache, num_q_heads, max_batch))
+    return max(triton, cuda_launcher.decode_workspace_numel(cache, num_q_heads, max_batch, drafts))
 
 
 @functools.cache

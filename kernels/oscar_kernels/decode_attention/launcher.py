@@ -14,7 +14,7 @@ import functools
 import torch
 from torch import Tensor
 
-from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.cache import BatchView, Drafts, LayerCache
 from oscar_kernels.decode_attention import tuning
 from oscar_kernels.decode_attention.arguments import check, check_new, check_sink_logits
 from oscar_kernels.decode_attention.stages import launch_stage1, launch_stage2
@@ -33,6 +33,7 @@ def decode_attention(
     workspace: Workspace | None = None,
     out: Tensor | None = None,
     prefix_stable: bool = False,
+    drafts: Drafts | None = None,
 ) -> Tensor:
     """One query token per request over all its cached tokens; see `reference.decode_attention`.
 
@@ -46,6 +47,8 @@ def decode_attention(
     Raises:
         ValueError: shapes that do not fit or are not supported, or no Triton on this device.
     """
+    if drafts is not None:
+        raise ValueError("the Triton path does not verify drafts; the CUDA path does")
     tiles = _decode_tiles(cache, query.shape[0], query.shape[1], query.device)
     if out is None:
         out = query.new_empty(*query.shape[:2], cache.v_spec.head_dim)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.cache import BatchView, Drafts, LayerCache
 from oscar_kernels.kv_read.reference import cached_rows
 
 
@@ -26,36 +26,64 @@ def decode_attention(
     workspace: object = None,
     out: Tensor | None = None,
     prefix_stable: bool = False,
+    drafts: Drafts | None = None,
 ) -> Tensor:
-    """One query token per request over all its cached tokens, itself included.
+    """One query token per request over all its cached tokens, itself included; or all drafts of
+    every request, each over what is sure and over its ancestors.
 
     Args:
-        query: `[B, Hq, Dk]`, transformed.
+        query: `[B, Hq, Dk]`, transformed; `[B * n, Hq, Dk]` with `n` drafts of each request.
         cache, batch: what is read; a request without tokens gets zeros.
         sm_scale: factor of the logits.
         logit_cap: `c` for `c * tanh(logit / c)`; 0 for none.
-        sink_logits: `[B, Hq]` float32, any strides: a logit beside those of the tokens that takes
-            its share of every softmax and has no value (learned sinks of gpt-oss).
+        sink_logits: float32, `[B, Hq]` or `[B * n, Hq]`, any strides: a logit beside those of the
+            tokens that takes its share of every softmax and has no value (learned sinks of
+            gpt-oss).
         o_partner: `[1 | H, Dv, Dv]`; outputs become `o' @ o_partner^T`.
         workspace: unused; only launchers need one.
-        out: `[B, Hq, Dv]`, written if given.
+        out: `[B, Hq, Dv]` or `[B * n, Hq, Dv]`, written if given.
         prefix_stable: the caller promises that the kernel in front of this call on the same stream
             writes, of all rows that are read, only the newest token of each request, and that this
-            token is read from a window. A decode step can promise this.
+            token is read from a window. A decode step without drafts can promise this.
+        drafts: of every request. A node of depth `d` reads the `L` tokens that are sure where a
+            decode step of length `L + d + 1` reads them, and its ancestors and itself from the
+            ring. So the ring must have `recent + n - 1` rows, and the window `n`.
 
     Returns:
-        `[B, Hq, Dv]` in the dtype of the query, or `out`.
+        `[B, Hq, Dv]` or `[B * n, Hq, Dv]` in the dtype of the query, or `out`.
     """
     rows = []
-    for request in range(query.shape[0]):
-        keys, values = cached_rows(cache, batch, request, query.dtype)
-        one, sums = attend(query[request : request + 1], keys, values, sm_scale, logit_cap)
-        rows.append(one if sink_logits is None else with_sink(one, sums, sink_logits[request]))
+    for index in range(query.shape[0]):
+        if drafts is None:
+            keys, values = cached_rows(cache, batch, index, query.dtype)
+        else:
+            keys, values = _rows_of_node(cache, batch, drafts, index, query.dtype)
+        one, sums = attend(query[index : index + 1], keys, values, sm_scale, logit_cap)
+        rows.append(one if sink_logits is None else with_sink(one, sums, sink_logits[index]))
     result = apply_o_partner(
         torch.cat(rows) if rows else query.new_zeros(0, query.shape[1], cache.v_spec.head_dim),
         o_partner,
     )
     return result if out is None else out.copy_(result)
+
+
+def _rows_of_node(
+    cache: LayerCache, batch: BatchView, drafts: Drafts, index: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """K and V that draft `index` of a batch reads: of sure tokens, then of its ancestors and
+    itself."""
+    request, node = divmod(index, drafts.count)
+    if batch.kv_indptr[request + 1] == batch.kv_indptr[request]:
+        return cached_rows(cache, batch, request, dtype)
+    bits = (2 << node) - 1 if drafts.mask is None else int(drafts.mask[index])
+    nodes = torch.tensor([i for i in range(drafts.count) if bits >> i & 1], dtype=torch.int64)
+    keys, values = cached_rows(cache, batch, request, dtype, drafts=drafts.count, seen=len(nodes))
+    row = int(batch.rows[request])
+    at = (len(keys) + nodes.to(keys.device)) % cache.ring_rows
+    return (
+        torch.cat([keys, cache.ring_k[row, at].to(dtype)]),
+        torch.cat([values, cache.ring_v[row, at].to(dtype)]),
+    )
 
 
 def extend_attention(

@@ -50,21 +50,33 @@ def materialize_prefix(
 
 
 def cached_rows(
-    cache: LayerCache, batch: BatchView, request: int, dtype: torch.dtype
+    cache: LayerCache,
+    batch: BatchView,
+    request: int,
+    dtype: torch.dtype,
+    *,
+    drafts: int = 0,
+    seen: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Transformed K and V of every cached position of one request, from the tier that holds it.
 
+    Args:
+        drafts: last tokens of the request that are left out.
+        seen: how many of these the query sees; older tokens leave its window as they do when these
+            are cached.
+
     Returns:
-        `[n, H, Dk]` and `[n, H, Dv]` of `dtype`.
+        `[n, H, Dk]` and `[n, H, Dv]` of `dtype`, with `n` tokens that are no drafts.
     """
     first, last = batch.kv_indptr[request : request + 2].tolist()
-    length, row = last - first, int(batch.rows[request])
-    slots = batch.kv_indices[first:last].long()
+    length, row = last - first - drafts, int(batch.rows[request])
+    slots = batch.kv_indices[first : first + length].long()
     position = torch.arange(length, device=slots.device)
     keys, values = stored_rows(cache, slots)
     keys, values = keys.to(dtype), values.to(dtype)
 
-    recent = position[position >= max(length - cache.recent, int(batch.windows.ring_start[row]))]
+    start = max(length + seen - cache.recent, int(batch.windows.ring_start[row]))
+    recent = position[position >= start]
     if len(recent):
         keys[recent] = cache.ring_k[row, recent % cache.ring_rows].to(dtype)
         values[recent] = cache.ring_v[row, recent % cache.ring_rows].to(dtype)

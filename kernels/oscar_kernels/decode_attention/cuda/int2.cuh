@@ -23,13 +23,20 @@ struct Tile {
                     (AFFINE_TURNED ? swizzle<AFFINE_UNITS>(row, at / 16) * 16 + at % 16 : at);
   }
   // swizzle() repeats every eight tokens, so `step` more tokens are a constant number of bytes.
-  DEV void compute(const Params& p, State& s, const Query& q, u32 stage, int valid, int lane) const {
+  DEV void compute(const Params& p, State& s, const Query& q, const Sight& sight, u32 stage, int valid,
+                   int lane) const {
     const int g = lane / 4;
     float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
     UNROLL for (int o = 0; o < 4; o++)
         load_affine(stage + affine_offset + 8 * o * AFFINE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
     UNROLL for (int u = 0; u < 2; u++) scores(p, q, stage, u, k_scale, k_offs, x);
-    if (valid < 32) {
+    if (DRAFTS && valid < 31 + DRAFTS) {  // some rows read the last tokens from their ring
+      const int end = Positions(sight.r, int2_end(p, sight.r)).count;
+      UNROLL for (int n = 0; n < NT; n++) {
+        const int mine = valid - end + Positions(sight.r, sight.exact_from(sight.drafts(n))).count;
+        UNROLL for (int o = 0; o < 4; o++) x[n][o] = 8 * o + g < mine ? x[n][o] : -__int_as_float(0x7F800000);
+      }
+    } else if (valid < 32) {
       UNROLL for (int o = 0; o < 4; o++) UNROLL for (int n = 0; n < NT; n++)
           x[n][o] = 8 * o + g < valid ? x[n][o] : -__int_as_float(0x7F800000);
     }

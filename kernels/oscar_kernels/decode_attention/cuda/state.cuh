@@ -1,7 +1,7 @@
 // What a warp keeps of its query heads, and how it leaves it for stage 2.
 #pragma once
 
-#include "types.cuh"
+#include "drafts.cuh"
 
 // What a warp knows of its query heads so far; `z` sums p * offset. Lane t: heads t, 4 + t, ... of the warp.
 struct State {
