@@ -138,10 +138,12 @@ def decode_attention(
         out = query.new_empty(*query.shape[:2], cache.v_spec.head_dim)
     count = drafts.count if drafts else 1
     requests, heads = query.shape[0] // count, cache.num_kv_heads
-    sizes = _parts(cache, query.shape[1] * count, requests)
     if workspace is None:
-        workspace = Workspace.allocate(sum(sizes), query.device)
-    _refuse(_misfit(query, cache, batch, o_partner, workspace, out, sum(sizes)))
+        workspace = Workspace.allocate(
+            decode_workspace_numel(cache, query.shape[1], requests, count), query.device
+        )
+    _refuse(_misfit(query, cache, batch, o_partner, workspace, out, count))
+    sizes = _parts(cache, query.shape[1] * count, requests)
     if requests == 0:
         return out
     loaded = _load(variant(query, cache, batch, logit_cap, tiles, drafts), query.device)
@@ -205,7 +207,7 @@ def _misfit(
     partner: Tensor | None,
     workspace: Workspace,
     out: Tensor,
-    needed: int,
+    count: int,
 ) -> str | None:
     windows = (batch.windows.sink_block, batch.windows.sink_from, batch.windows.ring_start)
     named = {
@@ -225,6 +227,7 @@ def _misfit(
     strided = next((name for name, x in named.items() if not x.is_contiguous()), None)
     if strided:
         return f"{strided} is not contiguous"
+    needed = decode_workspace_numel(cache, query.shape[1], query.shape[0] // count, count)
     if workspace.scratch.numel() < needed:
         return f"the workspace holds {workspace.scratch.numel()} elements; this call needs {needed}"
     if out.dtype != query.dtype or out.shape != (*query.shape[:2], cache.v_spec.head_dim):
