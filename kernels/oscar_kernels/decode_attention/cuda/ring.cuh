@@ -123,14 +123,18 @@ DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, i
   meet(ahead);
   Query q;
   q.load(p, rows, lane);
+  Tile::Scored scored;
+  if (PIPELINED) wait_phase(ring.full(), ring.round);
+  tile.begin(p, s, q, ring.data(), scored);
   for (int i = lo; i < hi; i++) {
     if (i + AHEAD == mine) {
       if (mine < hi) loader.copy(p, ring.plus(AHEAD), mine, slot, lane);
       mine += WARPS;
       loader.fetch(mine, hi, slot, lane);
     }
-    wait_phase(ring.full(), ring.round);
-    tile.compute(p, s, q, Sight{p, r, b, rows.skip, lane % 4}, ring.data(), left, lane);
+    const Ring next = PIPELINED && i + 1 < hi ? ring.plus(1) : ring;  // the last tile is scored twice
+    wait_phase(next.full(), next.round);
+    tile.step(p, s, q, Sight{p, r, b, rows.skip, lane % 4}, ring.data(), next.data(), left, i == lo, lane, scored);
     __syncwarp();
     if (lane == 0) arrive(ring.empty());
     ring = ring.plus(1);
