@@ -115,7 +115,7 @@ struct Tile {
         top[n] += before[n];
         if (first) s.m[n] = NEVER;
       }
-      s.rescale(top, largest);
+      s.rescale(top, largest, first);
       UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) now.x[n][o] += before[n] - s.m[n];
     }
     u32 b[PAIRS][4][GV];

@@ -281,5 +281,8 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def _rows_per_block(rows: int, heads: int, device: torch.device) -> int:
-    """Rows that a block of stage 2 merges: more than one once every multiprocessor has a block."""
-    return next((n for n in MERGED_ROWS if -(-rows // n) * heads >= _multiprocessors(device)), 1)
+    """Rows that a block of stage 2 merges: more than one once every multiprocessor has a block, or
+    once some would have two blocks of one row, for which they have no room at a time."""
+    places = _multiprocessors(device)
+    found = next((n for n in MERGED_ROWS if -(-rows // n) * heads >= places), 1)
+    return 2 if found == 1 and rows * heads > places else found

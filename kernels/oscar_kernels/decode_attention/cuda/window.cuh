@@ -60,6 +60,17 @@ struct Query16 {
   u32 hi[PAIRS][DK / 16][2], lo[PAIRS][NT > 1 && QUERY ? DK / 16 : 1][2];
   DEV void load(const Params& p, const QueryRows& rows, int lane) {
     const int g = lane / 4, t = lane % 4;
+    if constexpr (NT > 2 && QUERY == 0) {
+      UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int k = 0; k < DK / 32; k++) {
+        const int head = 8 * j + g % 2 * 4 + g / 2;
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (head < GW)
+          x = __ldcg(reinterpret_cast<const uint4*>(static_cast<const unsigned short*>(p.query) + rows[head] * DK) +
+                     4 * k + t);
+        UNROLL for (int i = 0; i < 4; i++) hi[j][2 * k + i / 2][i % 2] = word(x, i);
+      }
+      return;
+    }
     UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int k = 0; k < DK / 16; k++) UNROLL for (int i = 0; i < 2; i++) {
       const int head = NT == 1 ? g / 2 : 8 * j + g % 2 * 4 + g / 2;
       const float2 x = head < GW ? query_pair(p, rows[head] * DK + 8 * (4 * (k / 2) + t) + 4 * (k % 2) + 2 * i)
