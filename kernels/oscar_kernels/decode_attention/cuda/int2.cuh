@@ -26,7 +26,7 @@ struct Tile {
   struct Scored {
     float x[NT][4], v_scale[4][GV], v_offs[4][GV];
   };
-  DEV void begin(const Params&, State&, const Query8&, u32, Scored&) const {}
+  DEV void begin(State&, const Query8&, Scored&) const {}
   // swizzle() repeats every eight tokens, so `step` more tokens are a constant number of bytes.
   DEV void step(const Params& p, State& s, const Query8& q, const Sight& sight, u32 stage, u32, int valid, bool,
                 int lane, Scored&) const {
@@ -86,19 +86,22 @@ struct Tile {
       }
     }
   }
-  // With a query in float16 logits are less the maxima from the start, zero before the first tile.
-  DEV void begin(const Params& p, State& s, const HalfQuery& q, u32 stage, Scored& now) const {
+  // With a query in float16 logits are less the maxima from the start, zero before the first tile. If PIPELINED a tile of
+  // no weight comes before it, in place of code that scores the first one alone.
+  DEV void begin(State& s, const HalfQuery&, Scored& now) const {
     UNROLL for (int n = 0; n < NT; n++) s.m[n] = 0.f;
-    if (PIPELINED) score(p, s, q, stage, now);
-  }
-  DEV void score(const Params& p, const State& s, const HalfQuery& q, u32 stage, Scored& now) const {
-    float c[2][PAIRS][GK][4];
-    UNROLL for (int u = 0; u < 2; u++) products(q, stage, u, c[u]);
-    finish(p, s, q, stage, c, now);
+    UNROLL for (int o = 0; o < 4; o++) {
+      UNROLL for (int n = 0; n < NT; n++) now.x[n][o] = -__int_as_float(0x7F800000);
+      UNROLL for (int v = 0; v < GV; v++) now.v_scale[o][v] = now.v_offs[o][v] = 0.f;
+    }
   }
   DEV void step(const Params& p, State& s, const HalfQuery& q, const Sight& sight, u32 stage, u32 next, int valid,
                 bool first, int lane, Scored& now) const {
-    if (!PIPELINED) score(p, s, q, stage, now);
+    if constexpr (!PIPELINED) {
+      float c[2][PAIRS][GK][4];
+      UNROLL for (int u = 0; u < 2; u++) products(q, stage, u, c[u]);
+      finish(p, s, q, stage, c, now);
+    }
     hide(p, sight, valid, lane, now.x);
     float top[NT], largest = now.v_scale[0][0];
     bool raise = first;

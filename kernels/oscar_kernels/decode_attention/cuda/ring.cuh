@@ -124,20 +124,20 @@ DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, i
   Query q;
   q.load(p, rows, lane);
   Tile::Scored scored;
-  if (PIPELINED) wait_phase(ring.full(), ring.round);
-  tile.begin(p, s, q, ring.data(), scored);
-  for (int i = lo; i < hi; i++) {
+  tile.begin(s, q, scored);
+  for (int i = PIPELINED ? lo - 1 : lo; i < hi; i++) {
     if (i + AHEAD == mine) {
       if (mine < hi) loader.copy(p, ring.plus(AHEAD), mine, slot, lane);
       mine += WARPS;
       loader.fetch(mine, hi, slot, lane);
     }
-    const Ring next = PIPELINED && i + 1 < hi ? ring.plus(1) : ring;  // the last tile is scored twice
+    const int read = PIPELINED ? i >= lo : 1;  // tiles
+    const Ring next = PIPELINED && i + 1 < hi ? ring.plus(read) : ring;  // the last tile is scored twice
     wait_phase(next.full(), next.round);
     tile.step(p, s, q, Sight{p, r, b, rows.skip, lane % 4}, ring.data(), next.data(), left, i == lo, lane, scored);
     __syncwarp();
-    if (lane == 0) arrive(ring.empty());
-    ring = ring.plus(1);
-    left -= TILE;
+    if (lane == 0 && read) arrive(ring.empty());
+    ring = ring.plus(read);
+    left -= read * TILE;
   }
 }
