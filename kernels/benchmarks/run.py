@@ -8,6 +8,7 @@ standard error.
     run.py --only decode --bits 4,2   codes of 4 bits for K and of 2 for V
     run.py --only decode --heads 4x16x128 --decode 4x60000,16x30000
                                       other heads, and other batches
+    run.py --only decode --drafts 4   the verification of 4 drafts of each request too
     run.py --variants                 variants that the tables name, where a fused extend stops, and
                                       what attention adds to a step of a model
     run.py --dry-run                  tiny shapes, without a GPU too: times mean nothing
@@ -54,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plan = ops.DRY if options.dry_run else ops.QUICK if options.quick else ops.FULL
     heads = plan.heads.of_shape(*options.heads) if options.heads else plan.heads
     heads = heads.with_bits(*options.bits)
-    plan = replace(plan, heads=heads, decode=options.decode or plan.decode)
+    decode = options.decode or plan.decode
+    plan = replace(plan, heads=heads, decode=decode, drafts=options.drafts)
     chosen = options.only or [name for name in known if not (options.quick and name == "baseline")]
     torch.manual_seed(0)
     failed: list[str] = []
@@ -138,6 +140,13 @@ def _parser() -> argparse.ArgumentParser:
         default=(),
         metavar="BxN,...",
         help="batches and cached tokens of a request for decode",
+    )
+    parser.add_argument(
+        "--drafts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="drafts of each request that decode verifies too, beside plain steps",
     )
     parser.add_argument(
         "--variants",

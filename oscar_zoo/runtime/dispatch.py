@@ -38,9 +38,9 @@ class Ops:
         materialize: `kv_read`: read cached tokens back as transformed rows.
         pack: `slot_table`: copy the slots of requests from a table into one list.
         make_commit: `(caches)` to `draft_commit`: make accepted drafts of a tree the next tokens.
-        workspace_numel: `(cache, num_q_heads, max_batch, max_extend_tokens)` to the workspace sizes
-            of `decode` and of `extend`, in float32 elements. A request of a verify step counts as
-            often as it has drafts.
+        workspace_numel: `(cache, num_q_heads, max_batch, drafts, max_extend_tokens)` to the
+            workspace sizes of `decode` and of `extend`, in float32 elements; `drafts` is the most
+            query tokens of a request in a decode or verify step.
         prepare: allocates what the first `write` with these transforms would allocate.
         rows_dtype: type of transformed rows and queries between two ops; `None` for the type of
             the model.
@@ -52,16 +52,16 @@ class Ops:
     materialize: Callable[..., None]
     pack: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     make_commit: Callable[[Sequence[LayerCache]], Callable[..., None]]
-    workspace_numel: Callable[[LayerCache, int, int, int], tuple[int, int]]
+    workspace_numel: Callable[[LayerCache, int, int, int, int], tuple[int, int]]
     prepare: Callable[[Transforms], None]
     rows_dtype: torch.dtype | None
 
 
 def _kernel_workspaces(
-    cache: LayerCache, num_q_heads: int, max_batch: int, max_extend_tokens: int
+    cache: LayerCache, num_q_heads: int, max_batch: int, drafts: int, max_extend_tokens: int
 ) -> tuple[int, int]:
     return (
-        decode_dispatch.decode_workspace_numel(cache, num_q_heads, max_batch),
+        decode_dispatch.decode_workspace_numel(cache, num_q_heads, max_batch, drafts),
         attention_launcher.extend_workspace_numel(cache, num_q_heads, max_extend_tokens),
     )
 

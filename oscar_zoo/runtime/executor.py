@@ -48,7 +48,8 @@ class Executor:
         ops: what runs on this device.
         prefill: kernel over 16-bit rows; `None` where there is none.
         num_q_heads: local query heads.
-        max_batch: requests of a decode step, times the most drafts of a request.
+        max_batch: requests of a decode step.
+        drafts: most query tokens of a request in a verify step; 1 without speculation.
         scratch_tokens: most tokens of a prefix piece; 0 without a prefill kernel.
     """
 
@@ -62,6 +63,7 @@ class Executor:
         *,
         num_q_heads: int,
         max_batch: int,
+        drafts: int = 1,
         scratch_tokens: int,
     ) -> None:
         self.caches, self.windows, self.transforms = tuple(caches), windows, tuple(transforms)
@@ -77,7 +79,7 @@ class Executor:
         self.scratch = rows(cache.ring_k), rows(cache.ring_v)
         self.decode_scratch, self.extend_scratch = (
             Workspace.allocate(numel, device)
-            for numel in ops.workspace_numel(cache, num_q_heads, max_batch, SHORT)
+            for numel in ops.workspace_numel(cache, num_q_heads, max_batch, drafts, SHORT)
         )
 
     @property
@@ -251,5 +253,5 @@ def executor_bytes(
         dtype=windows.dtype,
         device=device,
     )
-    queries = windows.num_rows * windows.drafts
-    return rows + 4 * sum(ops.workspace_numel(alike, num_q_heads, queries, SHORT))
+    sizes = ops.workspace_numel(alike, num_q_heads, windows.num_rows, windows.drafts, SHORT)
+    return rows + 4 * sum(sizes)

@@ -66,7 +66,8 @@ class Int2Cache:
             ops,
             prefill,
             num_q_heads=config.num_q_heads,
-            max_batch=config.max_batch * windows.shape.drafts,
+            max_batch=config.max_batch,
+            drafts=windows.shape.drafts,
             scratch_tokens=config.piece_tokens,
         )
         self._tables = BatchTables(config.max_batch, config.max_tokens, config.device)

@@ -116,10 +116,12 @@ def write_layer(heads: Heads, lengths: list[int], new: int) -> WriteLayer:
 
 
 def attention_layers(
-    heads: Heads, lengths: list[int], count: int, *, new: int = 1
+    heads: Heads, lengths: list[int], count: int, *, new: int = 1, drafts: int = 0
 ) -> AttentionLayers:
-    """`count` layers with `lengths` cached tokens, and `new` tokens for each request."""
-    cache, batch = cached_batch(heads, lengths)
+    """`count` layers with `lengths` cached tokens, and `new` tokens for each request; or as many
+    `drafts`, which are cached too."""
+    cache, batch = cached_batch(heads, lengths, drafts)
+    new = drafts or new
     tokens, kv_heads = new * len(lengths), heads.num_kv_heads
     return AttentionLayers(
         normal(tokens, kv_heads * heads.group, heads.k_spec.head_dim),
@@ -127,24 +129,26 @@ def attention_layers(
         normal(tokens, kv_heads, heads.v_spec.head_dim),
         torch.arange(0, tokens + 1, new, dtype=torch.int32, device=DEVICE),
         _rotation(heads.v_spec.head_dim),
-        [cache, *(filled_cache(heads, lengths) for _ in range(count - 1))],
+        [cache, *(filled_cache(heads, lengths, drafts) for _ in range(count - 1))],
         batch,
     )
 
 
-def cached_batch(heads: Heads, lengths: list[int]) -> tuple[LayerCache, BatchView]:
-    """A cache that holds requests of some lengths, in slots of a random order."""
+def cached_batch(heads: Heads, lengths: list[int], drafts: int = 0) -> tuple[LayerCache, BatchView]:
+    """A cache that holds requests of some lengths, with drafts behind them, in slots of a random
+    order."""
+    lengths = [length + drafts for length in lengths]
     indptr = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
     slots = 1 + torch.randperm(sum(lengths), device=DEVICE)
     rows = torch.arange(1, len(lengths) + 1, device=DEVICE)
-    return filled_cache(heads, lengths), BatchView(
+    return filled_cache(heads, lengths, drafts), BatchView(
         indptr, slots.int(), rows, _windows(len(lengths))
     )
 
 
-def filled_cache(heads: Heads, lengths: list[int]) -> LayerCache:
-    """A cache of random bytes for requests of some lengths."""
-    cache = _cache(heads, sum(lengths) + 1, len(lengths))
+def filled_cache(heads: Heads, lengths: list[int], drafts: int = 0) -> LayerCache:
+    """A cache of random bytes for requests of some lengths, with room for drafts behind them."""
+    cache = _cache(heads, sum(lengths) + drafts * len(lengths) + 1, len(lengths), drafts)
     cache.codes.random_(0, 256)
     for x in (cache.affine, cache.ring_k, cache.ring_v, cache.sink_k, cache.sink_v):
         x.normal_()
@@ -156,7 +160,7 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=DTYPE, device=DEVICE)
 
 
-def _cache(heads: Heads, slots: int, requests: int) -> LayerCache:
+def _cache(heads: Heads, slots: int, requests: int, drafts: int = 0) -> LayerCache:
     return allocate(
         heads.k_spec,
         heads.v_spec,
@@ -165,6 +169,7 @@ def _cache(heads: Heads, slots: int, requests: int) -> LayerCache:
         num_kv_heads=heads.num_kv_heads,
         sink=heads.sink,
         recent=heads.recent,
+        ring_rows=heads.recent + max(0, drafts - 1),
         dtype=DTYPE,
         device=DEVICE,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from oscar_kernels import testing
 from oscar_kernels.bench import cases
 from oscar_kernels.bench.roofline import Heads
+from oscar_kernels.cache import Drafts
 from oscar_kernels.decode_attention import launcher as attention
 from oscar_kernels.decode_attention import reference as attention_reference
 from oscar_kernels.kv_read import launcher as read
@@ -53,6 +55,39 @@ def decode(heads: Heads, op: Callable[..., Tensor], cached: list[int] | None = N
         [query],
         atol=ATOL,
     )
+
+
+def verify(heads: Heads, op: Callable[..., Tensor], drafts: int) -> None:
+    """Check that attention of so many drafts by `op` is as good as PyTorch in the same dtype, for
+    chains and for trees.
+
+    Raises:
+        AssertionError: it is not.
+    """
+    cached = [length + drafts for length in lengths()]
+    filling = _filling(heads, cached, drafts)
+    tokens = drafts * len(cached)
+    query = cases.normal(tokens, heads.num_kv_heads * heads.group, heads.k_spec.head_dim)
+    star = [1 | 1 << node for node in range(drafts)]  # all of them below the first one
+    masks = [bits - (1 << 32) if bits >> 31 else bits for bits in star] * len(cached)
+    for mask in (None, torch.tensor(masks, dtype=torch.int32, device=cases.DEVICE)):
+        options = {
+            "sm_scale": heads.k_spec.head_dim**-0.5,
+            "o_partner": _partner(heads),
+            "drafts": Drafts(drafts, mask),
+        }
+        testing.assert_as_good_as_torch(
+            op(query, filling.cache, filling.batch, **options),
+            partial(_reference, attention_reference.decode_attention, filling, options),
+            [query],
+            atol=ATOL,
+        )
+
+
+def _reference(
+    op: Callable[..., Tensor], filling: testing.Filling, options: dict[str, Any], query: Tensor
+) -> Tensor:
+    return op(query, filling.cache, filling.batch, **options)
 
 
 def extend(heads: Heads) -> None:
@@ -144,7 +179,7 @@ def reading(heads: Heads) -> None:
     )
 
 
-def _filling(heads: Heads, cached: list[int]) -> testing.Filling:
+def _filling(heads: Heads, cached: list[int], drafts: int = 0) -> testing.Filling:
     return testing.random_cache(
         cached,
         heads.k_spec,
@@ -152,6 +187,7 @@ def _filling(heads: Heads, cached: list[int]) -> testing.Filling:
         num_kv_heads=heads.num_kv_heads,
         sink=heads.sink,
         recent=heads.recent,
+        drafts=drafts,
         dtype=cases.DTYPE,
         device=cases.DEVICE,
     )

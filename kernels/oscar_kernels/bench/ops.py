@@ -16,9 +16,10 @@ from oscar_kernels.bench.plain_rows import DecodeBaseline, rows
 from oscar_kernels.bench.results import ResultRow, row
 from oscar_kernels.bench.roofline import Heads
 from oscar_kernels.bench.timing import timed
-from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.cache import BatchView, Drafts, LayerCache
 from oscar_kernels.decode_attention import launcher as triton_attention
 from oscar_kernels.decode_attention.cuda import launcher as cuda_attention
+from oscar_kernels.decode_attention.dispatch import decode_workspace_numel
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.kv_read.launcher import materialize_prefix
 from oscar_kernels.kv_read.tuning import ReadTiles
@@ -40,6 +41,7 @@ class OpPlan:
     Attributes:
         heads: of every case.
         decode: batch and cached tokens of each request.
+        drafts: of each request, verified beside a decode step; 0 for none.
         extend: new tokens over cached tokens.
         prefill, step: tokens of a write into one request, and requests of a decode step.
         layers: of a case at most; fewer where each moves many bytes.
@@ -55,6 +57,7 @@ class OpPlan:
     layers: int = 36
     read: tuple[tuple[int, int], ...] = ((1, 100_000), (16, 6250))
     replays: int = 30
+    drafts: int = 0
 
 
 FULL = OpPlan()
@@ -92,6 +95,26 @@ class OpBench:
                     checked.add(name)
                 timing = timed(decode_calls(path, job), replays=self.plan.replays)
                 yield row("decode", f"{number} x {length}", name, timing, moved, self.bandwidth)
+        if self.plan.drafts:
+            yield from self.verify(self.plan.drafts)
+
+    def verify(self, drafts: int) -> Iterator[ResultRow]:
+        """Time the verification of a chain of drafts behind the same cached tokens."""
+        heads = self.plan.heads
+        for number, length in self.plan.decode:
+            lengths, case = [length] * number, f"{number} x {length}, {drafts} drafts"
+            moved = roofline.extend(heads, lengths, drafts)
+            count = cases.layers(moved, self.plan.layers)
+            job = cases.attention_layers(heads, lengths, count, drafts=drafts)
+            reason = cuda_cannot_decode(job, Drafts(drafts))
+            if reason:
+                self.note(f"decode {case}: no CUDA path: {reason}")
+                continue
+            if (number, length) == self.plan.decode[0]:
+                checks.verify(heads, cuda_attention.decode_attention, drafts)
+            calls = decode_calls(cuda_attention, job, drafts=Drafts(drafts))
+            timing = timed(calls, replays=self.plan.replays)
+            yield row("decode", case, "cuda", timing, moved, self.bandwidth)
 
     def extend(self) -> Iterator[ResultRow]:
         """Time a few new tokens over a long prefix."""
@@ -186,10 +209,12 @@ class OpBench:
             yield row("decode", case, baseline.name, timing, moved, self.bandwidth)
 
 
-def cuda_cannot_decode(job: cases.AttentionLayers) -> str | None:
+def cuda_cannot_decode(job: cases.AttentionLayers, drafts: Drafts | None = None) -> str | None:
     """Why the CUDA decode kernel does not run here; `None` if it does."""
     arguments = (job.query, job.caches[0], job.batch)
-    return cuda_attention.unsupported(*arguments) or cuda_attention.unbuildable(*arguments)
+    return cuda_attention.unsupported(*arguments, drafts) or cuda_attention.unbuildable(
+        *arguments, drafts=drafts
+    )
 
 
 def cuda_cannot_write(job: cases.WriteLayer) -> str | None:
@@ -204,8 +229,9 @@ def decode_calls(path: ModuleType, job: cases.AttentionLayers, **options: object
     """Calls of decode attention for every layer, as a server makes them, by a launcher that may get
     options of its own."""
     number, q_heads, _ = job.query.shape
+    requests = len(job.batch.rows)
     workspace = Workspace.allocate(
-        path.decode_workspace_numel(job.caches[0], q_heads, number), cases.DEVICE
+        decode_workspace_numel(job.caches[0], q_heads, requests, number // requests), cases.DEVICE
     )
     out = job.query.new_empty(number, q_heads, job.caches[0].v_spec.head_dim)
     return [

@@ -20,7 +20,6 @@ from oscar_kernels.decode_attention.cuda import launcher as cuda_launcher
 
 logger = logging.getLogger(__name__)
 LEARNED_SINKS = "it has no learned sinks"
-DRAFTS = "it has no drafts"
 FASTER_DIM = 128
 """Widest rows with which CUDA C++ is the faster path. With 256 channels Triton takes 29, 85 and 96
 us where CUDA C++ takes 40, 101 and 105 (one H200, 2 KV heads, 16 query heads; 1 x 32,000,
@@ -40,27 +39,28 @@ def decode_attention(query: Tensor, cache: LayerCache, batch: BatchView, **optio
     """
     if max(cache.k_spec.head_dim, cache.v_spec.head_dim) > FASTER_DIM:
         return triton_launcher.decode_attention(query, cache, batch, **options)
-    sink_logits, drafts = options.pop("sink_logits", None), options.pop("drafts", None)
+    sink_logits, drafts = options.pop("sink_logits", None), options.get("drafts")
     reason = (
         (LEARNED_SINKS if sink_logits is not None else None)
-        or (DRAFTS if drafts is not None else None)
-        or cuda_launcher.unsupported(query, cache, batch)
-        or cuda_launcher.unbuildable(query, cache, batch, options.get("logit_cap", 0.0))
+        or cuda_launcher.unsupported(query, cache, batch, drafts)
+        or cuda_launcher.unbuildable(query, cache, batch, options.get("logit_cap", 0.0), drafts)
     )
     if not reason:
         return cuda_launcher.decode_attention(query, cache, batch, checked=True, **options)
-    options |= {"sink_logits": sink_logits, "drafts": drafts}
+    options["sink_logits"] = sink_logits
     _tell(reason)
     return triton_launcher.decode_attention(query, cache, batch, **options)
 
 
-def decode_workspace_numel(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:
-    """Workspace size in float32 elements, for decode batches up to `max_batch` on either
-    path; requests times drafts."""
-    triton = triton_launcher.decode_workspace_numel(cache, num_q_heads, max_batch)
+def decode_workspace_numel(
+    cache: LayerCache, num_q_heads: int, max_batch: int, drafts: int = 1
+) -> int:
+    """Workspace size in float32 elements, for decode batches up to `max_batch` requests on either
+    path, with as many `drafts` each; none is as one."""
+    triton = triton_launcher.decode_workspace_numel(cache, num_q_heads, max_batch * drafts)
     if not cache.codes.is_cuda:
         return triton
-    return max(triton, cuda_launcher.decode_workspace_numel(cache, num_q_heads, max_batch))
+    return max(triton, cuda_launcher.decode_workspace_numel(cache, num_q_heads, max_batch, drafts))
 
 
 @functools.cache

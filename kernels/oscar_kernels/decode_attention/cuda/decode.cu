@@ -1,10 +1,10 @@
 // Decode attention over an INT2 cache: stage 1 (partial results) and stage 2 (merge, undo the value transform).
 //
 // Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row, GK GV groups of a
-// row, BITS_K BITS_V bits of a code, GROUP query heads of a KV head, HB KV heads and TW token groups of a block, VH
+// row, BITS_K BITS_V bits of a code, GROUP query rows of a KV head, HB KV heads and TW token groups of a block, VH
 // warps that share the query heads of a KV head, STAGES of the ring of tiles, SLOT_T INDPTR_T ROW_T integer types,
-// QUERY 0 bfloat16 1 float16 2 float32, AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST; EARLY_UNITS ALONE,
-// see below.
+// QUERY 0 bfloat16 1 float16 2 float32, AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST; DRAFTS of a
+// request that are verified, or 0; EARLY_UNITS ALONE, see below.
 //
 // Work. The batch is one list of units: for every block of HB heads and every request its INT2 tiles (TILE tokens, one
 // unit each), then its window steps (16 * TW tokens, WINDOW_COST units each). A block takes an equal share of the list,
@@ -61,15 +61,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
   while (at < end) {
     const Segment x(work, prefix, p.batch, at, end);
     const int b = x.low / 2, head = x.block * HB + local;
-    const size_t query_row = ((size_t)b * p.heads + head) * GROUP + part * GW;
+    const QueryRows rows(p, b, head, part);
     const Request& r = requests[b];
     State s;
     s.clear();
     if (x.low % 2)
-      window_segment(p, s, r, b, head, query_row, group, (x.lo + WINDOW_COST - 1) / WINDOW_COST,
+      window_segment(p, s, r, b, head, rows, group, (x.lo + WINDOW_COST - 1) / WINDOW_COST,
                      (x.hi + WINDOW_COST - 1) / WINDOW_COST, ahead);
     else
-      int2_segment(p, s, ring, r, x.block, query_row, local, group, x.lo, x.hi, warp, lane, ahead);
+      int2_segment(p, s, ring, r, b, x.block, rows, local, group, x.lo, x.hi, warp, lane, ahead);
     at += x.hi - x.lo;
     meet(ahead);  // a warp without tokens has not; the kernel in front may still read what is stored here
     const size_t segment = blockIdx.x + (size_t)x.block * 2 * p.batch + x.low;

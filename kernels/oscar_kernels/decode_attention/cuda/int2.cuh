@@ -22,17 +22,19 @@ struct Tile {
     affine_offset = CODE_BYTES + row * AFFINE_ROW +
                     (AFFINE_TURNED ? swizzle<AFFINE_UNITS>(row, at / 16) * 16 + at % 16 : at);
   }
+  // What is known of a tile before its turn: logits less the maxima, and affine parameters of values.
+  struct Scored {
+    float x[NT][4], v_scale[4][GV], v_offs[4][GV];
+  };
+  DEV void begin(State&, const Query8&, Scored&) const {}
   // swizzle() repeats every eight tokens, so `step` more tokens are a constant number of bytes.
-  DEV void compute(const Params& p, State& s, const Query& q, u32 stage, int valid, int lane) const {
-    const int g = lane / 4;
+  DEV void step(const Params& p, State& s, const Query8& q, const Sight& sight, u32 stage, u32, int valid, bool,
+                int lane, Scored&) const {
     float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
     UNROLL for (int o = 0; o < 4; o++)
         load_affine(stage + affine_offset + 8 * o * AFFINE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
     UNROLL for (int u = 0; u < 2; u++) scores(p, q, stage, u, k_scale, k_offs, x);
-    if (valid < 32) {
-      UNROLL for (int o = 0; o < 4; o++) UNROLL for (int n = 0; n < NT; n++)
-          x[n][o] = 8 * o + g < valid ? x[n][o] : -__int_as_float(0x7F800000);
-    }
+    hide(p, sight, valid, lane, x);
     float top[NT], largest = v_scale[0][0];
     bool raise = false;
     UNROLL for (int n = 0; n < NT; n++) {
@@ -41,13 +43,35 @@ struct Tile {
     }
     UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++) largest = fmaxf(largest, v_scale[o][v]);
     if (__any_sync(ALL, raise || largest * s.value_scale > 64.f)) s.rescale(top, largest);
+    UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) x[n][o] -= s.m[n];
+    u32 b[PAIRS][4][GV];
+    weigh(s, x, v_scale, v_offs, lane, b);
+    UNROLL for (int u = 0; u < 2; u++) values(s, b, stage, u);
+  }
+  // Logits of tokens that a row may not see become -infinity.
+  DEV static void hide(const Params& p, const Sight& sight, int valid, int lane, float (&x)[NT][4]) {
+    const int g = lane / 4;
+    if (DRAFTS && valid < 31 + DRAFTS) {  // some rows read the last tokens from their ring
+      const int end = Positions(sight.r, int2_end(p, sight.r)).count;
+      UNROLL for (int n = 0; n < NT; n++) {
+        const int mine = valid - end + Positions(sight.r, sight.exact_from(sight.drafts(n))).count;
+        UNROLL for (int o = 0; o < 4; o++) x[n][o] = 8 * o + g < mine ? x[n][o] : -__int_as_float(0x7F800000);
+      }
+    } else if (valid < 32) {
+      UNROLL for (int o = 0; o < 4; o++) UNROLL for (int n = 0; n < NT; n++)
+          x[n][o] = 8 * o + g < valid ? x[n][o] : -__int_as_float(0x7F800000);
+    }
+  }
+  // From logits less their maximum, which become weights, to the weights of octet o times value scale in `b`: token
+  // pairs of column g.
+  DEV static void weigh(State& s, float (&x)[NT][4], float (&v_scale)[4][GV], const float (&v_offs)[4][GV], int lane,
+                        u32 (&b)[PAIRS][4][GV]) {
     UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) {
-      x[n][o] = ex2(x[n][o] - s.m[n]);
+      x[n][o] = ex2(x[n][o]);
       s.l[n] += x[n][o];
       UNROLL for (int v = 0; v < GV; v++) s.z[n][v] = fmaf(x[n][o], v_offs[o][v], s.z[n][v]);
     }
-    const u32 even = g & 1 ? 0u : ALL;
-    u32 b[PAIRS][4][GV];  // weights of octet o times value scale: token pairs of column g
+    const u32 even = lane / 4 & 1 ? 0u : ALL;
     UNROLL for (int v = 0; v < GV; v++) {
       UNROLL for (int o = 0; o < 4; o++) v_scale[o][v] *= s.value_scale;
       if constexpr (NT == 1) {
@@ -61,7 +85,57 @@ struct Tile {
             b[j][o][v] = transpose(pack_f16(x[2 * j][o] * v_scale[o][v], x[2 * j + 1][o] * v_scale[o][v]));
       }
     }
-    UNROLL for (int u = 0; u < 2; u++) values(s, b, stage, u);
+  }
+  // With a query in float16 logits are less the maxima from the start, zero before the first tile. If PIPELINED a tile of
+  // no weight comes before it, in place of code that scores the first one alone.
+  DEV void begin(State& s, const HalfQuery&, Scored& now) const {
+    UNROLL for (int n = 0; n < NT; n++) s.m[n] = 0.f;
+    UNROLL for (int o = 0; o < 4; o++) {
+      UNROLL for (int n = 0; n < NT; n++) now.x[n][o] = -__int_as_float(0x7F800000);
+      UNROLL for (int v = 0; v < GV; v++) now.v_scale[o][v] = now.v_offs[o][v] = 0.f;
+    }
+  }
+  DEV void step(const Params& p, State& s, const HalfQuery& q, const Sight& sight, u32 stage, u32 next, int valid,
+                bool first, int lane, Scored& now) const {
+    if constexpr (!PIPELINED) {
+      float c[2][PAIRS][GK][4];
+      UNROLL for (int u = 0; u < 2; u++) products(q, stage, u, c[u]);
+      finish(p, s, q, stage, c, now);
+    }
+    hide(p, sight, valid, lane, now.x);
+    float top[NT], largest = now.v_scale[0][0];
+    bool raise = first;
+    UNROLL for (int n = 0; n < NT; n++) {
+      top[n] = fmaxf(fmaxf(now.x[n][0], now.x[n][1]), fmaxf(now.x[n][2], now.x[n][3]));
+      raise |= top[n] > HEADROOM;
+    }
+    UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++)
+        largest = fmaxf(largest, now.v_scale[o][v]);
+    if (__any_sync(ALL, raise || largest * s.value_scale > 64.f)) {
+      float before[NT];
+      UNROLL for (int n = 0; n < NT; n++) {
+        before[n] = s.m[n];
+        top[n] += before[n];
+        if (first) s.m[n] = NEVER;
+      }
+      s.rescale(top, largest, first);
+      UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) now.x[n][o] += before[n] - s.m[n];
+    }
+    u32 b[PAIRS][4][GV];
+    float c[2][PAIRS][GK][4];
+    UNROLL for (int u = 0; u < 2; u++) {
+      if (PIPELINED) products(q, next, u, c[u]);
+      if (u == 0) weigh(s, now.x, now.v_scale, now.v_offs, lane, b);
+      values(s, b, stage, u);
+    }
+    if (PIPELINED) finish(p, s, q, next, c, now);
+  }
+  DEV void finish(const Params& p, const State& s, const HalfQuery& q, u32 stage, const float (&c)[2][PAIRS][GK][4],
+                  Scored& now) const {
+    float k_scale[4][GK], k_offs[4][GK];
+    UNROLL for (int o = 0; o < 4; o++) load_affine(stage + affine_offset + 8 * o * AFFINE_ROW, k_scale[o], k_offs[o],
+                                                   now.v_scale[o], now.v_offs[o]);
+    UNROLL for (int u = 0; u < 2; u++) logits(p, s, q, u, c[u], k_scale, k_offs, now.x);
   }
   DEV static void load_affine(u32 at, float (&ks)[GK], float (&ko)[GK], float (&vs)[GV], float (&vo)[GV]) {
     u32 w[GK + GV];
@@ -123,10 +197,8 @@ struct Tile {
       x[n][o] = logit(p, y);
     }
   }
-  // The same with a query in float16.
-  DEV void scores(const Params& p, const HalfQuery& q, u32 stage, int u, const float (&ks)[4][GK],
-                  const float (&ko)[4][GK], float (&x)[NT][4]) const {
-    float c[PAIRS][GK][4];
+  // The same with a query in float16: products, then logits less the maxima so far.
+  DEV void products(const HalfQuery& q, u32 stage, int u, float (&c)[PAIRS][GK][4]) const {
     UNROLL for (int h = 0; h < PAIRS; h++) UNROLL for (int v = 0; v < GK; v++)
         c[h][v][0] = c[h][v][1] = c[h][v][2] = c[h][v][3] = 0.f;
     UNROLL for (int load = 0; load < PARTS_K * K_LOADS; load++) {
@@ -152,12 +224,15 @@ struct Tile {
         UNROLL for (int i = 0; i < 4; i++) a[i] >>= 8;
       }
     }
+  }
+  DEV void logits(const Params& p, const State& s, const HalfQuery& q, int u, const float (&c)[PAIRS][GK][4],
+                  const float (&ks)[4][GK], const float (&ko)[4][GK], float (&x)[NT][4]) const {
     UNROLL for (int n = 0; n < NT; n++) UNROLL for (int i = 0; i < 2; i++) {
       const int o = 2 * u + i;
-      float y = 0.f;
-      UNROLL for (int v = 0; v < GK; v++)
-          y = fmaf(c[n / 2][v][2 * i + n % 2], ks[o][v] * q.scale, fmaf(ko[o][v], q.sum[n][v], y));
-      x[n][o] = logit(p, y);
+      float y = CAPPED ? 0.f : -s.m[n];
+      UNROLL for (int v = 0; v < GK; v++) y = fmaf(ko[o][v], q.sum[n][v], y);
+      UNROLL for (int v = 0; v < GK; v++) y = fmaf(c[n / 2][v][2 * i + n % 2], ks[o][v] * q.scale, y);
+      x[n][o] = CAPPED ? logit(p, y) - s.m[n] : y;
     }
   }
   DEV void values(State& s, const u32 (&b)[PAIRS][4][GV], u32 stage, int u) const {

@@ -14,10 +14,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.cache import BatchView, Drafts, LayerCache
 from oscar_kernels.decode_attention.cuda.parameters import Params
 from oscar_kernels.decode_attention.cuda.variant import (
     PLAN_BYTES,
+    WARP_ROWS,
     WARPS,
     AttentionVariant,
     fitting,
@@ -49,9 +50,11 @@ class _Loaded:
     early: bool
 
 
-def unsupported(query: Tensor, cache: LayerCache, batch: BatchView) -> str | None:
+def unsupported(
+    query: Tensor, cache: LayerCache, batch: BatchView, drafts: Drafts | None = None
+) -> str | None:
     """Why the CUDA kernel cannot run these, in one line; `None` if it can."""
-    reason = misfit(query, cache, batch)
+    reason = misfit(query, cache, batch, drafts)
     if reason:
         return reason
     if query.device.type != "cuda" or torch.version.hip is not None:
@@ -71,16 +74,23 @@ def _build_failure(made: AttentionVariant, device: torch.device) -> str | None:
 
 
 def unbuildable(
-    query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float = 0.0
+    query: Tensor,
+    cache: LayerCache,
+    batch: BatchView,
+    logit_cap: float = 0.0,
+    drafts: Drafts | None = None,
 ) -> str | None:
     """Why the variant that these need cannot be compiled and loaded, in one line; `None` once it
     is."""
-    return _build_failure(variant(query, cache, batch, logit_cap), query.device)
+    return _build_failure(variant(query, cache, batch, logit_cap, drafts=drafts), query.device)
 
 
-def decode_workspace_numel(cache: LayerCache, num_q_heads: int, max_batch: int) -> int:
-    """Workspace size in float32 elements, for decode batches up to `max_batch`."""
-    return sum(_parts(cache, num_q_heads, max_batch))
+def decode_workspace_numel(
+    cache: LayerCache, num_q_heads: int, max_batch: int, drafts: int = 1
+) -> int:
+    """Workspace size in float32 elements, for decode batches up to `max_batch` requests with as
+    many `drafts` each; none is as one."""
+    return sum(_parts(cache, num_q_heads * drafts, max_batch))
 
 
 def decode_attention(
@@ -94,6 +104,7 @@ def decode_attention(
     workspace: Workspace | None = None,
     out: Tensor | None = None,
     prefix_stable: bool = False,
+    drafts: Drafts | None = None,
     tiles: CudaTiles = CUDA,
     checked: bool = False,
 ) -> Tensor:
@@ -110,7 +121,8 @@ def decode_attention(
         workspace: at least `decode_workspace_numel` elements; allocated for this call by default.
         out: `[B, Hq, Dv]`, contiguous, of the dtype of the query; made by default.
         prefix_stable: as in the reference; if true, cached rows other than the newest one of each
-            request may be read while the kernel in front still runs.
+            request (the drafts, if there are any) may be read while the kernel in front still runs.
+        drafts: as in the reference; the mask is contiguous, and one of the batch's own tensors.
         checked: the caller knows that `unsupported` gives no reason, so it is not asked again.
 
     Returns:
@@ -121,21 +133,23 @@ def decode_attention(
             workspace does not fit.
     """
     if not checked:
-        _refuse(unsupported(query, cache, batch))
+        _refuse(unsupported(query, cache, batch, drafts))
     if out is None:
         out = query.new_empty(*query.shape[:2], cache.v_spec.head_dim)
+    count = drafts.count if drafts else 1
+    requests, heads = query.shape[0] // count, cache.num_kv_heads
     if workspace is None:
         workspace = Workspace.allocate(
-            decode_workspace_numel(cache, query.shape[1], query.shape[0]), query.device
+            decode_workspace_numel(cache, query.shape[1], requests, count), query.device
         )
-    _refuse(_misfit(query, cache, batch, o_partner, workspace, out))
-    requests, heads = query.shape[0], cache.num_kv_heads
-    sizes = _parts(cache, query.shape[1], requests)
+    _refuse(_misfit(query, cache, batch, o_partner, workspace, out, count))
+    sizes = _parts(cache, query.shape[1] * count, requests)
     if requests == 0:
         return out
-    loaded = _load(variant(query, cache, batch, logit_cap, tiles), query.device)
+    loaded = _load(variant(query, cache, batch, logit_cap, tiles, drafts), query.device)
     partial, stats, prefix = workspace.scratch[: sum(sizes)].split(sizes)
-    rows_per_block = _rows_per_block(requests * (query.shape[1] // heads), heads, query.device)
+    rows = query.shape[0] * (query.shape[1] // heads)
+    rows_per_block = _rows_per_block(rows, heads, query.device)
     tensors = (
         query,
         cache.codes,
@@ -171,11 +185,12 @@ def decode_attention(
         cache.affine[0].nbytes,
         prefix_stable,
         cache.ring_rows,
+        None if drafts is None or drafts.mask is None else drafts.mask.data_ptr(),
     )
     stream = torch.cuda.current_stream(query.device).cuda_stream
     shared = loaded.ring_bytes + 28 * requests + 4
     loaded.stage1.launch((loaded.grid, 1), parameters, stream, shared=shared, early=loaded.early)
-    blocks = -(-requests * (query.shape[1] // heads) // rows_per_block)
+    blocks = -(-rows // rows_per_block)
     loaded.stage2[rows_per_block].launch((blocks, heads), parameters, stream, early=loaded.early)
     return out
 
@@ -192,6 +207,7 @@ def _misfit(
     partner: Tensor | None,
     workspace: Workspace,
     out: Tensor,
+    count: int,
 ) -> str | None:
     windows = (batch.windows.sink_block, batch.windows.sink_from, batch.windows.ring_start)
     named = {
@@ -211,7 +227,7 @@ def _misfit(
     strided = next((name for name, x in named.items() if not x.is_contiguous()), None)
     if strided:
         return f"{strided} is not contiguous"
-    needed = sum(_parts(cache, query.shape[1], query.shape[0]))
+    needed = decode_workspace_numel(cache, query.shape[1], query.shape[0] // count, count)
     if workspace.scratch.numel() < needed:
         return f"the workspace holds {workspace.scratch.numel()} elements; this call needs {needed}"
     if out.dtype != query.dtype or out.shape != (*query.shape[:2], cache.v_spec.head_dim):
@@ -247,16 +263,16 @@ def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
     )
 
 
-def _parts(cache: LayerCache, num_q_heads: int, requests: int) -> list[int]:
-    """Elements of the partial results, of their statistics, and of the prefix sums of work; enough
-    for one warp and for two of a KV head."""
-    group = num_q_heads // cache.num_kv_heads
+def _parts(cache: LayerCache, rows: int, requests: int) -> list[int]:
+    """Elements of the partial results, of their statistics, and of the prefix sums of work, for
+    `rows` query rows of a request; enough for one warp and for two of a KV head."""
+    rows //= cache.num_kv_heads
     wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim) > WHOLE_DIM
-    halves = 2 if wide and group > 8 else 1
+    halves = 2 if rows > (8 if wide else WARP_ROWS) else 1
     blocks = cache.num_kv_heads // math.gcd(cache.num_kv_heads, WARPS // halves)
     segments = MOST_RESIDENT * _multiprocessors(cache.codes.device) + 2 * blocks * requests
-    heads = segments * WARPS * -(-group // halves)
-    return [heads * cache.v_spec.head_dim, 2 * heads, 2 * requests + 1]
+    stored = segments * WARPS * -(-rows // halves)
+    return [stored * cache.v_spec.head_dim, 2 * stored, 2 * requests + 1]
 
 
 @cache
@@ -265,5 +281,8 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def _rows_per_block(rows: int, heads: int, device: torch.device) -> int:
-    """Rows that a block of stage 2 merges: more than one once every multiprocessor has a block."""
-    return next((n for n in MERGED_ROWS if -(-rows // n) * heads >= _multiprocessors(device)), 1)
+    """Rows that a block of stage 2 merges: more than one once every multiprocessor has a block, or
+    once some would have two blocks of one row, for which they have no room at a time."""
+    places = _multiprocessors(device)
+    found = next((n for n in MERGED_ROWS if -(-rows // n) * heads >= places), 1)
+    return 2 if found == 1 and rows * heads > places else found

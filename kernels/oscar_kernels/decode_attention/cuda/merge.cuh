@@ -39,7 +39,7 @@ DEV void find_parts(const Params& p, const int* prefix, Parts (&parts)[ROWS], in
 DEV void store_out(const Params& p, int head, int at, int rows, int channel, float x) {
   const int row = blockIdx.x * rows + at;
   if (at >= rows || row >= p.batch * GROUP) return;
-  const size_t to = (((size_t)(row / GROUP) * p.heads + head) * GROUP + row % GROUP) * DV + channel;
+  const size_t to = QueryRows(p, row / GROUP, head, 0)[row % GROUP] * DV + channel;
   if constexpr (QUERY == 2)
     static_cast<float*>(p.out)[to] = x;
   else
@@ -86,7 +86,7 @@ DEV void merge(const Params& p) {
     __shared__ int prefix[3];
     const Request r = request(p, 0);
     prefix[0] = 0;  // all lanes write the same
-    prefix[1] = tile_units(r);
+    prefix[1] = tile_units(p, r);
     prefix[2] = prefix[1] + window_units(r);
     __syncwarp();
     find_parts<ROWS>(p, prefix, parts, head, lane);

@@ -48,4 +48,5 @@ class Params(ctypes.Structure):
                 "ring_rows",
             )
         ),
+        ("mask", ctypes.c_void_p),
     )

@@ -9,7 +9,7 @@ struct Query8 {
   float scale[NT][GK], sum[NT][GK];
   // Few instructions: this code runs once, and to fetch it takes longer than to run it. q + 128 in the low 16 bits of
   // a float has the digits in its bytes, the low one with its top bit turned.
-  DEV void load(const Params& p, size_t row, int lane) {  // row: first query head of the warp
+  DEV void load(const Params& p, const QueryRows& rows, int lane) {
     const int g = lane / 4, t = lane % 4;
     const u32 digit = g & 1 ? 0x40 : 0x51, turned = g & 1 ? 0x80808080u : 0u;
     UNROLL for (int n = 0; n < NT; n++) {
@@ -18,7 +18,7 @@ struct Query8 {
       UNROLL for (int v = 0; v < GK; v++) s[v] = 0.f;
       UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
         x[r][c][0] = x[r][c][1] = x[r][c][2] = x[r][c][3] = 0.f;
-        if (head < GW) query_four(p, (row + head) * DK + r * (DK / 4) + 16 * c + 4 * t, x[r][c]);
+        if (head < GW) query_four(p, rows[head] * DK + r * (DK / 4) + 16 * c + 4 * t, x[r][c]);
       }
       UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) UNROLL for (int i = 0; i < 4; i++) {
         s[r * GK / 4] += x[r][c][i];
@@ -48,25 +48,17 @@ struct Query8 {
 struct HalfQuery {
   u32 channels[PAIRS][4][2][KC];  // [.., r, e, c]: channels 4t + e and 4t + e + 2 of piece c of quarter r
   float scale, sum[NT][GK];       // of q . code, for all heads, and per head of this lane of the offset
-  DEV void load(const Params& p, size_t row, int lane) {  // row: first query head of the warp
+  DEV void load(const Params& p, const QueryRows& rows, int lane) {
     const int g = lane / 4, t = lane % 4;
     float x[PAIRS][4][KC][4], largest = 0.f;
     UNROLL for (int h = 0; h < PAIRS; h++) {
       const int head = 8 * h + g % 2 * 4 + g / 2;
-      float s[GK] = {};
       UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
         x[h][r][c][0] = x[h][r][c][1] = x[h][r][c][2] = x[h][r][c][3] = 0.f;
-        if (head < GW) query_four(p, (row + head) * DK + r * (DK / 4) + 16 * c + 4 * t, x[h][r][c]);
+        if (head < GW) query_four(p, rows[head] * DK + r * (DK / 4) + 16 * c + 4 * t, x[h][r][c]);
       }
-      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) UNROLL for (int i = 0; i < 4; i++) {
-        s[r * GK / 4] += x[h][r][c][i];
-        largest = fmaxf(largest, fabsf(x[h][r][c][i]));
-      }
-      UNROLL for (int v = 0; v < GK; v++) {
-        s[v] += __shfl_xor_sync(ALL, s[v], 1);
-        s[v] += __shfl_xor_sync(ALL, s[v], 2);
-        UNROLL for (int i = 0; i < 2; i++) sum[2 * h + i][v] = __shfl_sync(ALL, s[v], 8 * t + 4 * i) * p.scale;
-      }
+      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) UNROLL for (int i = 0; i < 4; i++)
+          largest = fmaxf(largest, fabsf(x[h][r][c][i]));
     }
     UNROLL for (int o = 1; o < 32; o *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, o));
     const u32 exponent = 268 - max(__float_as_uint(largest) >> 23, 20u);  // of the power of two
@@ -76,6 +68,15 @@ struct HalfQuery {
         UNROLL for (int e = 0; e < 2; e++) {
       const float factor = unit / (1 << field_bit<BITS_K>(r));
       channels[h][r][e][c] = pack_f16(x[h][r][c][e] * factor, x[h][r][c][e + 2] * factor);
+    }
+    UNROLL for (int h = 0; h < PAIRS; h++) UNROLL for (int v = 0; v < GK; v++) {
+      float c[4] = {};  // products with ones, which take fewer instructions than sums
+      UNROLL for (int r = v * 4 / GK; r < (v + 1) * 4 / GK; r++) UNROLL for (int e = 0; e < 2; e++)
+          UNROLL for (int j = 0; j < KC; j++) {
+        const u32 one = 0x3C003C00u + 0x04000400u * field_bit<BITS_K>(r);
+        mma_f16_half(c, one, one, channels[h][r][e][j]);
+      }
+      UNROLL for (int i = 0; i < 2; i++) sum[2 * h + i][v] = c[i] * (scale * (1.f / 16777216.f));
     }
   }
 };

@@ -1,18 +1,7 @@
-// INT2 tokens on their way: positions, the ring of tiles, copies, and a whole segment.
+// INT2 tokens on their way: the ring of tiles, copies, and a whole segment.
 #pragma once
 
 #include "int2.cuh"
-
-// The INT2 positions of a request: all below `ring_from` that the sink does not hold.
-struct Positions {
-  int cut, gap, count;
-  DEV explicit Positions(const Request& r) {
-    cut = min(r.sink_from, r.ring_from);
-    gap = max(0, min(r.sink_end, r.ring_from) - cut);
-    count = r.ring_from - gap;
-  }
-  DEV int operator[](int i) const { return i + (i >= cut ? gap : 0); }
-};
 
 // The ring of tiles. Tile k of a block uses stage k % STAGES; `full` is passed when its copies have landed, `empty`
 // when all warps have read it. Each tile is copied by one warp, in turn, AHEAD tiles before it is read; nothing else
@@ -70,7 +59,7 @@ struct Loader {
   const SLOT_T* slots;
   Positions at;
   const u8 *codes, *affine;
-  DEV Loader(const Params& p, const Request& r, int block) : slots(p.slots + r.first), at(r) {
+  DEV Loader(const Params& p, const Request& r, int block) : slots(p.slots + r.first), at(r, int2_end(p, r)) {
     codes = p.codes + block * (ROW_UNITS * 16);
     affine = p.affine + block * AFFINE_ROW;
   }
@@ -117,8 +106,8 @@ struct Loader {
   }
 };
 
-DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, int block, size_t query_row, int head,
-                      int group, int lo, int hi, int warp, int lane, bool& ahead) {
+DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, int b, int block, const QueryRows& rows,
+                      int head, int group, int lo, int hi, int warp, int lane, bool& ahead) {
   const Loader loader(p, r, block);
   u32 slot[TW];
   int mine = lo + warp;  // the tile that this warp copies next
@@ -133,18 +122,22 @@ DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, i
   int left = loader.at.count - lo * TILE - 32 * group;
   meet(ahead);
   Query q;
-  q.load(p, query_row, lane);
-  for (int i = lo; i < hi; i++) {
+  q.load(p, rows, lane);
+  Tile::Scored scored;
+  tile.begin(s, q, scored);
+  for (int i = PIPELINED ? lo - 1 : lo; i < hi; i++) {
     if (i + AHEAD == mine) {
       if (mine < hi) loader.copy(p, ring.plus(AHEAD), mine, slot, lane);
       mine += WARPS;
       loader.fetch(mine, hi, slot, lane);
     }
-    wait_phase(ring.full(), ring.round);
-    tile.compute(p, s, q, ring.data(), left, lane);
+    const int read = PIPELINED ? i >= lo : 1;  // tiles
+    const Ring next = PIPELINED && i + 1 < hi ? ring.plus(read) : ring;  // the last tile is scored twice
+    wait_phase(next.full(), next.round);
+    tile.step(p, s, q, Sight{p, r, b, rows.skip, lane % 4}, ring.data(), next.data(), left, i == lo, lane, scored);
     __syncwarp();
-    if (lane == 0) arrive(ring.empty());
-    ring = ring.plus(1);
-    left -= TILE;
+    if (lane == 0 && read) arrive(ring.empty());
+    ring = ring.plus(read);
+    left -= read * TILE;
   }
 }

@@ -1,7 +1,7 @@
 // What a warp keeps of its query heads, and how it leaves it for stage 2.
 #pragma once
 
-#include "types.cuh"
+#include "drafts.cuh"
 
 // What a warp knows of its query heads so far; `z` sums p * offset. Lane t: heads t, 4 + t, ... of the warp.
 struct State {
@@ -18,7 +18,7 @@ struct State {
   }
   // Raise the maxima to at least `top`; weights so far shrink with them. Also keeps scale * value_scale of values
   // within 64.
-  DEV void rescale(const float (&top)[NT], float largest) {
+  DEV void rescale(const float (&top)[NT], float largest, bool empty = false) {
     float factor[NT], change = 1.f;
     UNROLL for (int o = 4; o < 32; o *= 2) largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, o));
     if (largest * value_scale > 64.f) {
@@ -35,6 +35,7 @@ struct State {
       l[i] *= factor[i];
       UNROLL for (int v = 0; v < GV; v++) z[i][v] *= factor[i];
     }
+    if (empty) return;  // nothing to shrink, nor to fetch the code for
     UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int i = 0; i < MT; i++) {
       const float even = factor[2 * j] * change, odd = factor[NT == 1 ? 0 : 2 * j + 1] * change;
       acc[j][i][0] *= even;

@@ -16,10 +16,15 @@ constexpr int KC = DK / 64, VC = DV / 64, PARTS_K = BITS_K / 2, PARTS_V = BITS_V
 constexpr int IN_BYTE_K = 8 / BITS_K, IN_BYTE_V = 8 / BITS_V;                     // quarters
 constexpr int KP = PARTS_K * KC, VP = PARTS_V * VC, PIECES = KP + VP;             // pieces of a record
 constexpr int SUMS = IN_BYTE_K < 4 / GK ? IN_BYTE_K : 4 / GK;                     // of products, for a group of keys
+// Query rows of a KV head: HEADS of each query token of a request, of which there is one, or one for each draft.
+constexpr int NODES = DRAFTS ? DRAFTS : 1, HEADS = GROUP / NODES;
 // Query heads of a warp, in n-tiles of four; two of these share the eight columns of a product with values.
 constexpr int GW = (GROUP + VH - 1) / VH, NT = GW <= 4 ? 1 : (GW + 7) / 8 * 2, PAIRS = (NT + 1) / 2, MT = DV / 16;
 // With more than eight query heads a warp takes them in float16, as long as they have 16 bits.
 constexpr bool HALF_QUERY = NT > 2 && QUERY != 2;
+// Then its products with the next tile's keys stand beside those of this one with values, so that it waits for neither;
+// the scales of more groups need the registers.
+constexpr bool PIPELINED = HALF_QUERY && GK == 1 && GV == 1;
 constexpr int TILE = 32 * TW, ROW_UNITS = HB * PIECES, AFFINE = 4 * (GK + GV), AFFINE_ROW = HB * AFFINE;
 constexpr int AU = AFFINE_ROW % 16 == 0 ? 16 : AFFINE_ROW % 8 == 0 ? 8 : 4, AFFINE_UNITS = AFFINE_ROW / AU;
 constexpr bool AFFINE_TURNED = AU == 16 && (16 % AFFINE == 0 || AFFINE % 16 == 0);  // no word leaves its 16 bytes
@@ -40,13 +45,14 @@ struct Params {
   float* partial;        // [segments, WARPS, GW, DV]
   float2* stats;         // [segments, WARPS, GW]: running maximum (base 2), sum
   int* prefix;           // [2 * batch + 1] units
-  void* out;             // [batch, heads * GROUP, DV]
+  void* out;             // [batch * NODES, heads * HEADS, DV]
   const float* partner;  // [1 | heads, DV, DV] or null
   float scale, cap;      // see `logit`
   int batch, heads, recent, sink, partner_heads, blocks;
   u32 code_stride, affine_stride;  // bytes of a slot
-  int prefix_stable;               // all rows but the newest of every request are older than the kernel in front
+  int prefix_stable;               // all rows but the NODES newest of every request are older than the kernel in front
   int ring_rows;                   // positions of a ring, at least `recent`
+  const int* mask;                 // [batch, DRAFTS]: bit i of node j: j sees i; null for a chain
 };
 
 struct Request {

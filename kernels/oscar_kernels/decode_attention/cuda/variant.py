@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.cache import MOST_DRAFTS, BatchView, Drafts, LayerCache
 from oscar_kernels.decode_attention.tuning import (
     CUDA,
     LEAST_STAGES,
@@ -21,6 +21,8 @@ from oscar_kernels.spec import QuantSpec
 
 MAX_BATCH = 1024
 MAX_GROUP = 16
+WARP_ROWS = 16
+"""Most query rows of a warp; two warps share more of a KV head."""
 WARPS = 8
 KEY_DIMS = (64, 128, 192, 256)
 VALUE_DIMS = (64, 128, 256)
@@ -48,14 +50,22 @@ class AttentionVariant:
     capped: bool
     tiles: CudaTiles = CUDA
     whole: bool = False
-    """Whether one warp takes all query heads of a KV head, where there are more than eight."""
+    """Whether one warp takes all query rows of a KV head, where there are 9 to 16."""
+    drafts: int = 0
+    """Drafts of a request that are verified, with a query row for each query head; 0 for a decode
+    step."""
+
+    @property
+    def rows(self) -> int:
+        """Query rows of a KV head of a request."""
+        return self.group * max(1, self.drafts)
 
     @property
     def flags(self) -> dict[str, str | int]:
         """Values of the `-D` flags."""
-        halves = 1 if self.group <= 8 or self.whole else 2
+        halves = 1 if self.rows <= 8 or (self.whole and self.rows <= WARP_ROWS) else 2
         together = math.gcd(self.heads, WARPS // halves)
-        wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.group > 4
+        wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.rows > 4
         tiles = self.tiles
         return {
             "DK": self.k_spec.head_dim,
@@ -64,7 +74,8 @@ class AttentionVariant:
             "GV": self.v_spec.num_groups,
             "BITS_K": self.k_spec.bits,
             "BITS_V": self.v_spec.bits,
-            "GROUP": self.group,
+            "GROUP": self.rows,
+            "DRAFTS": self.drafts,
             "HB": together,
             "VH": halves,
             "TW": WARPS // halves // together,
@@ -82,7 +93,9 @@ class AttentionVariant:
         }
 
 
-def misfit(query: Tensor, cache: LayerCache, batch: BatchView) -> str | None:
+def misfit(
+    query: Tensor, cache: LayerCache, batch: BatchView, drafts: Drafts | None = None
+) -> str | None:
     """Why the kernel cannot run these on any device, because of their types, shapes or addresses;
     `None` if it can."""
     k_dim, v_dim, heads = cache.k_spec.head_dim, cache.v_spec.head_dim, cache.num_kv_heads
@@ -100,8 +113,12 @@ def misfit(query: Tensor, cache: LayerCache, batch: BatchView) -> str | None:
         return "a query that does not begin at a multiple of 16 bytes"
     if cache.ring_k.dtype != torch.bfloat16:
         return f"windows of {cache.ring_k.dtype}; it has bfloat16"
-    if query.shape[0] > MAX_BATCH:
-        return f"{query.shape[0]} requests; it has up to {MAX_BATCH}"
+    count = drafts.count if drafts else 1
+    if query.shape[0] > MAX_BATCH * count:
+        return f"{query.shape[0] // count} requests; it has up to {MAX_BATCH}"
+    reason = _misfit_of_drafts(query, cache, drafts) if drafts else None
+    if reason:
+        return reason
     wrong = next(
         (
             x.dtype
@@ -113,13 +130,44 @@ def misfit(query: Tensor, cache: LayerCache, batch: BatchView) -> str | None:
     return None if wrong is None else f"{wrong} indices; it has int32 and int64"
 
 
+def _misfit_of_drafts(query: Tensor, cache: LayerCache, drafts: Drafts) -> str | None:
+    count, mask = drafts.count, drafts.mask
+    if not 1 <= count <= MOST_DRAFTS or query.shape[0] % count:
+        return f"{count} drafts and {query.shape[0]} queries; it has 1 to {MOST_DRAFTS} a request"
+    if cache.recent < count or cache.ring_rows < cache.recent + count - 1:
+        return (
+            f"{count} drafts, a window of {cache.recent} and a ring of {cache.ring_rows}; the"
+            f" window needs {count} positions and the ring {count - 1} more"
+        )
+    rows = count * (query.shape[1] // cache.num_kv_heads)
+    most = 2 * WARP_ROWS if _whole(query, cache) else WARP_ROWS
+    if rows > most:
+        return f"{rows} query rows of a KV head, {count} drafts of each head; it has up to {most}"
+    if mask is not None and (
+        mask.dtype != torch.int32 or mask.numel() != query.shape[0] or not mask.is_contiguous()
+    ):
+        return f"a mask that is {mask.dtype} {tuple(mask.shape)}; it has int32 [{query.shape[0]}]"
+    return None
+
+
+def _whole(query: Tensor, cache: LayerCache) -> bool:
+    """Whether a warp can hold `WARP_ROWS` query rows."""
+    wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim)
+    return wide <= WHOLE_DIM and query.dtype != torch.float32
+
+
 def variant(
-    query: Tensor, cache: LayerCache, batch: BatchView, logit_cap: float, tiles: CudaTiles = CUDA
+    query: Tensor,
+    cache: LayerCache,
+    batch: BatchView,
+    logit_cap: float,
+    tiles: CudaTiles = CUDA,
+    drafts: Drafts | None = None,
 ) -> AttentionVariant:
     """The variant for a query, a cache and a batch that are no `misfit`."""
-    wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim)
     group = query.shape[1] // cache.num_kv_heads
-    whole = group > 8 and wide <= WHOLE_DIM and query.dtype != torch.float32
+    count = drafts.count if drafts else 0
+    whole = group * max(1, count) > 8 and _whole(query, cache)
     return AttentionVariant(
         cache.k_spec,
         cache.v_spec,
@@ -131,7 +179,8 @@ def variant(
         _QUERY[query.dtype],
         logit_cap != 0,
         tiles,
-        whole and query.shape[0] >= WHOLE_BATCH,
+        whole and (count > 0 or query.shape[0] >= WHOLE_BATCH),
+        count,
     )
 
 

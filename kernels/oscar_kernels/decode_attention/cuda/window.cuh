@@ -19,8 +19,14 @@ struct Window {
     sink_row = (size_t)p.sink_block[row] * p.sink * heads + head;
     ring_row = (size_t)row * ring_rows * heads + head;
   }
+  DEV int position(int i) const { return i < split ? from + i : jump + i; }
+  // Whether some query rows may not see some of 16 tokens: drafts, or what only some read from the ring.
+  DEV bool partly_seen(const Params& p, const Request& r, int base) const {
+    const int last = position(base + 15);
+    return last >= committed(r) || (last >= ring_from && position(base) < int2_end(p, r));
+  }
   DEV const unsigned short* row(int i, const unsigned short* sink, const unsigned short* ring, int width) const {
-    const int at = i < split ? from + i : jump + i;
+    const int at = position(i);
     if (at >= sink_from && at < sink_end) return sink + (sink_row + (size_t)at * heads) * width;
     int slot = ring_base + at - ring_from;
     slot -= slot >= ring_rows ? ring_rows : 0;
@@ -52,11 +58,22 @@ DEV u32 word(const uint4& x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 
 // rows.
 struct Query16 {
   u32 hi[PAIRS][DK / 16][2], lo[PAIRS][NT > 1 && QUERY ? DK / 16 : 1][2];
-  DEV void load(const Params& p, size_t row, int lane) {
+  DEV void load(const Params& p, const QueryRows& rows, int lane) {
     const int g = lane / 4, t = lane % 4;
+    if constexpr (NT > 2 && QUERY == 0) {
+      UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int k = 0; k < DK / 32; k++) {
+        const int head = 8 * j + g % 2 * 4 + g / 2;
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (head < GW)
+          x = __ldcg(reinterpret_cast<const uint4*>(static_cast<const unsigned short*>(p.query) + rows[head] * DK) +
+                     4 * k + t);
+        UNROLL for (int i = 0; i < 4; i++) hi[j][2 * k + i / 2][i % 2] = word(x, i);
+      }
+      return;
+    }
     UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int k = 0; k < DK / 16; k++) UNROLL for (int i = 0; i < 2; i++) {
       const int head = NT == 1 ? g / 2 : 8 * j + g % 2 * 4 + g / 2;
-      const float2 x = head < GW ? query_pair(p, (row + head) * DK + 8 * (4 * (k / 2) + t) + 4 * (k % 2) + 2 * i)
+      const float2 x = head < GW ? query_pair(p, rows[head] * DK + 8 * (4 * (k / 2) + t) + 4 * (k % 2) + 2 * i)
                                  : make_float2(0.f, 0.f);
       const u32 h = pack_bf16(x.x, x.y), l = pack_bf16(x.x - low_bf16(h), x.y - high_bf16(h));
       hi[j][k][i] = NT == 1 && g % 2 ? l : h;
@@ -65,8 +82,8 @@ struct Query16 {
   }
 };
 
-// Of the rows the kernel in front has written only the last, the newest token.
-DEV void window_segment(const Params& p, State& s, const Request& r, int b, int head, size_t query_row, int group,
+// Of the rows the kernel in front has written only the last, the newest tokens.
+DEV void window_segment(const Params& p, State& s, const Request& r, int b, int head, const QueryRows& rows, int group,
                         int lo, int hi, bool& ahead) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const Window w(p, r, b, head);
@@ -74,7 +91,7 @@ DEV void window_segment(const Params& p, State& s, const Request& r, int b, int 
   for (int step = lo; step < hi; step++) {
     const int base = step * STEP + 16 * group;
     if (base >= w.count) continue;
-    if (base + 16 >= w.count) meet(ahead);
+    if (base + 15 + NODES >= w.count) meet(ahead);
     uint4 k[2][DK / 32], v[4][VC];
     UNROLL for (int i = 0; i < 2; i++) {
       const int token = base + 8 * i + g;
@@ -88,7 +105,7 @@ DEV void window_segment(const Params& p, State& s, const Request& r, int b, int 
     }
     if (step + 1 < hi) prefetch_rows(p, w, base + STEP, lane);
     meet(ahead);
-    if (step == lo) q.load(p, query_row, lane);
+    if (step == lo) q.load(p, rows, lane);
     float c[PAIRS][4] = {}, x[NT][2], top[NT];
     UNROLL for (int n = 0; n < DK / 16; n++) {
       const u32 a0 = word(k[0][n / 2], n % 2 * 2), a1 = word(k[1][n / 2], n % 2 * 2),
@@ -99,10 +116,17 @@ DEV void window_segment(const Params& p, State& s, const Request& r, int b, int 
       }
     }
     bool raise = false;
+    const bool partly = DRAFTS && w.partly_seen(p, r, base);
     UNROLL for (int n = 0; n < NT; n++) {
       UNROLL for (int i = 0; i < 2; i++) {
         const float y = logit(p, (NT == 1 ? c[0][2 * i] + c[0][2 * i + 1] : c[n / 2][2 * i + n % 2]) * p.scale);
         x[n][i] = base + 8 * i + g < w.count ? y : -__int_as_float(0x7F800000);
+      }
+      if (partly) {
+        const Sight sight{p, r, b, rows.skip, t};
+        const u32 drafts = sight.drafts(n);
+        UNROLL for (int i = 0; i < 2; i++)
+            if (!sight.sees(drafts, w.position(base + 8 * i + g))) x[n][i] = -__int_as_float(0x7F800000);
       }
       top[n] = fmaxf(x[n][0], x[n][1]);
       raise |= top[n] > s.m[n] + HEADROOM;

@@ -10,12 +10,13 @@ DEV Request request(const Params& p, int b) {
   Request r;
   r.first = (int)p.indptr[b];
   r.length = (int)p.indptr[b + 1] - r.first;
-  r.sink_end = min(p.sink, r.length);
+  const int known = committed(r);
+  r.sink_end = min(p.sink, known);
   r.sink_from = min(p.sink_from[row], r.sink_end);
-  r.ring_from = min(max(max(0, r.length - p.recent), p.ring_start[row]), r.length);
+  r.ring_from = min(max(max(0, known + (DRAFTS > 0) - p.recent), p.ring_start[row]), known);
   return r;
 }
-DEV int tile_units(const Request& r) { return (Positions(r).count + TILE - 1) / TILE; }
+DEV int tile_units(const Params& p, const Request& r) { return (Positions(r, int2_end(p, r)).count + TILE - 1) / TILE; }
 DEV int window_units(const Request& r) { return (window_count(r) + STEP - 1) / STEP * WINDOW_COST; }
 
 // Units of every request before it, and where its tokens are; by all threads of the block.
@@ -29,7 +30,7 @@ DEV void plan(const Params& p, int* prefix, Request* requests) {
     if (b < p.batch) {
       const Request r = request(p, b);
       requests[b] = r;
-      tiles = tile_units(r);
+      tiles = tile_units(p, r);
       steps = window_units(r);
     }
     int sum = tiles + steps;
