@@ -54,8 +54,6 @@ def decode_attention(
     Raises:
         ValueError: shapes that do not fit or are not supported, or no Triton on this device.
     """
-    if drafts is not None:
-        raise ValueError("the Triton path does not verify drafts; the CUDA path does")
     tiles = _decode_tiles(cache, query.shape[0], query.shape[1], query.device)
     if out is None:
         out = query.new_empty(*query.shape[:2], cache.v_spec.head_dim)
