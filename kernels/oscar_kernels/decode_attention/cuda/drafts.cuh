@@ -5,14 +5,15 @@
 
 // Query rows of one KV head of a request: those of its NODES query tokens, HEADS each. A warp takes GW of them.
 struct QueryRows {
-  size_t first, node_stride;  // rows of the tensors of queries and outputs
+  size_t first, gap;  // rows of the tensors of queries and outputs: the first, and those of other heads in between
   int skip;
   DEV QueryRows(const Params& p, int b, int head, int part)
-      : first(((size_t)b * NODES * p.heads + head) * HEADS), node_stride((size_t)p.heads * HEADS), skip(part * GW) {}
-  // Of row `i` of the warp; an odd number of rows leaves the last warp one too few.
+      : first(((size_t)b * NODES * p.heads + head) * HEADS), gap((size_t)(p.heads - 1) * HEADS), skip(part * GW) {}
+  // Of row `i` of the warp; an odd number of rows leaves the last warp one too few. Without a remainder: of
+  // `row % 3` NVRTC 13.0 makes a negative 32-bit offset and forgets its sign.
   DEV size_t operator[](int i) const {
     const int row = GROUP % VH ? min(skip + i, GROUP - 1) : skip + i;
-    return DRAFTS ? first + row / HEADS * node_stride + row % HEADS : first + row;
+    return DRAFTS ? first + row + row / HEADS * gap : first + row;
   }
 };
 
