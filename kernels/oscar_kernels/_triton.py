@@ -9,9 +9,7 @@ import os
 
 import torch
 
-MINIMUM = (8, 0)
-"""Lowest compute capability the kernels are written for: bfloat16 tensor cores and asynchronous
-copies."""
+from oscar_kernels.chips import LOWEST
 
 
 def interpreted() -> bool:
@@ -42,9 +40,9 @@ def missing(device: torch.device | str) -> str | None:
         return (
             f"Triton has no {device.type} device; TRITON_INTERPRET=1 runs its kernels slowly on any"
         )
-    if torch.version.hip is None and torch.cuda.get_device_capability(device) < MINIMUM:
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) < LOWEST:
         return (
             f"{torch.cuda.get_device_name(device)} is older than compute capability"
-            f" {MINIMUM[0]}.{MINIMUM[1]}"
+            f" {LOWEST[0]}.{LOWEST[1]}"
         )
     return None

@@ -13,11 +13,11 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from importlib.resources import files
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from oscar_kernels.chips import LOWEST, Capability, KernelPath, kernel_path
 from oscar_zoo import paths
 from oscar_zoo.engines.sglang.compat.versions import BEYOND, FIRST, sglang_version
 from oscar_zoo.errors import MissingDependency, OscarZooError
@@ -37,7 +37,6 @@ _LIBRARIES = {
     "triton": "INT2 kernels on a GPU",
 }
 _EXTRAS = {"modelscope-hub": "modelscope", "torch": "compute", "transformers": "compute"}
-_KERNELS = ("kv_write", "kv_read", "decode_attention")
 
 
 @dataclass(frozen=True)
@@ -152,19 +151,51 @@ def engine() -> Iterator[DoctorFinding]:
         )
     except OscarZooError as error:
         yield DoctorFinding("machine", "SGLang", "failed", error.message, error.hint, facts=facts)
-    there = [
-        name for name in _KERNELS if files("oscar_kernels").joinpath(name, "kernel.py").is_file()
-    ]
-    torch = _version("torch") is not None
-    if there:
-        detail = f"{', '.join(there)} in Triton"
-    else:
-        detail = (
-            "plain torch; this version has no Triton kernels" if torch else "none without torch"
-        )
-    yield DoctorFinding(
-        "machine", "INT2 kernels", "ok", detail, facts={"triton_kernels": there, "torch": torch}
+    yield kernels()
+
+
+def kernels() -> DoctorFinding:
+    """The path that the INT2 kernels take on the GPUs of this machine."""
+    torch, capabilities = (
+        _version("torch") is not None,
+        sorted(set(nvidia_smi.compute_capabilities())),
     )
+    paths = [(capability, kernel_path(capability)) for capability in capabilities]
+    facts: dict[str, Any] = {
+        "torch": torch,
+        "paths": [
+            {"compute_capability": _dotted(capability), **(asdict(found) if found else NO_PATH)}
+            for capability, found in paths
+        ],
+    }
+    if not torch:
+        detail = "none without torch"
+    elif not paths:
+        detail = "CUDA C++ and Triton on a GPU, plain torch on a CPU"
+    else:
+        detail = "; ".join(_told(capability, found) for capability, found in paths)
+    if any(found is None for _, found in paths):
+        step = f"a GPU from compute capability {_dotted(LOWEST)} on, or --device cpu"
+        return DoctorFinding("machine", "INT2 kernels", "warning", detail, step, facts=facts)
+    return DoctorFinding("machine", "INT2 kernels", "ok", detail, facts=facts)
+
+
+NO_PATH = {"decode": None, "write": None, "measured": False}
+_LANGUAGES = {"cuda": "CUDA C++", "triton": "Triton"}
+
+
+def _told(capability: Capability, found: KernelPath | None) -> str:
+    if found is None:
+        return f"none for compute capability {_dotted(capability)}"
+    known = "measured" if found.measured else "compiled, but not measured"
+    return (
+        f"decode in {_LANGUAGES[found.decode]}, write in {_LANGUAGES[found.write]}, the rest in"
+        f" Triton; {known} on compute capability {_dotted(capability)}"
+    )
+
+
+def _dotted(capability: Capability) -> str:
+    return ".".join(map(str, capability))
 
 
 def counted(artifacts: int) -> str:

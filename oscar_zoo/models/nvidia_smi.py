@@ -21,6 +21,7 @@ SMI = [
     "--query-gpu=index,uuid,name,memory.total,memory.free",
     "--format=csv,noheader,nounits",
 ]
+CAPABILITIES = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
 MIB = 1 << 20
 SECONDS = 5.0
 """How long the driver's tool may take."""
@@ -43,14 +44,33 @@ def gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
     Args:
         environ: only `PATH` and `LD_LIBRARY_PATH` are passed on.
     """
+    try:
+        return [_gpu(line) for line in _said(SMI, environ)]
+    except ValueError:
+        return []
+
+
+def compute_capabilities(environ: Mapping[str, str] = os.environ) -> list[tuple[int, int]]:
+    """The compute capability of every GPU, such as `(9, 0)`; none where the driver's tool is too
+    old to tell.
+
+    Args:
+        environ: as for `gpus`.
+    """
+    found = [re.fullmatch(r"(\d+)\.(\d+)", line.strip()) for line in _said(CAPABILITIES, environ)]
+    return [(int(one[1]), int(one[2])) for one in found if one] if all(found) else []
+
+
+def _said(command: list[str], environ: Mapping[str, str]) -> list[str]:
+    """The lines that the driver's tool prints; none where it is missing or does not work."""
     variables = {name: environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in environ}
     try:
         done = subprocess.run(
-            SMI, capture_output=True, text=True, timeout=SECONDS, env=variables, check=True
+            command, capture_output=True, text=True, timeout=SECONDS, env=variables, check=True
         )
-        return [_gpu(line) for line in done.stdout.splitlines() if line.strip()]
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
+    return [line for line in done.stdout.splitlines() if line.strip()]
 
 
 def driver_models() -> list[str]:

@@ -210,6 +210,30 @@ def test_the_driver_names_the_gpus_and_sees_no_token(cli: Cli, tmp_path: Path) -
     assert row["gpus"] == []
 
 
+@pytest.mark.parametrize(
+    ("capability", "state", "words"),
+    [
+        ("9.0", "ok", "decode in CUDA C++, write in CUDA C++, the rest in Triton; measured on"),
+        ("8.9", "ok", "write in Triton, the rest in Triton; compiled, but not measured on"),
+        ("7.5", "warning", "none for compute capability 7.5"),
+    ],
+)
+def test_the_path_of_the_kernels_is_that_of_the_gpu(
+    capability: str, state: str, words: str, cli: Cli, tmp_path: Path
+) -> None:
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(
+        f"#!/bin/sh\ncase $* in *compute_cap*) echo {capability};; *) {CARDS.strip()};; esac\n"
+    )
+    tool.chmod(0o755)
+    path = f"{tool.parent}:{os.environ['PATH']}"
+    row = findings(cli("doctor", "--offline", "--json", PATH=path), "machine")["INT2 kernels"]
+    assert (row["state"], row["paths"][0]["compute_capability"]) == (state, capability)
+    assert words in row["detail"]
+    assert (row["next"] is None) == (state == "ok")
+
+
 @pytest.mark.parametrize("debug", ["0", "1"])
 def test_no_command_shows_a_secret(server: HubServer, cli: Cli, debug: str) -> None:
     Store(cli.folder / "cache").put(

@@ -33,6 +33,25 @@ def test_the_driver_names_them(machine: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "want"),
+    [
+        ("9.0\n9.0", [(9, 0), (9, 0)]),
+        ("12.0", [(12, 0)]),
+        ("Field compute_cap is not a valid field to query.", []),
+        ("", []),
+    ],
+)
+def test_compute_capabilities_come_from_the_driver(
+    said: str, want: list[tuple[int, int]], tmp_path: Path
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\nprintf '%s\\n' '{said}'\n")
+    tool.chmod(0o755)
+    assert nvidia_smi.compute_capabilities({"PATH": str(tmp_path)}) == want
+    assert nvidia_smi.compute_capabilities({"PATH": "/nowhere"}) == []
+
+
+@pytest.mark.parametrize(
     ("variable", "seen"),
     [
         (None, [0, 1]),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.cache import BatchView, Drafts, LayerCache
+from oscar_kernels.chips import LOWEST
 from oscar_kernels.decode_attention.cuda.parameters import Params
 from oscar_kernels.decode_attention.cuda.variant import (
     PLAN_BYTES,
@@ -24,6 +25,7 @@ from oscar_kernels.decode_attention.cuda.variant import (
     fitting,
     misfit,
     ring_bytes,
+    too_large,
     variant,
 )
 from oscar_kernels.decode_attention.tuning import CUDA, MOST_RESIDENT, WHOLE_DIM, CudaTiles
@@ -59,7 +61,7 @@ def unsupported(
         return reason
     if query.device.type != "cuda" or torch.version.hip is not None:
         return f"needs an NVIDIA GPU, the query is on {query.device.type}"
-    if torch.cuda.get_device_capability(query.device) < (8, 0):
+    if torch.cuda.get_device_capability(query.device) < LOWEST:
         return f"needs compute capability 8.0, {torch.cuda.get_device_name(query.device)} has less"
     return None
 
@@ -68,6 +70,8 @@ def unsupported(
 def _build_failure(made: AttentionVariant, device: torch.device) -> str | None:
     try:
         _load(made, device)
+    except NoAttentionVariant as error:
+        return str(error)
     except (nvrtc.CompilerMissing, nvrtc.CompilationFailed, driver.DriverError) as error:
         return " ".join(str(error).split())
     return None
@@ -243,9 +247,10 @@ def _misfit(
 def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
     """Compile and load once per variant and device."""
     major, minor = torch.cuda.get_device_capability(device)
-    flags = fitting(
-        made, torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    ).flags
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    fitted = fitting(made, shared)
+    _refuse(too_large(fitted, shared))
+    flags = fitted.flags
     code = nvrtc.compiled(SOURCE, flags, f"sm_{major}{minor}", driver=driver.version())
     with torch.cuda.device(device):
         torch.cuda.current_stream()

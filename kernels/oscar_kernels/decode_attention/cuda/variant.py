@@ -195,6 +195,15 @@ def fitting(made: AttentionVariant, shared: int) -> AttentionVariant:
     return made
 
 
+def too_large(made: AttentionVariant, shared: int) -> str | None:
+    """Why a block has too little shared memory for a variant that was made `fitting`; `None` if it
+    has enough."""
+    needed = ring_bytes(made.flags) + PLAN_BYTES + STATIC_BYTES
+    if needed <= shared:
+        return None
+    return f"a block needs {needed:,} bytes of shared memory and has {shared:,}"
+
+
 def ring_bytes(flags: nvrtc.Flags) -> int:
     """`RING_BYTES` of decode.cu."""
     size = {name: int(value) for name, value in flags.items() if not isinstance(value, str)}

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.cache import LayerCache, TokenTargets, Transforms, WindowState
+from oscar_kernels.chips import WRITE
 from oscar_kernels.kv_write.arguments import check
 from oscar_kernels.kv_write.cuda.parameters import arguments
 from oscar_kernels.kv_write.cuda.variant import STEP_ROWS, WriteVariant, misfit, variant
@@ -44,7 +45,7 @@ def unsupported(
         return reason
     if key.device.type != "cuda" or torch.version.hip is not None:
         return f"needs an NVIDIA GPU, the keys are on {key.device.type}"
-    if torch.cuda.get_device_capability(key.device) != (9, 0):
+    if torch.cuda.get_device_capability(key.device) != WRITE:
         return f"needs compute capability 9.0, not {torch.cuda.get_device_name(key.device)}"
     return None
 

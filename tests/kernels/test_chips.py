@@ -1,0 +1,77 @@
+"""Every chip that the kernels are compiled for: that they compile, without memory in place of
+registers, and which shapes have room."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from oscar_kernels import chips
+from oscar_kernels.decode_attention.cuda import launcher
+from oscar_kernels.decode_attention.cuda import variant as variants
+from oscar_kernels.nvrtc import compile as nvrtc
+from oscar_kernels.spec import QuantSpec
+
+ALL = pytest.mark.parametrize("capability", chips.CHIPS, ids=lambda x: f"sm_{x[0]}{x[1]}")
+
+
+def variant(head_dim: int = 128, *, group: int = 4, bits: int = 2) -> variants.AttentionVariant:
+    spec = QuantSpec(head_dim, head_dim, bits=bits)
+    return variants.AttentionVariant(spec, spec, group, 8, "int", "int", "long long", 0, False)
+
+
+@ALL
+def test_decode_compiles_with_enough_registers(
+    capability: chips.Capability, own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton = pytest.importorskip("triton")
+    program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    try:
+        nvrtc.nvrtc_version()
+    except nvrtc.CompilerMissing as error:
+        pytest.skip(str(error))
+    monkeypatch.setenv("OSCAR_KERNELS_CACHE", str(own_state / "kernels"))
+    made = variants.fitting(variant(), chips.CHIPS[capability].shared_bytes)
+    arch = "sm_{}{}".format(*capability)
+    code = nvrtc.compiled(launcher.SOURCE, made.flags, arch)
+    (own_state / "code.cubin").write_bytes(code)
+    told = subprocess.run(
+        [program, "-res-usage", own_state / "code.cubin"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    stage1 = told[told.index("oscar_decode_stage1") :]
+    registers, stack = (int(re.search(rf"{name}:(\d+)", stage1)[1]) for name in ("REG", "STACK"))
+    assert registers * 32 * variants.WARPS <= 65536
+    assert stack == 0
+
+
+@ALL
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("group", [1, 4, 8, 16])
+def test_codes_of_2_bits_have_room_on_every_chip(
+    capability: chips.Capability, head_dim: int, group: int
+) -> None:
+    shared = chips.CHIPS[capability].shared_bytes
+    made = variants.fitting(variant(head_dim, group=group), shared)
+    assert variants.too_large(made, shared) is None
+
+
+def test_what_has_no_room_is_told_in_numbers() -> None:
+    made = variants.fitting(variant(bits=4), 99 << 10)
+    assert variants.too_large(made, 99 << 10) == (
+        "a block needs 134,196 bytes of shared memory and has 101,376"
+    )
+    assert variants.too_large(variants.fitting(variant(bits=4), 227 << 10), 227 << 10) is None
+
+
+def test_paths_of_chips() -> None:
+    found = {capability: chips.kernel_path(capability) for capability in (*chips.CHIPS, (7, 5))}
+    assert found.pop((7, 5)) is None
+    assert [capability for capability, path in found.items() if path.measured] == [(9, 0)]
+    assert [capability for capability, path in found.items() if path.write == "cuda"] == [(9, 0)]
+    assert {path.decode for path in found.values()} == {"cuda"}
