@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from oscar_kernels.bench import baselines, cases, checks, results, roofline, search
 from oscar_kernels.bench.roofline import Heads
 from oscar_kernels.bench.timing import Timing
+from oscar_kernels.cache import Drafts
 from oscar_kernels.decode_attention import reference
 from oscar_kernels.kv_write.cuda.launcher import SOURCE
 from oscar_kernels.nvrtc import compile as nvrtc
@@ -119,6 +121,23 @@ def test_a_wrong_kernel_is_not_timed(factor: float) -> None:
             cases.TINY,
             lambda *args, **options: factor * reference.decode_attention(*args, **options),
         )
+
+
+def test_drafts_lie_behind_the_cached_tokens_of_their_request() -> None:
+    job = cases.attention_layers(cases.TINY, [20, 5], 2, drafts=3)
+    assert len(job.query) == 6
+    assert job.batch.kv_indptr.tolist() == [0, 23, 31]
+    assert sorted(job.batch.kv_indices.tolist()) == list(range(1, 32))
+    assert {(x.recent, x.ring_rows, len(x.codes)) for x in job.caches} == {(8, 10, 32)}
+
+
+def test_an_op_that_forgets_the_mask_of_drafts_is_not_timed() -> None:
+    def forgetful(*args: Tensor, drafts: Drafts, **options: object) -> Tensor:
+        return reference.decode_attention(*args, drafts=Drafts(drafts.count), **options)
+
+    checks.verify(cases.TINY, reference.decode_attention, 3)
+    with pytest.raises(AssertionError, match="error"):
+        checks.verify(cases.TINY, forgetful, 3)
 
 
 @pytest.mark.gpu

@@ -216,9 +216,20 @@ def test_query_heads_of_a_kv_head(group: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("group", [4, 6])
 @pytest.mark.parametrize("lengths", [LENGTHS, (2000,), (0, 5, 0, 900)], ids=str)
-def test_kv_heads(heads: int, lengths: tuple[int, ...]) -> None:
-    assert_right(*random_case(lengths, heads=heads))
+def test_kv_heads(heads: int, group: int, lengths: tuple[int, ...]) -> None:
+    assert_right(*random_case(lengths, heads=heads, group=group))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [1, 3, 4, 8])
+@pytest.mark.parametrize("group", [9, 12, 16])
+def test_many_query_heads_in_one_warp(group: int, heads: int) -> None:
+    """Batches in which one warp takes all query heads of a KV head."""
+    assert len(LENGTHS) >= tuning.WHOLE_BATCH
+    assert_right(*random_case(heads=heads, group=group))
+    assert_right(*random_case(heads=heads, group=group), logit_cap=2.5)
 
 
 @pytest.mark.gpu

@@ -137,9 +137,9 @@ def attention_layers(
 def cached_batch(heads: Heads, lengths: list[int], drafts: int = 0) -> tuple[LayerCache, BatchView]:
     """A cache that holds requests of some lengths, with drafts behind them, in slots of a random
     order."""
-    lengths = [length + drafts for length in lengths]
-    indptr = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
-    slots = 1 + torch.randperm(sum(lengths), device=DEVICE)
+    cached = [length + drafts for length in lengths]
+    indptr = torch.tensor([0, *cached], device=DEVICE).cumsum(0).int()
+    slots = 1 + torch.randperm(sum(cached), device=DEVICE)
     rows = torch.arange(1, len(lengths) + 1, device=DEVICE)
     return filled_cache(heads, lengths, drafts), BatchView(
         indptr, slots.int(), rows, _windows(len(lengths))

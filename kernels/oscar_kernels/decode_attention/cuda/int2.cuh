@@ -22,14 +22,13 @@ struct Tile {
     affine_offset = CODE_BYTES + row * AFFINE_ROW +
                     (AFFINE_TURNED ? swizzle<AFFINE_UNITS>(row, at / 16) * 16 + at % 16 : at);
   }
-  // What is known of a tile before its turn: logits less the maxima, and affine parameters of values.
-  struct Scored {
-    float x[NT][4], v_scale[4][GV], v_offs[4][GV];
-  };
-  DEV void begin(State&, const Query8&, Scored&) const {}
+  DEV static void begin(State& s) {
+    if (HALF_QUERY)
+      UNROLL for (int n = 0; n < NT; n++) s.m[n] = 0.f;
+  }
   // swizzle() repeats every eight tokens, so `step` more tokens are a constant number of bytes.
-  DEV void step(const Params& p, State& s, const Query8& q, const Sight& sight, u32 stage, u32, int valid, bool,
-                int lane, Scored&) const {
+  DEV void compute(const Params& p, State& s, const Query8& q, const Sight& sight, u32 stage, int valid, bool,
+                   int lane) const {
     float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
     UNROLL for (int o = 0; o < 4; o++)
         load_affine(stage + affine_offset + 8 * o * AFFINE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
@@ -86,31 +85,21 @@ struct Tile {
       }
     }
   }
-  // With a query in float16 logits are less the maxima from the start, zero before the first tile. If PIPELINED a tile of
-  // no weight comes before it, in place of code that scores the first one alone.
-  DEV void begin(State& s, const HalfQuery&, Scored& now) const {
-    UNROLL for (int n = 0; n < NT; n++) s.m[n] = 0.f;
-    UNROLL for (int o = 0; o < 4; o++) {
-      UNROLL for (int n = 0; n < NT; n++) now.x[n][o] = -__int_as_float(0x7F800000);
-      UNROLL for (int v = 0; v < GV; v++) now.v_scale[o][v] = now.v_offs[o][v] = 0.f;
-    }
-  }
-  DEV void step(const Params& p, State& s, const HalfQuery& q, const Sight& sight, u32 stage, u32 next, int valid,
-                bool first, int lane, Scored& now) const {
-    if constexpr (!PIPELINED) {
-      float c[2][PAIRS][GK][4];
-      UNROLL for (int u = 0; u < 2; u++) products(q, stage, u, c[u]);
-      finish(p, s, q, stage, c, now);
-    }
-    hide(p, sight, valid, lane, now.x);
-    float top[NT], largest = now.v_scale[0][0];
+  // The same with a query in float16. Logits are less the maxima so far, which `begin` makes zero for the first tile.
+  DEV void compute(const Params& p, State& s, const HalfQuery& q, const Sight& sight, u32 stage, int valid, bool first,
+                   int lane) const {
+    float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
+    UNROLL for (int o = 0; o < 4; o++)
+        load_affine(stage + affine_offset + 8 * o * AFFINE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
+    UNROLL for (int u = 0; u < 2; u++) scores(p, s, q, stage, u, k_scale, k_offs, x);
+    hide(p, sight, valid, lane, x);
+    float top[NT], largest = v_scale[0][0];
     bool raise = first;
     UNROLL for (int n = 0; n < NT; n++) {
-      top[n] = fmaxf(fmaxf(now.x[n][0], now.x[n][1]), fmaxf(now.x[n][2], now.x[n][3]));
+      top[n] = fmaxf(fmaxf(x[n][0], x[n][1]), fmaxf(x[n][2], x[n][3]));
       raise |= top[n] > HEADROOM;
     }
-    UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++)
-        largest = fmaxf(largest, now.v_scale[o][v]);
+    UNROLL for (int o = 0; o < 4; o++) UNROLL for (int v = 0; v < GV; v++) largest = fmaxf(largest, v_scale[o][v]);
     if (__any_sync(ALL, raise || largest * s.value_scale > 64.f)) {
       float before[NT];
       UNROLL for (int n = 0; n < NT; n++) {
@@ -119,23 +108,11 @@ struct Tile {
         if (first) s.m[n] = NEVER;
       }
       s.rescale(top, largest, first);
-      UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) now.x[n][o] += before[n] - s.m[n];
+      UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < 4; o++) x[n][o] += before[n] - s.m[n];
     }
     u32 b[PAIRS][4][GV];
-    float c[2][PAIRS][GK][4];
-    UNROLL for (int u = 0; u < 2; u++) {
-      if (PIPELINED) products(q, next, u, c[u]);
-      if (u == 0) weigh(s, now.x, now.v_scale, now.v_offs, lane, b);
-      values(s, b, stage, u);
-    }
-    if (PIPELINED) finish(p, s, q, next, c, now);
-  }
-  DEV void finish(const Params& p, const State& s, const HalfQuery& q, u32 stage, const float (&c)[2][PAIRS][GK][4],
-                  Scored& now) const {
-    float k_scale[4][GK], k_offs[4][GK];
-    UNROLL for (int o = 0; o < 4; o++) load_affine(stage + affine_offset + 8 * o * AFFINE_ROW, k_scale[o], k_offs[o],
-                                                   now.v_scale[o], now.v_offs[o]);
-    UNROLL for (int u = 0; u < 2; u++) logits(p, s, q, u, c[u], k_scale, k_offs, now.x);
+    weigh(s, x, v_scale, v_offs, lane, b);
+    UNROLL for (int u = 0; u < 2; u++) values(s, b, stage, u);
   }
   DEV static void load_affine(u32 at, float (&ks)[GK], float (&ko)[GK], float (&vs)[GV], float (&vo)[GV]) {
     u32 w[GK + GV];
@@ -197,8 +174,10 @@ struct Tile {
       x[n][o] = logit(p, y);
     }
   }
-  // The same with a query in float16: products, then logits less the maxima so far.
-  DEV void products(const HalfQuery& q, u32 stage, int u, float (&c)[PAIRS][GK][4]) const {
+  // The same with a query in float16, less the maxima so far.
+  DEV void scores(const Params& p, const State& s, const HalfQuery& q, u32 stage, int u,
+                  const float (&ks)[4][GK], const float (&ko)[4][GK], float (&x)[NT][4]) const {
+    float c[PAIRS][GK][4];
     UNROLL for (int h = 0; h < PAIRS; h++) UNROLL for (int v = 0; v < GK; v++)
         c[h][v][0] = c[h][v][1] = c[h][v][2] = c[h][v][3] = 0.f;
     UNROLL for (int load = 0; load < PARTS_K * K_LOADS; load++) {
@@ -224,14 +203,11 @@ struct Tile {
         UNROLL for (int i = 0; i < 4; i++) a[i] >>= 8;
       }
     }
-  }
-  DEV void logits(const Params& p, const State& s, const HalfQuery& q, int u, const float (&c)[PAIRS][GK][4],
-                  const float (&ks)[4][GK], const float (&ko)[4][GK], float (&x)[NT][4]) const {
     UNROLL for (int n = 0; n < NT; n++) UNROLL for (int i = 0; i < 2; i++) {
       const int o = 2 * u + i;
       float y = CAPPED ? 0.f : -s.m[n];
-      UNROLL for (int v = 0; v < GK; v++) y = fmaf(ko[o][v], q.sum[n][v], y);
-      UNROLL for (int v = 0; v < GK; v++) y = fmaf(c[n / 2][v][2 * i + n % 2], ks[o][v] * q.scale, y);
+      UNROLL for (int v = 0; v < GK; v++)
+          y = fmaf(c[n / 2][v][2 * i + n % 2], ks[o][v] * q.scale, fmaf(ko[o][v], q.sum[n][v], y));
       x[n][o] = CAPPED ? logit(p, y) - s.m[n] : y;
     }
   }

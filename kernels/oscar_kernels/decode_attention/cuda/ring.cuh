@@ -58,10 +58,15 @@ struct Place {
 struct Loader {
   const SLOT_T* slots;
   Positions at;
-  const u8 *codes, *affine;
+  const u8 *codes, *affine, *own;
+  // Whether a lane's copies are of one unit of every token, so that its address is worked out once. Kernels of few query
+  // heads are faster as the compiler does it by itself.
+  static constexpr bool OWN = HALF_QUERY && Place<ROW_UNITS>::PERIOD == 1;
   DEV Loader(const Params& p, const Request& r, int block) : slots(p.slots + r.first), at(r, int2_end(p, r)) {
     codes = p.codes + block * (ROW_UNITS * 16);
     affine = p.affine + block * AFFINE_ROW;
+    own = codes + Place<ROW_UNITS>(0, threadIdx.x % 32).unit * 16;
+    if (OWN) asm("" : "+l"(own));
   }
   // Slot of token 32 * i + lane of a tile; 0, the dummy, behind the last token.
   DEV void fetch(int tile, int hi, u32 (&slot)[TW], int lane) const {
@@ -80,7 +85,7 @@ struct Loader {
   DEV void code(const Params& p, u32 stage, u32 slots, int i, int left, int lane) const {
     const Place<ROW_UNITS> at(i, lane);
     copy_async<16>(stage + at.to<true>() * 16,
-                   codes + at.unit * 16 + (u64)__shfl_sync(ALL, slots, at.token()) * p.code_stride,
+                   (OWN ? own : codes + at.unit * 16) + (u64)__shfl_sync(ALL, slots, at.token()) * p.code_stride,
                    FULL || at.token() < left);
   }
   template <bool FULL>
@@ -123,21 +128,18 @@ DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, i
   meet(ahead);
   Query q;
   q.load(p, rows, lane);
-  Tile::Scored scored;
-  tile.begin(s, q, scored);
-  for (int i = PIPELINED ? lo - 1 : lo; i < hi; i++) {
+  tile.begin(s);
+  for (int i = lo; i < hi; i++) {
     if (i + AHEAD == mine) {
       if (mine < hi) loader.copy(p, ring.plus(AHEAD), mine, slot, lane);
       mine += WARPS;
       loader.fetch(mine, hi, slot, lane);
     }
-    const int read = PIPELINED ? i >= lo : 1;  // tiles
-    const Ring next = PIPELINED && i + 1 < hi ? ring.plus(read) : ring;  // the last tile is scored twice
-    wait_phase(next.full(), next.round);
-    tile.step(p, s, q, Sight{p, r, b, rows.skip, lane % 4}, ring.data(), next.data(), left, i == lo, lane, scored);
+    wait_phase(ring.full(), ring.round);
+    tile.compute(p, s, q, Sight{p, r, b, rows.skip, lane % 4}, ring.data(), left, i == lo, lane);
     __syncwarp();
-    if (lane == 0 && read) arrive(ring.empty());
-    ring = ring.plus(read);
-    left -= read * TILE;
+    if (lane == 0) arrive(ring.empty());
+    ring = ring.plus(1);
+    left -= TILE;
   }
 }

@@ -60,7 +60,7 @@ struct Query16 {
   u32 hi[PAIRS][DK / 16][2], lo[PAIRS][NT > 1 && QUERY ? DK / 16 : 1][2];
   DEV void load(const Params& p, const QueryRows& rows, int lane) {
     const int g = lane / 4, t = lane % 4;
-    if constexpr (NT > 2 && QUERY == 0) {
+    if constexpr (NT > 1 && QUERY == 0) {
       UNROLL for (int j = 0; j < PAIRS; j++) UNROLL for (int k = 0; k < DK / 32; k++) {
         const int head = 8 * j + g % 2 * 4 + g / 2;
         uint4 x = make_uint4(0, 0, 0, 0);
