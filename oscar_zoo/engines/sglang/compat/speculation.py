@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from oscar_kernels.cache import Drafts
+from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.runtime.trees import ancestors
 
 
@@ -24,6 +25,34 @@ def is_draft(owner: Any) -> bool:
         owner: model runner or pool configurator.
     """
     return bool(getattr(owner, "is_draft_worker", False))
+
+
+def draft_slot_bytes(configurator: Any) -> int:
+    """Bytes that one token slot of a target takes in the cache of its draft model, over all layers
+    of a worker; 0 without a draft model.
+
+    Args:
+        configurator: of the target's pool.
+    """
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.runtime_context import get_parallel, get_spec
+
+    spec, algorithm = get_spec(), configurator.spec_algorithm
+    if not (algorithm.is_eagle() or algorithm.is_standalone()):
+        return 0
+    model = ModelConfig.from_server_args(
+        configurator.server_args,
+        model_path=spec.speculative_draft_model_path or configurator.server_args.model_path,
+        model_revision=spec.speculative_draft_model_revision,
+        is_draft_model=True,
+    )
+    layers = model.num_nextn_predict_layers
+    if layers is None:
+        layers = max(model.num_hidden_layers, model.num_attention_layers)
+    heads = model.get_num_kv_heads(get_parallel().attn_tp_size)
+    chosen = getattr(spec, releases.DRAFT_CACHE_TYPE.new, None)
+    itemsize = 1 if str(chosen).startswith("fp8") else model.dtype.itemsize
+    return int(layers) * int(heads) * (int(model.head_dim) + int(model.v_head_dim)) * itemsize
 
 
 def verifies(forward_batch: Any) -> bool:
