@@ -190,7 +190,13 @@ def draft_model_backends() -> None:
     from sglang.srt.speculative import eagle_utils
     from sglang.srt.speculative.draft_utils import DraftBackendFactory
 
-    eagle_utils.sgl_build_tree_kernel_efficient = eagle_utils.sgl_build_tree_kernel_triton
+    # SGLang has this kernel in Triton as well, for other devices.
+    if hasattr(eagle_utils, "build_tree_kernel_efficient_func"):  # 0.5.23
+        from sglang.kernels.ops.speculative import spec_tree
+
+        eagle_utils.build_tree_kernel_efficient_func = spec_tree.sgl_build_tree_kernel_triton
+    else:
+        eagle_utils.sgl_build_tree_kernel_efficient = eagle_utils.sgl_build_tree_kernel_triton
 
     class Step(TorchNativeAttnBackend):  # type: ignore[misc]
         """One step: every branch sees the tokens in front of the drafts and its own ones."""
