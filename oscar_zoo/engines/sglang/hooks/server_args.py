@@ -42,6 +42,8 @@ STAND_IN = "triton"
 """One of them, which runs the layers of these models that have a sliding window."""
 DRAFT_BACKEND = "flashinfer"
 """Of draft models. It is there wherever an INT2 cache is served on a GPU, for chains and trees."""
+USUAL_DRAFTS = 12
+"""Most drafts of a request that SGLang chooses by itself."""
 MOST_COMMON_KV_HEADS = 8
 INTERPRET = "TRITON_INTERPRET"
 """SGLang's allocator runs Triton kernels with a backend that is not its own. Without a GPU they
@@ -130,7 +132,8 @@ def _requests(args: Any) -> int:
         )
     if memory is None:
         return concurrency.UNKNOWN * layout.workers
-    windows = Windows(sink=chosen.sink.value, recent=chosen.recent.value)
+    more = (args.speculative_num_draft_tokens or USUAL_DRAFTS) if args.speculative_algorithm else 0
+    windows = Windows(sink=chosen.sink.value, recent=chosen.recent.value + more)
     token = layout.token_bytes(
         layers=len(artifact.k.layers),
         num_kv_heads=artifact.num_kv_heads or _kv_heads(str(args.model_path)),
@@ -208,7 +211,7 @@ def model(
     ):
         images.leave_out_images(result)
     if compressed:
-        worker.check_model(result)
+        worker.check_model(result, drafts=bool(args.speculative_algorithm))
         sliding_windows.use_two_pools(result)
 
 
