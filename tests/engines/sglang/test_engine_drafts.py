@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from architectures import write_config
 from cache_oracle import general_set
 from engines import (
     INSTALLED,
@@ -117,9 +118,11 @@ class Runs:
         self.artifact = write_folder(folder / "general", rotations)
         self.folder, self.engines = folder, {"": Engines(folder)}
 
-    def plain(self, name: str, env: dict[str, str], groups: list[dict[str, Any]]) -> None:
+    def plain(
+        self, name: str, env: dict[str, str], groups: list[dict[str, Any]], **job: Any
+    ) -> None:
         """Start a server without drafts."""
-        self._start(name, PLAIN, env, groups=groups)
+        self._start(name, PLAIN, env, groups=groups, **job)
 
     def drafts(
         self,
@@ -175,7 +178,10 @@ class Runs:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     made = Runs(tmp_path_factory.mktemp("drafts"))
     made.plain("lossless", LOSSLESS, [*alone(), *together()])
-    made.plain("int2", WINDOWS, alone())
+    hybrid = {**DRAFTS, "model_path": str(write_config("gemma3_text", made.folder / "hybrid"))}
+    wide = {**DRAFTS, "speculative_num_draft_tokens": 33}
+    refused = [{"engine": engine} for engine in (hybrid, wide)]
+    made.plain("int2", WINDOWS, alone(), refused=refused)
     made.drafts("tree", LOSSLESS, [*alone(), *together()], of="lossless")
     made.drafts("chain", LOSSLESS, alone(), of="lossless", shape="chain")
     made.drafts("int2_tree", WINDOWS, alone(), of="int2")
@@ -210,6 +216,12 @@ def test_int2_tokens_and_log_probabilities_are_those_of_plain_decoding(runs: Run
     for name, group in runs.result("int2")["groups"].items():
         (got,), (want,) = runs.result("int2_tree")["groups"][name]["logprobs"], group["logprobs"]
         assert got == pytest.approx(want, abs=2e-3)
+
+
+def test_what_drafts_do_not_work_with_is_refused_before_weights_are_loaded(runs: Runs) -> None:
+    hybrid, wide = runs.result("int2")["refused"]
+    assert "speculative decoding does not work with an INT2 KV cache of this model" in hybrid
+    assert "--speculative-num-draft-tokens does not work with an INT2 KV cache" in wide
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
