@@ -27,6 +27,7 @@ from engines import (
     report_of,
     text_tokens,
 )
+from saved_models import change_config
 from tiny_artifacts import write_folder
 
 from oscar_zoo.artifact.writer import rotation_bytes
@@ -178,7 +179,9 @@ class Runs:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     made = Runs(tmp_path_factory.mktemp("drafts"))
     made.plain("lossless", LOSSLESS, [*alone(), *together()])
-    hybrid = {**DRAFTS, "model_path": str(write_config("gemma3_text", made.folder / "hybrid"))}
+    windowed = write_config("gemma3_text", made.folder / "windowed")
+    change_config(windowed, architectures=["Gemma3ForCausalLM"])
+    hybrid = {**DRAFTS, "model_path": str(windowed)}
     wide = {**DRAFTS, "speculative_num_draft_tokens": 33}
     refused = [{"engine": engine} for engine in (hybrid, wide)]
     made.plain("int2", WINDOWS, alone(), refused=refused)
