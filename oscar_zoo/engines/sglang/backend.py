@@ -83,6 +83,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         self.pool = pool
         # Models and SGLang's forward context read these two names from any backend.
         self.token_to_kv_pool, self.req_to_token_pool = runner.token_to_kv_pool, rows
+        self.max_context_len = geometry.context_length(runner)  # SGLang sizes masks of drafts by it
         self.window_on_hit = chosen.window_on_hit.value
         self.cache = worker.make_cache(config, pool.slots, pool.windows, table, rows.req_to_token)
         self.transform_bytes = table.nbytes

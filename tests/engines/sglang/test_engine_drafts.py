@@ -1,6 +1,6 @@
 """Speculative decoding inside stock SGLang on the CPU: greedy tokens are those of a server without
-it, through chunked prefill, prefix hits, second turns, ten requests at once and requests that are
-given up.
+it, through chunked prefill, prefix hits, second turns, ten requests at once, and requests that are
+retracted or given up.
 
 In lossless mode the slots hold float32 rows, so every difference is a bug of the plumbing. With
 codes alone, rows that left the window are read as codes, so also the tiers must be the same. Runs
@@ -192,7 +192,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         env = {**WINDOWS, "INT2_TEST_MUTANT": mutant}
         made.drafts(mutant, env, alone(), of="int2")
     made.drafts("standalone", WINDOWS, alone(), of="int2", engine=STANDALONE)
-    made.drafts("branches", LOSSLESS, [*alone(), *together()], of="lossless", engine=BRANCHES)
+    retracting = {**LOSSLESS, "SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
+    crowd = together()[4:]  # ten requests at once, and those that are given up
+    made.drafts("branches", retracting, [*alone(), *crowd], of="lossless", engine=BRANCHES)
     (made.folder / "draft").mkdir()
     (made.folder / "draft/config.json").write_text(json.dumps(DRAFT_MODEL))
     eagle = {**EAGLE3, "speculative_draft_model_path": str(made.folder / "draft")}
@@ -237,7 +239,7 @@ def test_drafts_of_a_model_are_verified_as_a_chain(runs: Runs, name: str) -> Non
     assert runs.different(name, "int2") == []
 
 
-def test_drafts_of_a_model_are_verified_as_a_tree(runs: Runs) -> None:
+def test_drafts_of_a_model_are_verified_as_a_tree_while_requests_are_retracted(runs: Runs) -> None:
     assert runs.different("branches", "lossless") == ["given_up"]
     counts = runs.counts("branches")
     assert counts["accepted"] > 2 * counts["steps"] and counts["moved"] > 100

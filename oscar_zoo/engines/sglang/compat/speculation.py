@@ -3,11 +3,14 @@ sees which."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oscar_kernels.cache import Drafts
 from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.runtime.trees import ancestors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def most_drafts() -> int:
@@ -61,14 +64,18 @@ def verifies(forward_batch: Any) -> bool:
     return bool(forward_batch.forward_mode.is_target_verify())
 
 
-def drafts_of(forward_batch: Any) -> Drafts:
+def drafts_of(forward_batch: Any, out_loc: Tensor) -> Drafts:
     """The drafts of a batch that verifies them. Nothing is read on the host.
 
     A chain stays where it is written. SGLang moves the accepted nodes of everything else.
+
+    Args:
+        forward_batch: SGLang's; in front of a graph it has more requests than drafts.
+        out_loc: slots of the drafts.
     """
     spec, rows = forward_batch.spec_info, forward_batch.req_pool_indices.numel()
     count = int(spec.draft_token_num)
     if getattr(spec, "topk", None) == 1:
         return Drafts(count)
-    real = min(rows, forward_batch.out_cache_loc.numel() // count)
+    real = min(rows, out_loc.numel() // count)
     return Drafts(count, ancestors(spec.custom_mask, forward_batch.seq_lens, count, real))
