@@ -45,8 +45,12 @@ class VerifyTables:
         self._tables, self._windows, self._most = tables, windows, drafts
         device = tables.kv_indptr.device
         numel = max_batch * drafts
-        self._rows, self._positions, self._ends, self._mask = (
-            torch.zeros(numel, dtype=torch.int32, device=device) for _ in range(4)
+        # Types as those of a decode step, so that both run the same compiled kernels.
+        self._rows, self._ends = (
+            torch.zeros(numel, dtype=torch.int64, device=device) for _ in range(2)
+        )
+        self._positions, self._mask = (
+            torch.zeros(numel, dtype=torch.int32, device=device) for _ in range(2)
         )
         # Block 0 is nobody's: the drafts of a tree write their sinks there.
         self._no_sinks = torch.zeros(max_batch, dtype=torch.int32, device=device)
@@ -56,7 +60,7 @@ class VerifyTables:
     @staticmethod
     def nbytes(max_batch: int, drafts: int) -> int:
         """Bytes of the buffers."""
-        return 4 * (4 * max_batch * drafts + max_batch + drafts)
+        return 24 * max_batch * drafts + 4 * (max_batch + drafts)
 
     def fill(self, source: SlotSource, step: StepInput) -> None:
         """Take the snapshot of a step.

@@ -51,6 +51,7 @@ def install(answers: Sequence[Sequence[int]], shape: str, counts: str = "") -> N
         loaded = importlib.import_module(module)
         assert hasattr(loaded, name), (module, name)
         setattr(loaded, name, stand_in)
+    draft_model_backends()
 
 
 def links_of_trees(
@@ -180,3 +181,68 @@ class Table:
         if name in ("batch_put", "synchronize", "erase_match_state", "reset"):
             return lambda *_, **__: None
         raise AttributeError(name)
+
+
+def draft_model_backends() -> None:
+    """Let a draft model run with plain attention, which SGLang has on GPUs alone."""
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
+    from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+    from sglang.srt.speculative import eagle_utils
+    from sglang.srt.speculative.draft_utils import DraftBackendFactory
+
+    # SGLang has this kernel in Triton as well, for other devices.
+    if hasattr(eagle_utils, "build_tree_kernel_efficient_func"):  # 0.5.23
+        from sglang.kernels.ops.speculative import spec_tree
+
+        eagle_utils.build_tree_kernel_efficient_func = spec_tree.sgl_build_tree_kernel_triton
+    else:
+        eagle_utils.sgl_build_tree_kernel_efficient = eagle_utils.sgl_build_tree_kernel_triton
+
+    class Step(TorchNativeAttnBackend):  # type: ignore[misc]
+        """One step: every branch sees the tokens in front of the drafts and its own ones."""
+
+        def __init__(self, runner: Any, branches: int, steps: int, step: int) -> None:
+            super().__init__(runner)
+            self.branches, self.steps, self.step = branches, steps, step
+
+        def forward_decode(
+            self, q: Tensor, k: Tensor, v: Tensor, layer: Any, batch: Any, **_: Any
+        ) -> Tensor:
+            self.token_to_kv_pool.set_kv_buffer(layer, KVWriteLoc(batch.out_cache_loc, None), k, v)
+            keys, values = (
+                get(layer.layer_id)
+                for get in (
+                    self.token_to_kv_pool.get_key_buffer,
+                    self.token_to_kv_pool.get_value_buffer,
+                )
+            )
+            query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+            rows, lengths = batch.req_pool_indices.tolist(), batch.seq_lens.tolist()
+            outputs = []
+            for index, one in enumerate(query):
+                row, length = (x[index // self.branches] for x in (rows, lengths))
+                own = length + index % self.branches * self.steps
+                table = self.req_to_token_pool.req_to_token[row]
+                slots = torch.cat([table[:length], table[own : own + self.step + 1]]).long()
+                outputs.append(
+                    torch.nn.functional.scaled_dot_product_attention(
+                        one[:, None], keys[slots].transpose(0, 1), values[slots].transpose(0, 1),
+                        scale=layer.scaling, enable_gqa=True,
+                    )[:, 0]
+                )  # fmt: skip
+            return torch.stack(outputs).flatten(1)
+
+    def steps(self: Any) -> Any:
+        count = self.speculative_num_steps
+        made = [Step(self.draft_model_runner, self.topk, count, i) for i in range(count - 1)]
+
+        def begin(batch: Any) -> None:
+            for one in made:
+                one.init_forward_metadata(batch)
+
+        return types.SimpleNamespace(attn_backends=made, init_forward_metadata=begin)
+
+    DraftBackendFactory.create_decode_backend = steps
+    DraftBackendFactory.create_draft_extend_backend = lambda self: TorchNativeAttnBackend(
+        self.draft_model_runner
+    )

@@ -83,13 +83,13 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         self.pool = pool
         # Models and SGLang's forward context read these two names from any backend.
         self.token_to_kv_pool, self.req_to_token_pool = runner.token_to_kv_pool, rows
+        self.max_context_len = geometry.context_length(runner)  # SGLang sizes masks of drafts by it
         self.window_on_hit = chosen.window_on_hit.value
         self.cache = worker.make_cache(config, pool.slots, pool.windows, table, rows.req_to_token)
         self.transform_bytes = table.nbytes
         rows.oscar_hand_out, rows.oscar_sinks = self.windows.hand_out, self.windows.sinks
         rows.oscar_rings = self.windows.rings
         if self.windows.shape.drafts > 1:
-            self._check_drafts(runner)
             pool.commit = self.cache.commit
         logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
         self._log_memory(runner)
@@ -211,6 +211,14 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             "INT2 KV cache: %s",
             memory_plan.describe(plan, slots, windows, tokens=self.pool.size),
         )
+        if fired_hooks.FACTS.get("draft_bytes"):
+            each = fired_hooks.FACTS["draft_bytes"]
+            logger.info(
+                "INT2 KV cache: the draft model has a cache of its own, %d bytes per token slot ="
+                " %.1f MB",
+                each,
+                each * self.pool.size / memory_plan.MB,
+            )
         if "states" in fired_hooks.FACTS:
             states = memory_plan.States(**fired_hooks.FACTS["states"])
             logger.info("INT2 KV cache: %s", states.describe())
@@ -220,13 +228,6 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         warning = memory_plan.too_short(self.pool.size, geometry.context_length(runner))
         if warning is not None:
             logger.warning("INT2 KV cache: %s", warning)
-
-    def _check_drafts(self, runner: Any) -> None:
-        if hybrid_parts.full_pool(runner.token_to_kv_pool) is not runner.token_to_kv_pool:
-            raise UnsupportedModel(
-                "speculative decoding is served for models whose layers all have full attention.",
-                hint="leave --speculative-algorithm out",
-            )
 
     def _check_graphs(self) -> None:
         if not str(self.pool.device).startswith("cuda"):

@@ -66,7 +66,7 @@ REFUSED_FAMILIES = {
     "SGLANG_OSCAR_CALIBRATION_": "calibration is `oscar-zoo compute`",
     "SGLANG_OSCAR_MLA_": "MLA models are not supported",
     "SGLANG_OSCAR_PQ_": "product quantization is not supported",
-    "SGLANG_OSCAR_DRAFT_": "speculative decoding is not supported",
+    "SGLANG_OSCAR_DRAFT_": "a draft model keeps a cache in its own type",
 }
 
 SCALE_DTYPE = "SGLANG_MIXED_KV_SCALE_DTYPE"

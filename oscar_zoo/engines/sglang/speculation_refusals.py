@@ -9,7 +9,7 @@ from typing import Any
 from oscar_zoo.engines.sglang.refusal import Refusal, Uses, above, is_set
 from oscar_zoo.engines.sglang.setting_flags import BACKEND
 
-SERVED = ("NGRAM",)
+SERVED = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 """Algorithms whose drafts are a chain or a tree that the target verifies in one step."""
 MOST_DRAFTS = 32
 """`oscar_kernels.cache.MOST_DRAFTS`, which needs torch."""

@@ -1,6 +1,6 @@
 """Speculative decoding inside stock SGLang on the CPU: greedy tokens are those of a server without
-it, through chunked prefill, prefix hits, second turns, ten requests at once and requests that are
-given up.
+it, through chunked prefill, prefix hits, second turns, ten requests at once, and requests that are
+retracted or given up.
 
 In lossless mode the slots hold float32 rows, so every difference is a bug of the plumbing. With
 codes alone, rows that left the window are read as codes, so also the tiers must be the same. Runs
@@ -10,13 +10,24 @@ with a bug show that each comparison can fail.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from architectures import write_config
 from cache_oracle import general_set
-from engines import INSTALLED, RELEASES, Engines, needs_sglang, plumbing_groups, text_tokens
+from engines import (
+    INSTALLED,
+    MODEL,
+    RELEASES,
+    Engines,
+    needs_sglang,
+    plumbing_groups,
+    report_of,
+    text_tokens,
+)
+from saved_models import change_config
 from tiny_artifacts import write_folder
 
 from oscar_zoo.artifact.writer import rotation_bytes
@@ -30,6 +41,43 @@ DRAFTS = {
     "speculative_algorithm": "NGRAM",
     "speculative_num_draft_tokens": COUNT,
     "speculative_ngram_max_bfs_breadth": 4,
+}
+BY_MODEL = {
+    **PLAIN,
+    "speculative_num_steps": 3,
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 4,
+    "speculative_draft_attention_backend": "torch_native",
+}
+STANDALONE = {
+    **BY_MODEL,
+    "speculative_algorithm": "STANDALONE",
+    "speculative_draft_model_path": str(MODEL),
+}
+BRANCHES = {**STANDALONE, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": COUNT}
+EAGLE3 = {
+    **BY_MODEL,
+    "speculative_algorithm": "EAGLE3",
+    "speculative_draft_load_format": "dummy",
+}
+"""With random weights, so that nearly every draft is rejected."""
+DRAFT_MODEL = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "vocab_size": 2048,
+    "draft_vocab_size": 2048,
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]},
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
 }
 WINDOWS = {"OSCAR_INT2_SINK_SIZE": "16", "OSCAR_INT2_RECENT_SIZE": "32"}
 LOSSLESS = {**WINDOWS, "INT2_TEST_MODE": "lossless"}
@@ -71,9 +119,11 @@ class Runs:
         self.artifact = write_folder(folder / "general", rotations)
         self.folder, self.engines = folder, {"": Engines(folder)}
 
-    def plain(self, name: str, env: dict[str, str], groups: list[dict[str, Any]]) -> None:
+    def plain(
+        self, name: str, env: dict[str, str], groups: list[dict[str, Any]], **job: Any
+    ) -> None:
         """Start a server without drafts."""
-        self._start(name, PLAIN, env, groups=groups)
+        self._start(name, PLAIN, env, groups=groups, **job)
 
     def drafts(
         self,
@@ -84,8 +134,9 @@ class Runs:
         of: str,
         shape: str = "tree",
         release: str = "",
+        engine: Mapping[str, Any] = DRAFTS,
     ) -> None:
-        """Start a server whose drafts are from the answers of the server `of`."""
+        """Start a server with drafts; its table of n-grams has the answers of the server `of`."""
         answers = [
             [*prompt, *tokens]
             for group in self.result(of)["groups"].values()
@@ -95,7 +146,7 @@ class Runs:
         stand_in = {"answers": answers, "shape": shape, "counts": counts}
         if release not in self.engines:
             self.engines[release] = Engines(self.folder, release)
-        self._start(name, DRAFTS, env, drafts=stand_in, groups=groups, release=release)
+        self._start(name, engine, env, drafts=stand_in, groups=groups, release=release)
 
     def result(self, name: str) -> dict[str, Any]:
         """What a server answered."""
@@ -113,7 +164,12 @@ class Runs:
         return [group for group in got if got[group]["tokens"] != want[group]["tokens"]]
 
     def _start(
-        self, name: str, engine: dict[str, Any], env: dict[str, str], release: str = "", **job: Any
+        self,
+        name: str,
+        engine: Mapping[str, Any],
+        env: dict[str, str],
+        release: str = "",
+        **job: Any,
     ) -> None:
         env = {**env, "OSCAR_INT2_ROTATION_PATH": str(self.artifact)}
         self.engines[release].start(name, env=env, job={"engine": engine, **job})
@@ -123,13 +179,26 @@ class Runs:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     made = Runs(tmp_path_factory.mktemp("drafts"))
     made.plain("lossless", LOSSLESS, [*alone(), *together()])
-    made.plain("int2", WINDOWS, alone())
+    windowed = write_config("gemma3_text", made.folder / "windowed")
+    change_config(windowed, architectures=["Gemma3ForCausalLM"])
+    hybrid = {**DRAFTS, "model_path": str(windowed)}
+    wide = {**DRAFTS, "speculative_num_draft_tokens": 33}
+    refused = [{"engine": engine} for engine in (hybrid, wide)]
+    made.plain("int2", WINDOWS, alone(), refused=refused)
     made.drafts("tree", LOSSLESS, [*alone(), *together()], of="lossless")
     made.drafts("chain", LOSSLESS, alone(), of="lossless", shape="chain")
     made.drafts("int2_tree", WINDOWS, alone(), of="int2")
     for mutant in MUTANTS:
         env = {**WINDOWS, "INT2_TEST_MUTANT": mutant}
         made.drafts(mutant, env, alone(), of="int2")
+    made.drafts("standalone", WINDOWS, alone(), of="int2", engine=STANDALONE)
+    retracting = {**LOSSLESS, "SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
+    crowd = together()[4:]  # ten requests at once, and those that are given up
+    made.drafts("branches", retracting, [*alone(), *crowd], of="lossless", engine=BRANCHES)
+    (made.folder / "draft").mkdir()
+    (made.folder / "draft/config.json").write_text(json.dumps(DRAFT_MODEL))
+    eagle = {**EAGLE3, "speculative_draft_model_path": str(made.folder / "draft")}
+    made.drafts("eagle3", WINDOWS, alone(), of="int2", engine=eagle)
     yield made
     for engines in made.engines.values():
         engines.close()
@@ -154,14 +223,42 @@ def test_int2_tokens_and_log_probabilities_are_those_of_plain_decoding(runs: Run
         assert got == pytest.approx(want, abs=2e-3)
 
 
+def test_what_drafts_do_not_work_with_is_refused_before_weights_are_loaded(runs: Runs) -> None:
+    hybrid, wide = runs.result("int2")["refused"]
+    assert "speculative decoding does not work with an INT2 KV cache of this model" in hybrid
+    assert "--speculative-num-draft-tokens does not work with an INT2 KV cache" in wide
+
+
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_bug_changes_tokens(runs: Runs, mutant: str) -> None:
     assert runs.different(mutant, "int2") != []
 
 
+@pytest.mark.parametrize("name", ["standalone", "eagle3"])
+def test_drafts_of_a_model_are_verified_as_a_chain(runs: Runs, name: str) -> None:
+    assert runs.different(name, "int2") == []
+
+
+def test_drafts_of_a_model_are_verified_as_a_tree_while_requests_are_retracted(runs: Runs) -> None:
+    assert runs.different("branches", "lossless") == ["given_up"]
+    counts = runs.counts("branches")
+    assert counts["accepted"] > 2 * counts["steps"] and counts["moved"] > 100
+
+
+@pytest.mark.parametrize(
+    ("name", "each"), [("standalone", 4 * 2 * 2 * 64 * 4), ("eagle3", 1 * 2 * 64 * 4), ("tree", 0)]
+)
+def test_a_token_slot_counts_the_cache_of_the_draft_model(runs: Runs, name: str, each: int) -> None:
+    """Layers, KV heads, K and V of 64 channels, in float32."""
+    facts = report_of(runs.result(name))["facts"]
+    assert facts["draft_bytes"] == each
+
+
 @pytest.mark.parametrize("release", [one for one in RELEASES if one != INSTALLED])
 def test_other_releases_verify_the_same(runs: Runs, release: str) -> None:
-    name = f"tree@{release}"
-    runs.drafts(name, LOSSLESS, alone(), of="lossless", release=release)
-    assert runs.different(name, "lossless") == []
-    assert runs.counts(name)["moved"] > 20
+    tree, chain = f"tree@{release}", f"standalone@{release}"
+    runs.drafts(tree, LOSSLESS, alone(), of="lossless", release=release)
+    runs.drafts(chain, WINDOWS, alone(), of="int2", release=release, engine=STANDALONE)
+    assert runs.different(tree, "lossless") == []
+    assert runs.counts(tree)["moved"] > 20
+    assert runs.different(chain, "int2") == []

@@ -19,7 +19,7 @@ def step_input(forward_batch: Any) -> StepInput:
     out_loc = radix_attention.write_location(forward_batch.out_cache_loc)
     on_host = () if rows.is_cuda else tuple(rows.tolist())
     if speculation.verifies(forward_batch):
-        drafts = speculation.drafts_of(forward_batch)
+        drafts = speculation.drafts_of(forward_batch, out_loc)
         return StepInput("verify", rows, on_host, seq_lens, out_loc, drafts=drafts)
     if not forward_batch.forward_mode.is_extend():
         return StepInput("decode", rows, on_host, seq_lens, out_loc[: len(rows)])

@@ -53,6 +53,12 @@ def targets() -> dict[str, tuple[Target, ...]]:
                 "AROUND",
             ),
         ),
+        "draft_bytes": (
+            Target(
+                "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator.__init__",
+                "AFTER",
+            ),
+        ),
         "states": (Target(configurator + "_handle_max_mamba_cache", "AROUND"),),
         "budget": (Target(configurator + "_profile_available_bytes", "AFTER"),),
         "rows": (Target(configurator + "_build_token_to_kv_pool", "AROUND"),),

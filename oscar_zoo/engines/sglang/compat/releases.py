@@ -58,6 +58,8 @@ saved; before, such a place must be a multiple of a property of `ServerArgs` as 
 RATIO_GIVEN = Moved("0.5.21", None, "_swa_full_tokens_ratio_explicitly_set")
 """The setting that says whether the user named a ratio of sliding slots to token slots; before,
 another value than the default does."""
+DRAFT_CACHE_TYPE = Moved("0.5.21", None, "speculative_draft_kv_cache_dtype")
+"""The setting with the type of a draft model's cache; before, it is that of the target."""
 PREFIX = Moved("0.5.23", "prefix_indices", "prefix_len")
 """The field of `Req` with what the prefix cache has of it: slots before, a number of tokens
 since."""

@@ -3,10 +3,14 @@ sees which."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oscar_kernels.cache import Drafts
+from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.runtime.trees import ancestors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def most_drafts() -> int:
@@ -26,20 +30,52 @@ def is_draft(owner: Any) -> bool:
     return bool(getattr(owner, "is_draft_worker", False))
 
 
+def draft_slot_bytes(configurator: Any) -> int:
+    """Bytes that one token slot of a target takes in the cache of its draft model, over all layers
+    of a worker; 0 without a draft model.
+
+    Args:
+        configurator: of the target's pool.
+    """
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.runtime_context import get_parallel, get_spec
+
+    spec, algorithm = get_spec(), configurator.spec_algorithm
+    if not (algorithm.is_eagle() or algorithm.is_standalone()):
+        return 0
+    model = ModelConfig.from_server_args(
+        configurator.server_args,
+        model_path=spec.speculative_draft_model_path or configurator.server_args.model_path,
+        model_revision=spec.speculative_draft_model_revision,
+        is_draft_model=True,
+    )
+    layers = model.num_nextn_predict_layers
+    if layers is None:
+        layers = max(model.num_hidden_layers, model.num_attention_layers)
+    heads = model.get_num_kv_heads(get_parallel().attn_tp_size)
+    chosen = getattr(spec, releases.DRAFT_CACHE_TYPE.new, None)
+    itemsize = 1 if str(chosen).startswith("fp8") else model.dtype.itemsize
+    return int(layers) * int(heads) * (int(model.head_dim) + int(model.v_head_dim)) * itemsize
+
+
 def verifies(forward_batch: Any) -> bool:
     """Whether a batch brings drafts to verify. Such a batch is an extend batch for SGLang too, but
     without the lengths of one."""
     return bool(forward_batch.forward_mode.is_target_verify())
 
 
-def drafts_of(forward_batch: Any) -> Drafts:
+def drafts_of(forward_batch: Any, out_loc: Tensor) -> Drafts:
     """The drafts of a batch that verifies them. Nothing is read on the host.
 
     A chain stays where it is written. SGLang moves the accepted nodes of everything else.
+
+    Args:
+        forward_batch: SGLang's; in front of a graph it has more requests than drafts.
+        out_loc: slots of the drafts.
     """
     spec, rows = forward_batch.spec_info, forward_batch.req_pool_indices.numel()
     count = int(spec.draft_token_num)
     if getattr(spec, "topk", None) == 1:
         return Drafts(count)
-    real = min(rows, forward_batch.out_cache_loc.numel() // count)
+    real = min(rows, out_loc.numel() // count)
     return Drafts(count, ancestors(spec.custom_mask, forward_batch.seq_lens, count, real))

@@ -42,6 +42,7 @@ def install() -> None:
         "rendezvous": rendezvous,
         "kv_dtype": memory_pool.kv_dtype,
         "slot_bytes": memory_pool.slot_bytes,
+        "draft_bytes": memory_pool.draft_bytes,
         "states": state_memory.states,
         "budget": memory_pool.budget,
         "rows": memory_pool.rows,

@@ -50,6 +50,17 @@ def slot_bytes(original: Any, self: Any, configurator: Any, num_layers: int) -> 
     return FACTS["slot_bytes"] + memory_plan.SLOT_TABLES
 
 
+def draft_bytes(_result: None, self: Any, configurator: Any, *_: Any, **__: Any) -> None:
+    """Count what a token slot takes in the cache of a draft model. SGLang takes a layer of it for
+    as large as one of ours."""
+    if not _ours(configurator) or speculation.most_drafts() == 1:
+        return
+    FACTS["draft_bytes"] = speculation.draft_slot_bytes(configurator)
+    if FACTS["draft_bytes"]:  # the draft model has a runner with tables of its own
+        tables = 2 * memory_plan.SLOT_TABLES
+        self._cell_size = FACTS["slot_bytes"] + FACTS["draft_bytes"] + tables
+
+
 def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:
     """Take rings, sinks and transforms out of the budget before SGLang divides it by the
     slot size.

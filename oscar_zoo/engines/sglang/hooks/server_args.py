@@ -40,6 +40,10 @@ LISTED = frozenset(
 """Classes of models for which SGLang asks for one of a few attention backends."""
 STAND_IN = "triton"
 """One of them, which runs the layers of these models that have a sliding window."""
+DRAFT_BACKEND = "flashinfer"
+"""Of draft models. It is there wherever an INT2 cache is served on a GPU, for chains and trees."""
+USUAL_DRAFTS = 12
+"""Most drafts of a request that SGLang chooses by itself."""
 MOST_COMMON_KV_HEADS = 8
 INTERPRET = "TRITON_INTERPRET"
 """SGLang's allocator runs Triton kernels with a backend that is not its own. Without a GPU they
@@ -68,6 +72,7 @@ def set_defaults(args: Any, *_: Any, **__: Any) -> None:
     worker.served.cache_clear()  # an earlier engine of this process may have had other settings
     os.environ[setting_flags.MODEL] = str(args.model_path)
     _take_backend(args)
+    _take_draft_backend(args)
     if args.max_running_requests is None:
         args.max_running_requests = _requests(args)
     if args.cuda_graph_backend_prefill is None and args.cuda_graph_config is None:
@@ -101,6 +106,13 @@ def _take_backend(args: Any) -> None:
         args.attention_backend = setting_flags.BACKEND
 
 
+def _take_draft_backend(args: Any) -> None:
+    """Let a draft model, whose cache is SGLang's own, have a backend of SGLang."""
+    algorithm = str(args.speculative_algorithm or "NGRAM").upper()
+    if algorithm != "NGRAM" and args.speculative_draft_attention_backend is None:
+        args.speculative_draft_attention_backend = DRAFT_BACKEND
+
+
 def _requests(args: Any) -> int:
     layout = concurrency.Layout.make(
         tp=args.tp_size or 1,
@@ -120,7 +132,8 @@ def _requests(args: Any) -> int:
         )
     if memory is None:
         return concurrency.UNKNOWN * layout.workers
-    windows = Windows(sink=chosen.sink.value, recent=chosen.recent.value)
+    more = (args.speculative_num_draft_tokens or USUAL_DRAFTS) if args.speculative_algorithm else 0
+    windows = Windows(sink=chosen.sink.value, recent=chosen.recent.value + more)
     token = layout.token_bytes(
         layers=len(artifact.k.layers),
         num_kv_heads=artifact.num_kv_heads or _kv_heads(str(args.model_path)),
@@ -198,7 +211,7 @@ def model(
     ):
         images.leave_out_images(result)
     if compressed:
-        worker.check_model(result)
+        worker.check_model(result, drafts=bool(args.speculative_algorithm))
         sliding_windows.use_two_pools(result)
 
 

@@ -86,6 +86,11 @@ class LaunchPlan:
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
+DRAFT_MODEL = ("--speculative-draft-model-path", "--speculative-draft-model")
+"""The names of one flag."""
+DRAFT_FORMAT = "--speculative-draft-load-format"
+
+
 def cache_flags(
     rotations: ArtifactSource, rotations_sha256: str, recipe: ServingRecipe
 ) -> dict[str, str]:
@@ -138,6 +143,8 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
         flags["--oscar-name"] = options.name
     if options.served_name is not None and options.flags.text(SERVED_NAME) is None:
         flags[SERVED_NAME] = options.served_name
+    if options.flags.text(*DRAFT_MODEL) is not None and options.flags.text(DRAFT_FORMAT) is None:
+        flags[DRAFT_FORMAT] = "safetensors"  # never a pickle
     if options.tensor_parallel > 1 and options.flags.text(*TENSOR_PARALLEL) is None:
         flags["--tp-size"] = str(options.tensor_parallel)
     if options.gpu:

@@ -49,6 +49,20 @@ def test_the_recipe_reaches_the_server_as_flags(tmp_path: Path) -> None:
     assert made.url == "http://127.0.0.1:31000"
 
 
+def test_a_draft_model_is_loaded_from_safetensors_unless_the_user_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    def formats(*words: str) -> list[str]:
+        argv = plan.plan(options(tmp_path, flags=UserFlags([*words])), {}).argv
+        return [word for word in argv if word.startswith(plan.DRAFT_FORMAT)]
+
+    safe, other = f"{plan.DRAFT_FORMAT}=safetensors", f"{plan.DRAFT_FORMAT}=auto"
+    assert formats("--speculative-algorithm=NGRAM") == []
+    assert formats("--speculative-draft-model-path=some/draft") == [safe]
+    assert formats("--speculative-draft-model", "some/draft") == [safe]
+    assert formats("--speculative-draft-model-path=some/draft", other) == [other]
+
+
 def test_only_on_a_cpu_an_idle_server_sleeps(tmp_path: Path) -> None:
     """A GPU is worth the core that a polling scheduler takes."""
     idle = {
