@@ -25,6 +25,9 @@ WINDOWS = Windows(sink=64, recent=256)
 QWEN3_8B = {"layers": 36, "num_kv_heads": 8, "dims": 256, "itemsize": 2}
 QWEN3_32B = QWEN3_8B | {"layers": 64}
 UNSET = {
+    "speculative_algorithm": None,
+    "speculative_num_draft_tokens": None,
+    "speculative_draft_attention_backend": None,
     "kv_cache_dtype": "int2",
     "attention_backend": None,
     "prefill_attention_backend": None,
@@ -97,6 +100,14 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ({"device": "cpu"}, 64),
         ({"base_gpu_id": 7}, 64),
         ({"max_running_requests": 5}, 5),
+        (
+            {
+                "base_gpu_id": 1,
+                "speculative_algorithm": "NGRAM",
+                "speculative_num_draft_tokens": 32,
+            },
+            32,
+        ),  # rings have room for the drafts
     ],
 )
 def test_the_smallest_gpu_of_a_server_decides(
@@ -105,6 +116,27 @@ def test_the_smallest_gpu_of_a_server_decides(
     args = SimpleNamespace(**UNSET | given)
     server_args.set_defaults(args)
     assert args.max_running_requests == requests
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "chosen", "backend"),
+    [
+        (None, None, None),
+        ("NGRAM", None, None),
+        ("eagle3", None, "flashinfer"),
+        ("STANDALONE", "fa3", "fa3"),
+    ],
+)
+def test_a_draft_model_gets_a_backend_of_sglang(
+    machine: None, served: None, algorithm: str | None, chosen: str | None, backend: str | None
+) -> None:
+    drafts = {
+        "speculative_algorithm": algorithm,
+        "speculative_draft_attention_backend": chosen,
+    }
+    args = SimpleNamespace(**UNSET | drafts)
+    server_args.set_defaults(args)
+    assert args.speculative_draft_attention_backend == backend
 
 
 def test_an_artifact_that_cannot_be_read_is_told_later(
