@@ -67,7 +67,7 @@ class Server:
 
         Args:
             timeout: seconds.
-            tick: called about twice a second with the seconds waited so far.
+            tick: called at once and then about twice a second with the seconds waited so far.
 
         Raises:
             ServerFailed: the child died (with the cause from its log), or time ran out.
@@ -79,13 +79,13 @@ class Server:
                 if self.stopping:
                     return
                 raise self.failure("the server ended while starting")
+            tick(waited)
             if self.healthy():
                 return
             if waited > timeout:
                 raise ServerFailed(
                     f"the server was not ready after {timeout:.0f} s.", hint=f"log: {self.log}"
                 )
-            tick(waited)
             time.sleep(POLL_SECONDS)
 
     def healthy(self) -> bool:
