@@ -26,7 +26,6 @@ WORKING: dict[str, dict[str, Any]] = {
     "/tokenize": {"model": "default", "prompt": TEXT},
     "/detokenize": {"model": "default", "tokens": [5, 6, 7]},
     "/v1/messages": {"model": "default", "messages": MESSAGES, "max_tokens": 2},
-    "/api/chat": {"model": "default", "messages": MESSAGES, "stream": False},
     "/api/generate": {"model": "default", "prompt": TEXT, "stream": False},
 }
 WEIGHTS = {"/generate": 8, "/v1/completions": 3, "/v1/chat/completions": 3}
@@ -130,7 +129,7 @@ def _shorten(path: str, body: dict[str, Any]) -> None:
         places = given if isinstance(given, list) else [given]
     elif path.startswith("/api/"):
         places = [body.setdefault("options", {})]
-    names = {"/generate": LENGTHS[:1], "/api/chat": LENGTHS[3:], "/api/generate": LENGTHS[3:]}
+    names = {"/generate": LENGTHS[:1], "/api/generate": LENGTHS[3:]}
     for place in places:
         if not isinstance(place, dict):
             continue

@@ -17,7 +17,6 @@ TYPES = {
     "/tokenize": "sglang.srt.entrypoints.openai.protocol:TokenizeRequest",
     "/detokenize": "sglang.srt.entrypoints.openai.protocol:DetokenizeRequest",
     "/v1/messages": "sglang.srt.entrypoints.anthropic.protocol:AnthropicMessagesRequest",
-    "/api/chat": "sglang.srt.entrypoints.ollama.protocol:OllamaChatRequest",
     "/api/generate": "sglang.srt.entrypoints.ollama.protocol:OllamaGenerateRequest",
 }
 

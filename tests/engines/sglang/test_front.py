@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from oscar_zoo.engines.sglang.compat.releases import TESTED
-from oscar_zoo.engines.sglang.front import middleware
+from oscar_zoo.engines.sglang.front import bodies
 from oscar_zoo.engines.sglang.front.addresses import Names, is_loopback, may_ask, parse_origin
 from oscar_zoo.engines.sglang.front.middleware import Front
 from oscar_zoo.engines.sglang.front.routes import OPEN, Routes, open_routes
@@ -87,9 +87,31 @@ def test_administration_is_for_this_machine_only() -> None:
 
 
 def test_a_body_that_grows_too_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "MOST_BODY", 10)
+    monkeypatch.setattr(bodies, "MOST_BODY", 10)
     assert asked(ADMINISTRATION, "POST", "/generate", body=[b"123456", b"1234"])[0] == 200
     assert asked(ADMINISTRATION, "POST", "/generate", body=[b"123456", b"12345"])[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ('{"response_format": [[2047]]}', 400),
+        ('{"response_format": "json"}', 400),
+        ('{"response_format": {"type": "json_object"}}', 200),
+        ('{"response_format": null}', 200),
+        ('{"messages": "response_format"}', 200),
+        ('["response_format"]', 200),
+        ('{"response_format"', 200),
+    ],
+)
+def test_a_field_that_must_be_an_object_is_named(body: str, status: int) -> None:
+    """And what was read is handed on whole, also in parts; other routes are not read."""
+    parts = [body[:9].encode(), body[9:].encode()]
+    found = asked(ADMINISTRATION, "POST", "/v1/chat/completions", body=parts)
+    assert found[0] == status
+    if status == 400:
+        assert found[1]["error"]["message"] == "response_format must be an object."
+    assert asked(ADMINISTRATION, "POST", "/generate", body=parts)[0] == 200
 
 
 def test_sglang_sees_its_own_key_and_no_origin() -> None:
@@ -111,8 +133,10 @@ def asked(
     """Status and JSON of what the front answers before an application that tells its headers."""
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
+        seen = b""
         while (message := await receive()).get("more_body"):
-            pass
+            seen += message["body"]
+        assert message["type"] == "http.disconnect" or seen + message["body"] == b"".join(body)
         if message["type"] == "http.disconnect":
             return
         told = {name.decode(): value.decode() for name, value in scope["headers"]}

@@ -9,15 +9,13 @@ from typing import Any
 
 from oscar_zoo.engines.sglang.front import addresses, answers
 from oscar_zoo.engines.sglang.front.answers import Message, Send
+from oscar_zoo.engines.sglang.front.bodies import MOST_BODY, TOO_LARGE, Body, Receive
 from oscar_zoo.engines.sglang.front.routes import ADMINISTRATION, Routes
 from oscar_zoo.engines.sglang.front.settings import FrontSettings
 
 Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-MOST_BODY = 64 << 20
-"""Bytes of a request."""
 PATH = "/oscar_front"
 """A route of the front, by which the starter of a server sees that it is there."""
 FREEZE = "/freeze_gc"
@@ -116,6 +114,10 @@ class Front:
         if not length.isdigit() or int(length) > MOST_BODY:
             await answers.refuse(send, 413, TOO_LARGE, code="too_large")
             return
+        wrong = await body.wrong_field(path)
+        if wrong is not None:
+            await answers.refuse(send, 400, wrong, code="invalid_value")
+            return
         if path in WITH_SECRETS:
             send = answers.without(send, self._settings.secrets)
         elif path == "/generate":
@@ -187,25 +189,6 @@ class Started:
         """Pass it on."""
         self.started = True
         await self._send(message)
-
-
-class Body:
-    """`receive` that ends a request whose body is longer than allowed."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive, self._length, self.too_large = receive, 0, False
-
-    async def __call__(self) -> Message:
-        """The next part."""
-        message = await self._receive()
-        self._length += len(message.get("body", b""))
-        if self._length > MOST_BODY:
-            self.too_large = True
-            return {"type": "http.disconnect"}
-        return message
-
-
-TOO_LARGE = f"A request has at most {MOST_BODY >> 20} MiB here."
 
 
 def _path(scope: Scope) -> str:
