@@ -188,6 +188,14 @@ def test_a_request_alone(emulator: Emulator, merged: int) -> None:
     testing.assert_as_good_as_torch(out, alone.expected, [alone.query])
 
 
+def test_one_block_takes_more_tiles_than_it_has_stages(emulator: Emulator) -> None:
+    """Once with copies that land late, and once with copies that land as soon as they may."""
+    long = job(bits=(4, 2), lengths=(900, 700), starts=0)
+    for stable in (False, True):
+        out = emulate(emulator, long, blocks=1, merged=8, stable=stable)
+        testing.assert_as_good_as_torch(out, long.expected, [long.query])
+
+
 def test_a_mistake_in_a_launch_is_told(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(variants, "ring_bytes", lambda _: 1024)
     with pytest.raises(AssertionError, match="address outside of shared memory"):
