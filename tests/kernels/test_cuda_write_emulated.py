@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from emulation import Emulator
 from kv_write_jobs import LONG, PLAIN, STORES, assert_same, bfloat16_job, bits
 from torch import Tensor
 
@@ -25,7 +23,6 @@ from oscar_kernels.layout import code_bytes
 from oscar_kernels.quantizer import clip_rows, unpack
 from oscar_kernels.spec import WIDTHS, QuantSpec
 
-EMULATOR = Path(__file__).parent / "emulator"
 EXACT = {"error": 2**-16, "allowed": 3, "rows": 2**-7}
 """Of bfloat16 rows: ties within the error of a matrix in two bfloat16 halves, and few of them."""
 
@@ -35,37 +32,13 @@ def build(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Callable[[variants.WriteVariant], ctypes.CDLL]:
     """Compiles the kernel for the emulator, once per variant."""
-    compiler = shutil.which("g++")
-    if compiler is None:
-        pytest.skip("no g++ to compile the emulator with")
-    folder, made = tmp_path_factory.mktemp("emulator"), dict[variants.WriteVariant, ctypes.CDLL]()
-    for name, text in launcher.SOURCE.files().items():
-        (folder / name).write_text(text)
-    for path in EMULATOR.iterdir():  # its machine.cuh takes the place of the GPU's
-        shutil.copy(path, folder)
+    folder = tmp_path_factory.mktemp("emulator")
+    emulator = Emulator(launcher.SOURCE, "emulator", parameters.Params, folder)
 
     def library(variant: variants.WriteVariant) -> ctypes.CDLL:
-        if variant not in made:
-            target = folder / f"{len(made)}.so"
-            flags = [f"-D{name}={value}" for name, value in variant.flags.items()]
-            options = [
-                "-std=c++17",
-                "-O1",
-                "-ffp-contract=off",
-                "-Wno-unknown-pragmas",
-                "-fPIC",
-                "-shared",
-            ]
-            subprocess.run(
-                [compiler, *options, *flags, "emulate.cpp", "-o", str(target)],
-                cwd=folder,
-                check=True,
-            )
-            made[variant] = ctypes.CDLL(str(target))
-            for function in (made[variant].emulate, made[variant].emulate_clip):
-                function.restype = ctypes.c_bool  # as an int it would be true whatever was returned
-            assert made[variant].parameters_size() == ctypes.sizeof(parameters.Params)
-        return made[variant]
+        found = emulator.library(variant.flags)
+        found.emulate_clip.restype = ctypes.c_bool
+        return found
 
     return library
 

@@ -15,7 +15,7 @@ extern "C" bool emulate(const char* kernel, const Params* p, int blocks, unsigne
     threads = oscar_write_threads;
   }
 #endif
-  const std::string error = machine::run(blocks, threads, bytes, eager, seed, [=] { run(*p); });
+  const std::string error = machine::run({(u32)blocks, 1}, threads, bytes, eager, seed, [=] { run(*p); });
   strncpy(message, error.c_str(), 200);
   return error.empty();
 }
@@ -26,7 +26,7 @@ static std::string clip(const float* x, float* limits, int rows) {
   std::string error;
   if constexpr (R::RANK > 0 && R::D <= 128)
     for (int first = 0; first < rows && error.empty(); first += 16)
-      error = machine::run(1, 32, 16, false, 0, [=] {
+      error = machine::run({1, 1}, 32, 16, false, 0, [=] {
         const int row = first + machine::current / 4, t = machine::current % 4;
         float y[R::D / 2], low[2][R::G], high[2][R::G], limit[2];
         for (int j = 0; j < R::D / 8; j++)

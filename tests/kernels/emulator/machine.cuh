@@ -1,23 +1,12 @@
-// A machine of the write kernel on a CPU, in place of its own machine.cuh: the same functions, one fiber per thread.
+// A machine of the write kernel on a CPU, in place of its own machine.cuh: the same functions, on fibers.
 //
-// It is meaner than a GPU. Fibers run in a random order until they wait, and half of the warps stand still until the
-// others cannot go on, then other ones. Copies land as late as they may, at their wait, or (`eager`) at
-// once. A product reads shared memory when its warp waits for it. A fence left out, a collective that some lanes miss,
-// an address out of bounds and threads that wait for ever are errors. A `warp_sync` left out is not seen: the collectives
-// around it wait for all lanes here. For that there is compute-sanitizer.
+// Copies land as late as they may, at their wait, or (`eager`) at once. A product reads shared memory when its warp
+// waits for it. A fence left out is an error, beside those of fibers.h.
 #pragma once
 
-#include <setjmp.h>
-#include <ucontext.h>
-
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <functional>
-#include <memory>
-#include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -32,8 +21,6 @@ typedef unsigned long long u64;
   constexpr int name##_threads = threads; \
   void name(const parameters)
 #define ALL 0xFFFFFFFFu
-using std::max;
-using std::min;
 
 namespace machine {
 
@@ -48,96 +35,22 @@ struct Product {
   u64 b;
   bool more;
 };
-constexpr size_t STACK = 1 << 16;
-struct Thread {
-  jmp_buf place;  // where it goes on
-  bool begun = false, done = false;
+struct Held {
   std::vector<u32> unfenced_copies;
-  std::function<bool()> waits;
-  std::vector<std::vector<Copy>> copies;
+  std::vector<std::vector<Copy>> copies = std::vector<std::vector<Copy>>(1);
   std::vector<Product> products;
-  u64 collectives = 0;
 };
-struct Exchange {  // of one warp: two rounds, since no lane is two ahead
-  u32 value[2][32], tag[2];
-  int arrived[2];
-};
-struct Barrier {
-  int arrived = 0;
-  u64 round = 0;
-};
-
-inline std::vector<Thread> threads;
-inline std::vector<Exchange> warps;
-inline Barrier barrier;  // of the block
-inline std::vector<u8> shared;
-inline std::vector<std::unique_ptr<char[]>> stacks;  // of the threads, for one block after the other
-inline jmp_buf scheduler;
-inline int current, block;
-inline bool eager;
 inline long long_ways;  // that warps took
-inline std::string failure;
 
-[[noreturn]] inline void fail(const std::string& what);
-inline Thread& self() { return threads[current]; }
-// Fibers switch by jumps: swapcontext would ask the kernel for the signal mask every time.
-inline void leave() {
-  if (!_setjmp(self().place)) _longjmp(scheduler, 1);
-}
-inline void begin(void (*fiber)()) {
-  ucontext_t context;
-  getcontext(&context);
-  context.uc_stack.ss_sp = stacks[current].get();
-  context.uc_stack.ss_size = STACK;
-  makecontext(&context, fiber, 0);
-  setcontext(&context);
-}
-inline void go_on(void (*fiber)()) {
-  if (_setjmp(scheduler)) return;
-  if (self().begun) _longjmp(self().place, 1);
-  self().begun = true;
-  begin(fiber);
-}
-template <class Until>
-void wait(Until until) {
-  if (until()) return;
-  self().waits = until;
-  leave();
-}
-inline void fail(const std::string& what) {
-  if (failure.empty())
-    failure = what + " (block " + std::to_string(block) + ", thread " + std::to_string(current) + ")";
-  self().done = true;
-  leave();
-  throw std::logic_error("unreachable");
-}
-inline void check(bool good, const char* what) {
-  if (!good) fail(what);
-}
-inline u8* at(u32 address, u32 size) {
-  check(address >= BASE && address - BASE + size <= shared.size(), "address outside of shared memory");
-  check(address % size == 0, "address not aligned");
-  return &shared[address - BASE];
-}
-inline void arrive_and_wait() {
-  const u64 round = barrier.round;
-  if (++barrier.arrived == (int)threads.size()) {
-    barrier.arrived = 0;
-    barrier.round++;
-  }
-  wait([round] { return barrier.round > round; });
-}
-// The values of all lanes of this warp.
-inline const u32* exchange(u32 value, u32 tag) {
-  const int warp = current / 32, round = self().collectives++ % 2;
-  Exchange& x = warps[warp];
-  if (x.arrived[round] % 32 == 0) x.tag[round] = tag;
-  check(x.tag[round] == tag, "lanes of a warp are at different collectives");
-  x.value[round][current % 32] = value;
-  const int full = (x.arrived[round]++ / 32 + 1) * 32;
-  wait([warp, round, full] { return warps[warp].arrived[round] >= full; });
-  return x.value[round];
-}
+}  // namespace machine
+
+#include "fibers.h"
+
+using std::max;
+using std::min;
+
+namespace machine {
+
 inline void land(const std::vector<Copy>& group) {
   for (const Copy& c : group) memcpy(at(c.to, 16), c.from, 16);
 }
@@ -195,55 +108,10 @@ void check_fenced(const std::vector<Product>& products, Address address, int eig
       check(copy < begin || copy >= end, "a product reads copies that no fence followed");
 }
 
-// Runs `count` blocks one after the other; an error message, or nothing.
-inline std::string run(int count, int size, u32 bytes, bool at_once, u32 seed, const std::function<void()>& kernel) {
-  static const std::function<void()>* body;
-  std::mt19937 random(seed);
-  eager = at_once;
-  body = &kernel;
-  failure.clear();
-  for (block = 0; block < count; block++) {
-    shared.assign(bytes, 0xFF);  // NaN
-    warps.assign(size / 32, Exchange{});
-    barrier = {};
-    threads = std::vector<Thread>(size);
-    std::vector<int> order(size);
-    while ((int)stacks.size() < size) stacks.emplace_back(new char[STACK]);
-    for (int i = 0; i < size; i++) threads[order[i] = i].copies.resize(1);
-    std::vector<bool> still(size / 32);
-    for (auto warp = still.begin(); warp != still.end(); ++warp) *warp = random() % 2;
-    int turn = 1;
-    for (bool alive = true; alive;) {
-      std::shuffle(order.begin(), order.end(), random);
-      bool moved = alive = false;
-      for (int i : order) {
-        Thread& t = threads[i];
-        alive |= !t.done;
-        if (t.done || still[i / 32] || (t.waits && !t.waits())) continue;
-        t.waits = nullptr;
-        current = i;
-        moved = true;
-        go_on([] {
-          (*body)();
-          self().done = true;
-          leave();
-        });
-        if (!failure.empty()) return failure;
-      }
-      if (moved ? turn > 0 : !alive) continue;
-      if (!moved && turn == 0) return "threads wait for ever in block " + std::to_string(block);
-      turn = (turn + 1) % 3;  // all; some; the others, on stalls; all again
-      for (auto warp = still.begin(); warp != still.end(); ++warp)
-        *warp = turn == 1 ? random() % 2 : turn == 2 && !*warp;
-    }
-  }
-  return "";
-}
-
 }  // namespace machine
 
 DEV int thread_index() { return machine::current; }
-DEV int block_index() { return machine::block; }
+DEV int block_index() { return machine::block.x; }
 DEV u32 dynamic_shared() { return machine::BASE; }
 
 DEV void not_before(long long&) {}

@@ -35,7 +35,7 @@
 #include "merge.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage1(const __grid_constant__ Params p) {
-  extern __shared__ __align__(128) u8 memory[];
+  u8* memory = dynamic_shared();
   int* prefix = reinterpret_cast<int*>(memory + RING_BYTES);
   Request* requests = reinterpret_cast<Request*>(prefix + 2 * p.batch + 1);
   Ring ring(shared_address(memory));

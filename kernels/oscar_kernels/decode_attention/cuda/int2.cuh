@@ -117,13 +117,11 @@ struct Tile {
   DEV static void load_affine(u32 at, float (&ks)[GK], float (&ko)[GK], float (&vs)[GV], float (&vo)[GV]) {
     u32 w[GK + GV];
     if constexpr ((GK + GV) % 4 == 0 && AU == 16) {
-      UNROLL for (int i = 0; i < GK + GV; i += 4) asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(w[i]),
-                                                               "=r"(w[i + 1]), "=r"(w[i + 2]),
-                                                               "=r"(w[i + 3]) : "r"(at ^ (4 * i)));
+      UNROLL for (int i = 0; i < GK + GV; i += 4) shared_load<4>(w + i, at ^ (4 * i));
     } else if constexpr (GK + GV == 2) {
-      asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "r"(at));
+      shared_load<2>(w, at);
     } else {
-      UNROLL for (int i = 0; i < GK + GV; i++) asm volatile("ld.shared.b32 %0, [%1];" : "=r"(w[i]) : "r"(at + 4 * i));
+      UNROLL for (int i = 0; i < GK + GV; i++) shared_load<1>(w + i, at + 4 * i);
     }
     UNROLL for (int v = 0; v < GK; v++) {
       ks[v] = low_affine(w[v]);

@@ -7,7 +7,6 @@ are small beside a long context.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cache
 
@@ -16,10 +15,9 @@ from torch import Tensor
 
 from oscar_kernels.cache import BatchView, Drafts, LayerCache
 from oscar_kernels.chips import LOWEST
-from oscar_kernels.decode_attention.cuda.parameters import Params
+from oscar_kernels.decode_attention.cuda.parameters import arguments, scratch_sizes
 from oscar_kernels.decode_attention.cuda.variant import (
     PLAN_BYTES,
-    WARP_ROWS,
     WARPS,
     AttentionVariant,
     fitting,
@@ -28,14 +26,13 @@ from oscar_kernels.decode_attention.cuda.variant import (
     too_large,
     variant,
 )
-from oscar_kernels.decode_attention.tuning import CUDA, MOST_RESIDENT, WHOLE_DIM, CudaTiles
+from oscar_kernels.decode_attention.tuning import CUDA, MOST_RESIDENT, CudaTiles
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.nvrtc import compile as nvrtc
 from oscar_kernels.nvrtc import driver
 
 SOURCE = nvrtc.CudaSource(__name__.rpartition(".")[0], "decode.cu")
 
-LOG2E = 1.4426950408889634
 MERGED_ROWS = (8, 4, 2, 1)
 
 
@@ -151,45 +148,20 @@ def decode_attention(
     if requests == 0:
         return out
     loaded = _load(variant(query, cache, batch, logit_cap, tiles, drafts), query.device)
-    partial, stats, prefix = workspace.scratch[: sum(sizes)].split(sizes)
     rows = query.shape[0] * (query.shape[1] // heads)
     rows_per_block = _rows_per_block(rows, heads, query.device)
-    tensors = (
+    parameters = arguments(
         query,
-        cache.codes,
-        cache.affine,
-        cache.ring_k,
-        cache.ring_v,
-        cache.sink_k,
-        cache.sink_v,
-        batch.kv_indptr,
-        batch.kv_indices,
-        batch.rows,
-        batch.windows.sink_block,
-        batch.windows.sink_from,
-        batch.windows.ring_start,
-        partial,
-        stats,
-        prefix,
-        out,
-    )
-    scale = sm_scale * LOG2E * (2 / logit_cap if logit_cap else 1)
-    parameters = Params(
-        *(x.data_ptr() for x in tensors),
-        None if o_partner is None else o_partner.data_ptr(),
-        scale,
-        logit_cap * LOG2E,
-        requests,
-        heads,
-        cache.recent,
-        cache.sink,
-        0 if o_partner is None else o_partner.shape[0],
-        loaded.grid,
-        cache.codes[0].nbytes,
-        cache.affine[0].nbytes,
-        prefix_stable,
-        cache.ring_rows,
-        None if drafts is None or drafts.mask is None else drafts.mask.data_ptr(),
+        cache,
+        batch,
+        sm_scale=sm_scale,
+        logit_cap=logit_cap,
+        o_partner=o_partner,
+        scratch=workspace.scratch[: sum(sizes)].split(sizes),
+        out=out,
+        prefix_stable=prefix_stable,
+        drafts=drafts,
+        blocks=loaded.grid,
     )
     stream = torch.cuda.current_stream(query.device).cuda_stream
     shared = loaded.ring_bytes + 28 * requests + 4
@@ -269,15 +241,8 @@ def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
 
 
 def _parts(cache: LayerCache, rows: int, requests: int) -> list[int]:
-    """Elements of the partial results, of their statistics, and of the prefix sums of work, for
-    `rows` query rows of a request; enough for one warp and for two of a KV head."""
-    rows //= cache.num_kv_heads
-    wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim) > WHOLE_DIM
-    halves = 2 if rows > (8 if wide else WARP_ROWS) else 1
-    blocks = cache.num_kv_heads // math.gcd(cache.num_kv_heads, WARPS // halves)
-    segments = MOST_RESIDENT * _multiprocessors(cache.codes.device) + 2 * blocks * requests
-    stored = segments * WARPS * -(-rows // halves)
-    return [stored * cache.v_spec.head_dim, 2 * stored, 2 * requests + 1]
+    blocks = MOST_RESIDENT * _multiprocessors(cache.codes.device)
+    return scratch_sizes(cache, rows, requests, blocks)
 
 
 @cache

@@ -58,7 +58,7 @@ struct Halves {
   }
   DEV void split() {
     UNROLL for (int i = 0; i < 4; i++) {
-      asm volatile("" : "+f"(y[i].x), "+f"(y[i].y));  // not before: nothing waits for the loads until then
+      not_before(y[i]);  // nothing waits for the loads until then
       hi[i] = pack_bf16(y[i].x, y[i].y);
       lo[i] = pack_bf16(y[i].x - low_bf16(hi[i]), y[i].y - high_bf16(hi[i]));
     }

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import math
+
+from torch import Tensor
+
+from oscar_kernels.cache import BatchView, Drafts, LayerCache
+from oscar_kernels.decode_attention.cuda.variant import WARP_ROWS, WARPS
+from oscar_kernels.decode_attention.tuning import WHOLE_DIM
+
+LOG2E = 1.4426950408889634
 
 
 class Params(ctypes.Structure):
@@ -49,4 +58,74 @@ class Params(ctypes.Structure):
             )
         ),
         ("mask", ctypes.c_void_p),
+    )
+
+
+def scratch_sizes(cache: LayerCache, rows: int, requests: int, blocks: int) -> list[int]:
+    """Elements of the partial results, of their statistics, and of the prefix sums of work, for
+    `rows` query rows of a request and up to `blocks` blocks; enough for one warp and for two of a
+    KV head."""
+    rows //= cache.num_kv_heads
+    wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim) > WHOLE_DIM
+    halves = 2 if rows > (8 if wide else WARP_ROWS) else 1
+    parts = cache.num_kv_heads // math.gcd(cache.num_kv_heads, WARPS // halves)
+    stored = (blocks + 2 * parts * requests) * WARPS * -(-rows // halves)
+    return [stored * cache.v_spec.head_dim, 2 * stored, 2 * requests + 1]
+
+
+def arguments(
+    query: Tensor,
+    cache: LayerCache,
+    batch: BatchView,
+    *,
+    sm_scale: float,
+    logit_cap: float,
+    o_partner: Tensor | None,
+    scratch: tuple[Tensor, ...],
+    out: Tensor,
+    prefix_stable: bool,
+    drafts: Drafts | None,
+    blocks: int,
+) -> Params:
+    """The parameters of both stages.
+
+    Args:
+        query, cache, batch, sm_scale, logit_cap, o_partner, out, prefix_stable, drafts: as for
+            `decode_attention`.
+        scratch: float32, of `scratch_sizes`.
+        blocks: of stage 1.
+    """
+    tensors = (
+        query,
+        cache.codes,
+        cache.affine,
+        cache.ring_k,
+        cache.ring_v,
+        cache.sink_k,
+        cache.sink_v,
+        batch.kv_indptr,
+        batch.kv_indices,
+        batch.rows,
+        batch.windows.sink_block,
+        batch.windows.sink_from,
+        batch.windows.ring_start,
+        *scratch,
+        out,
+    )
+    return Params(
+        *(x.data_ptr() for x in tensors),
+        None if o_partner is None else o_partner.data_ptr(),
+        sm_scale * LOG2E * (2 / logit_cap if logit_cap else 1),
+        logit_cap * LOG2E,
+        query.shape[0] // (drafts.count if drafts else 1),
+        cache.num_kv_heads,
+        cache.recent,
+        cache.sink,
+        0 if o_partner is None else o_partner.shape[0],
+        blocks,
+        cache.codes[0].nbytes,
+        cache.affine[0].nbytes,
+        prefix_stable,
+        cache.ring_rows,
+        None if drafts is None or drafts.mask is None else drafts.mask.data_ptr(),
     )

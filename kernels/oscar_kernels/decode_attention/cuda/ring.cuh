@@ -66,7 +66,7 @@ struct Loader {
     codes = p.codes + block * (ROW_UNITS * 16);
     affine = p.affine + block * AFFINE_ROW;
     own = codes + Place<ROW_UNITS>(0, threadIdx.x % 32).unit * 16;
-    if (OWN) asm("" : "+l"(own));
+    if (OWN) worked_out(own);
   }
   // Slot of token 32 * i + lane of a tile; 0, the dummy, behind the last token.
   DEV void fetch(int tile, int hi, u32 (&slot)[TW], int lane) const {

@@ -1,13 +1,7 @@
-// Shapes, parameters, and the machine's instructions as functions.
+// Shapes and parameters.
 #pragma once
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef unsigned char u8;
-#define DEV __device__ __forceinline__
-#define UNROLL _Pragma("unroll")
-#define UNROLL_1 _Pragma("unroll 1")
-#define ALL 0xFFFFFFFFu
+#include "machine.cuh"
 
 constexpr int WARPS = HB * VH * TW, THREADS = WARPS * 32;
 // A row of codes is BITS / 2 parts, one behind the other (layout.py). Byte j of a part has the codes of channel j of
@@ -67,128 +61,9 @@ DEV constexpr u32 fields(u32 ones, int i) {
   return ones * ((1 << BITS) - 1) << (BITS * i);
 }
 
-DEV u32 shared_address(const void* x) { return (u32)__cvta_generic_to_shared(x); }
-DEV float ex2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-DEV u32 prmt(u32 a, u32 b, u32 s) {
-  u32 d;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(s));
-  return d;
-}
-DEV u32 transpose(u32 x) {
-  u32 d;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(x));
-  return d;
-}
-DEV u32 pack_f16(float lo, float hi) {
-  u32 d;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
-  return d;
-}
-DEV u32 pack_bf16(float lo, float hi) {
-  u32 d;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(hi), "f"(lo));
-  return d;
-}
-DEV float low_bf16(u32 x) { return __uint_as_float(x << 16); }
-DEV float high_bf16(u32 x) { return __uint_as_float(x & 0xFFFF0000u); }
-DEV float low_f16(u32 x) {
-  float y;
-  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(y) : "r"(x));
-  return y;
-}
-DEV float high_f16(u32 x) {
-  float y;
-  asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(y) : "r"(x));
-  return y;
-}
 DEV float low_affine(u32 x) { return AFFINE_BF16 ? low_bf16(x) : low_f16(x); }
 DEV float high_affine(u32 x) { return AFFINE_BF16 ? high_bf16(x) : high_f16(x); }
 
-DEV void ldmatrix4(u32 (&r)[4], u32 a) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(a));
-}
-DEV void ldmatrix2(u32& r0, u32& r1, u32 a) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(r0), "=r"(r1) : "r"(a));
-}
-DEV void ldmatrix4_trans(u32 (&r)[4], u32 a) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(a));
-}
-DEV void ldmatrix2_trans(u32& r0, u32& r1, u32 a) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(r0), "=r"(r1) : "r"(a));
-}
-DEV void mma_u8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-DEV void mma_u8_half(int (&c)[4], u32 a0, u32 a1, u32 b0) {
-  asm("mma.sync.aligned.m16n8k16.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a0), "r"(a1), "r"(b0));
-}
-DEV void mma_f16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-DEV void mma_bf16(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-DEV void mma_f16_half(float (&c)[4], u32 a0, u32 a1, u32 b0) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(b0));
-}
-DEV void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
-// Copies BYTES, or zeros where `valid` is false; `from` must be an address that may be read either way.
-template <int BYTES>
-DEV void copy_async(u32 to, const void* from, bool valid) {
-  const int n = valid ? BYTES : 0;
-  if constexpr (BYTES == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(n) : "memory");
-  else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(n) : "memory");
-}
-DEV void barrier_init(u32 at, int count) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
-}
-DEV void arrive(u32 at) { asm volatile("{.reg .b64 s; mbarrier.arrive.shared.b64 s, [%0];}" ::"r"(at) : "memory"); }
-// This lane arrives once all its copies so far are done.
-DEV void arrive_copies(u32 at) { asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(at) : "memory"); }
-DEV void wait_phase(u32 at, u32 parity) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("{.reg .pred p; again: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra again;}" ::"r"(at),
-               "r"(parity)
-               : "memory");
-#else
-  asm volatile("{.reg .pred p; again: mbarrier.test_wait.parity.shared.b64 p, [%0], %1; @!p bra again;}" ::"r"(at),
-               "r"(parity)
-               : "memory");
-#endif
-}
-// Both kernels may be launched before the one in front has ended. Before this they read only what that one cannot have
-// written: weights, and the batch's own tensors and stable rows, which must be older. After it the next one may come.
-#if __CUDA_ARCH__ >= 900
-constexpr bool OVERLAPS = true;
-#else
-constexpr bool OVERLAPS = false;
-#endif
-DEV void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
 // The same once, if `ahead` of its end.
 DEV void meet(bool& ahead) {
   if (ahead) wait_for_previous();

@@ -46,10 +46,7 @@ DEV void prefetch_rows(const Params& p, const Window& w, int base, int lane) {
 }
 DEV uint4 load_row(const unsigned short* row, int unit, bool valid) {
   uint4 x = make_uint4(0, 0, 0, 0);
-  if (valid)
-    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "l"(row + 8 * unit));
+  if (valid) load_once(x, row + 8 * unit);
   return x;
 }
 DEV u32 word(const uint4& x, int i) { return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w; }

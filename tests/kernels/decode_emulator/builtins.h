@@ -1,0 +1,128 @@
+// What CUDA itself gives to the decode kernel, on fibers.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+#define __global__
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__ static
+
+struct uint2 {
+  u32 x, y;
+};
+struct uint4 {
+  u32 x, y, z, w;
+};
+struct float2 {
+  float x, y;
+};
+struct float4 {
+  float x, y, z, w;
+};
+inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+namespace machine {
+
+constexpr u32 BASE = 0x480;  // on the boundary of 128 bytes that the kernel asks for
+struct Copy {
+  u32 to, bytes;
+  const void* from;  // null: zeros
+};
+struct Held {
+  std::vector<Copy> copies;  // since the last arrival
+};
+struct Range {
+  const u8* begin;
+  size_t bytes;
+};
+inline std::vector<Range> readable;  // global memory
+
+}  // namespace machine
+
+#include "fibers.h"
+
+using std::max;
+using std::min;
+
+#define threadIdx (machine::Dim{(u32)machine::current, 0})
+#define blockIdx (machine::block)
+
+namespace machine {
+
+template <class T>
+T load(const void* from) {
+  const u8* begin = (const u8*)from;
+  check((uintptr_t)from % sizeof(T) == 0, "address in global memory not aligned");
+  check(std::any_of(readable.begin(), readable.end(),
+                    [=](const Range& x) { return begin >= x.begin && begin + sizeof(T) <= x.begin + x.bytes; }),
+        "address outside of the tensors");
+  T x;
+  memcpy(&x, from, sizeof x);
+  return x;
+}
+// The value of lane `from`.
+template <class T>
+T shuffle(T x, int from, u32 tag) {
+  u32 mine;
+  memcpy(&mine, &x, 4);
+  const u32 other = exchange(mine, tag)[from & 31];
+  memcpy(&x, &other, 4);
+  return x;
+}
+
+}  // namespace machine
+
+template <class T>
+T __ldg(const T* from) {
+  return machine::load<T>(from);
+}
+template <class T>
+T __ldcg(const T* from) {
+  return machine::load<T>(from);
+}
+inline void __syncthreads() { machine::arrive_and_wait(); }
+inline void __syncwarp() { machine::exchange(0, 1); }
+template <class T>
+T __shfl_sync(u32, T x, int lane) {
+  return machine::shuffle(x, lane, 2);
+}
+template <class T>
+T __shfl_xor_sync(u32, T x, int mask) {
+  return machine::shuffle(x, machine::current % 32 ^ mask, 100 + mask);
+}
+template <class T>
+T __shfl_up_sync(u32, T x, int lanes) {
+  const int lane = machine::current % 32;
+  return machine::shuffle(x, lane < lanes ? lane : lane - lanes, 200 + lanes);
+}
+inline bool __any_sync(u32, bool x) {
+  const u32* all = machine::exchange(x, 3);
+  return std::any_of(all, all + 32, [](u32 y) { return y != 0; });
+}
+
+inline u32 __float_as_uint(float x) {
+  u32 y;
+  memcpy(&y, &x, 4);
+  return y;
+}
+inline float __uint_as_float(u32 x) {
+  float y;
+  memcpy(&y, &x, 4);
+  return y;
+}
+inline float __int_as_float(int x) { return __uint_as_float((u32)x); }
+inline float __int2float_rn(int x) { return (float)x; }
+inline float __fdividef(float x, float y) { return x / y; }
+inline int __popc(u32 x) { return __builtin_popcount(x); }

@@ -1,0 +1,202 @@
+"""The CUDA decode kernel, run by an emulator where g++ is, against plain torch in float64."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import random
+from dataclasses import replace
+from itertools import count
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from emulation import Emulator
+from torch import Tensor
+
+from oscar_kernels import testing
+from oscar_kernels.cache import Drafts
+from oscar_kernels.decode_attention import reference
+from oscar_kernels.decode_attention.cuda import launcher, parameters
+from oscar_kernels.decode_attention.cuda import variant as variants
+from oscar_kernels.spec import QuantSpec
+
+SHARED = 227 << 10
+"""Bytes of shared memory of a block, as on compute capability 9.0."""
+SINK, RECENT = 16, 40
+LENGTHS = (0, 1, 15, 17, 40, 57, 72, 73, 88, 89, 300)
+"""Committed tokens: none, fewer than the sink, than the window, than both; then 1, 16, 17, 32, 33
+and 244 that a decode step reads from INT2."""
+OTHER_LENGTHS = (0, 97, 184, 185)
+"""With 128 INT2 tokens, which fill a tile of eight warps and two KV heads, and with 129."""
+
+runs = count()
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    folder = tmp_path_factory.mktemp("emulator")
+    return Emulator(launcher.SOURCE, "decode_emulator", parameters.Params, folder)
+
+
+class Job(NamedTuple):
+    """What a launch is given, and what it should give."""
+
+    filling: testing.Filling
+    query: Tensor
+    drafts: Drafts | None
+    options: dict[str, Any]
+
+    def expected(self, query: Tensor) -> Tensor:
+        """In the dtype of the query."""
+        cache, batch = self.filling.cache, self.filling.batch
+        return reference.decode_attention(query, cache, batch, drafts=self.drafts, **self.options)
+
+
+def job(
+    nodes: int = 0,
+    *,
+    tree: bool = False,
+    group: int = 4,
+    heads: int = 2,
+    head_dim: int = 128,
+    bits: tuple[int, int] = (2, 2),
+    lengths: tuple[int, ...] = LENGTHS,
+    spare: int = 0,
+    starts: int | None = None,
+    **options: Any,
+) -> Job:
+    """A batch; `nodes` drafts of each request, whose codes are poison, or none.
+
+    The last request is padding. A ring has `spare` rows more than it needs. Sinks
+    and rings hold positions from `starts` on, or each of them all, some or none.
+    """
+    k_spec, v_spec = (QuantSpec(head_dim, head_dim, 0.96, bits=x) for x in bits)
+    found = [*(length + nodes for length in lengths), 0]
+    filling = testing.random_cache(
+        found,
+        k_spec,
+        v_spec,
+        num_kv_heads=heads,
+        sink=SINK,
+        recent=RECENT,
+        ring_rows=RECENT + max(0, nodes - 1) + spare,
+        drafts=nodes,
+        sink_from=starts,
+        ring_start=starts,
+        dtype=torch.bfloat16,
+    )
+    for length, end in zip(found, filling.batch.kv_indptr.tolist()[1:], strict=True):
+        slots = filling.batch.kv_indices[end - min(nodes, length) : end].long()
+        filling.cache.affine[slots] = torch.nan
+    query = torch.randn(len(found) * max(1, nodes), heads * group, head_dim).bfloat16()
+    drafts = Drafts(nodes, trees(len(found), nodes) if tree else None) if nodes else None
+    return Job(filling, query, drafts, {"sm_scale": 0.1, "logit_cap": 0.0, **options})
+
+
+def trees(requests: int, nodes: int) -> Tensor:
+    """Masks of trees in which every node hangs below any earlier one."""
+    draw, masks = random.Random(requests), list[int]()
+    for _ in range(requests):
+        seen = [1]
+        for node in range(1, nodes):
+            seen.append(draw.choice(seen) | 1 << node)
+        masks += seen
+    return torch.tensor(masks, dtype=torch.int32)
+
+
+def emulate(emulator: Emulator, job: Job, *, blocks: int, merged: int, stable: bool) -> Tensor:
+    """Both stages with poisoned scratch and output; `merged` rows for each block of stage 2."""
+    cache, batch, query, drafts = job.filling.cache, job.filling.batch, job.query, job.drafts
+    assert variants.misfit(query, cache, batch, drafts) is None
+    made = variants.variant(query, cache, batch, job.options["logit_cap"], drafts=drafts)
+    flags = variants.fitting(made, SHARED).flags
+    library, message = emulator.library(flags), ctypes.create_string_buffer(201)
+    requests, heads = len(batch.rows), cache.num_kv_heads
+    sizes = parameters.scratch_sizes(cache, made.rows * heads, requests, blocks)
+    scratch = tuple(torch.full((n,), math.nan) for n in sizes)
+    out = testing.poison(query.new_empty(*query.shape[:2], cache.v_spec.head_dim))
+    options = {"o_partner": None, **job.options, "drafts": drafts, "prefix_stable": stable}
+    given = parameters.arguments(
+        query, cache, batch, scratch=scratch, out=out, blocks=blocks, **options
+    )
+    windows = batch.windows
+    stores = (cache.codes, cache.affine, cache.ring_k, cache.ring_v, cache.sink_k, cache.sink_v)
+    lists = (batch.kv_indptr, batch.kv_indices, batch.rows)
+    state = (windows.sink_block, windows.sink_from, windows.ring_start)
+    rest = (options["o_partner"], drafts.mask if drafts else None)
+    library.forget()
+    for x in (query, *stores, *lists, *state, *scratch, *(x for x in rest if x is not None)):
+        library.allow(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(x.nbytes))
+    rows, run = query.shape[0] * (query.shape[1] // heads), next(runs)
+    shared = variants.ring_bytes(flags) + 28 * requests + 4
+    for stage, columns, lines, size in (
+        (0, blocks, 1, shared),
+        (merged, -(-rows // merged), heads, 0),
+    ):
+        good = library.emulate(
+            stage, ctypes.byref(given), columns, lines, size, run % 2 == 0, run, message
+        )
+        assert good, message.value.decode()
+    return out
+
+
+def assert_right(emulator: Emulator, job: Job) -> None:
+    """Shares of a block end within a request or take in several; with the tolerance of the tests on
+    a GPU."""
+    nodes = job.drafts.count if job.drafts else 1
+    for blocks, merged, stable in ((5, 1, False), (16, 8, True)):
+        out = emulate(emulator, job, blocks=blocks, merged=merged, stable=stable)
+        testing.assert_as_good_as_torch(out, job.expected, [job.query])
+        assert not out[-nodes:].any()
+
+
+@pytest.mark.parametrize(
+    ("group", "options"),
+    [(1, {"head_dim": 64}), (4, {"bits": (4, 2)}), (16, {"heads": 1})],
+    ids=["1 row of 64", "4 rows, K4V2", "16 rows"],
+)
+def test_a_decode_step(emulator: Emulator, group: int, options: dict[str, Any]) -> None:
+    assert_right(emulator, job(group=group, starts=0, **options))
+    assert_right(emulator, job(group=group, spare=7, lengths=OTHER_LENGTHS, **options))
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    ("nodes", "options"),
+    [(4, {"group": 1}), (3, {"group": 2, "bits": (4, 2)}), (4, {"group": 4})],
+    ids=["4 rows", "6 rows, K4V2", "16 rows"],
+)
+def test_drafts(emulator: Emulator, nodes: int, options: dict[str, Any], tree: bool) -> None:
+    assert_right(emulator, job(nodes, tree=tree, starts=0, **options))
+    assert_right(emulator, job(nodes, tree=tree, spare=5, lengths=OTHER_LENGTHS, **options))
+
+
+def test_the_transform_of_values_is_undone(emulator: Emulator) -> None:
+    partner = torch.linalg.qr(torch.randn(2, 128, 128)).Q.contiguous()
+    assert_right(emulator, job(4, tree=True, lengths=(3, 90), o_partner=partner))
+
+
+@pytest.mark.parametrize("merged", [2, 4])
+def test_a_request_alone(emulator: Emulator, merged: int) -> None:
+    """Stage 2 works out by itself which parts it merges."""
+    filling, query, _, options = job(4, lengths=(300,))
+    batch = filling.batch
+    batch = replace(batch, kv_indptr=batch.kv_indptr[:2], rows=batch.rows[:1])
+    alone = Job(replace(filling, batch=batch), query[:4], Drafts(4), options)
+    out = emulate(emulator, alone, blocks=9, merged=merged, stable=True)
+    testing.assert_as_good_as_torch(out, alone.expected, [alone.query])
+
+
+def test_one_block_takes_more_tiles_than_it_has_stages(emulator: Emulator) -> None:
+    """Once with copies that land late, and once with copies that land as soon as they may."""
+    long = job(bits=(4, 2), lengths=(900, 700), starts=0)
+    for stable in (False, True):
+        out = emulate(emulator, long, blocks=1, merged=8, stable=stable)
+        testing.assert_as_good_as_torch(out, long.expected, [long.query])
+
+
+def test_a_mistake_in_a_launch_is_told(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variants, "ring_bytes", lambda _: 1024)
+    with pytest.raises(AssertionError, match="address outside of shared memory"):
+        assert_right(emulator, job(lengths=(90,), group=1, head_dim=64))
