@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ from oscar_zoo.engines.sglang.compat.releases import TESTED
 from oscar_zoo.engines.sglang.front import bodies
 from oscar_zoo.engines.sglang.front.addresses import Names, is_loopback, may_ask, parse_origin
 from oscar_zoo.engines.sglang.front.middleware import Front
-from oscar_zoo.engines.sglang.front.routes import OPEN, Routes, open_routes
+from oscar_zoo.engines.sglang.front.routes import OPEN, TYPED, Routes, open_routes
 from oscar_zoo.engines.sglang.front.settings import FrontSettings
 from oscar_zoo.errors import UsageError
 
@@ -74,7 +75,8 @@ def test_a_release_between_two_gets_the_list_of_the_earlier_one() -> None:
     for release, following in pairwise(OPEN):
         major, minor, patch = following.split(".")
         for between in (f"{release}.post1", f"{major}.{minor}.{int(patch) - 1}"):
-            assert open_routes(between) == Routes.of(OPEN[release])
+            assert open_routes(between) == open_routes(release)
+            assert replace(open_routes(release), typed={}) == Routes.of(OPEN[release])
     routes = Routes.of({"/v1/models/{model:path}": frozenset({"GET"})})
     assert routes.has("/v1/models/a/b", "GET") and not routes.has("/v1/models/", "GET")
     assert not routes.has("/v1/models/a", "POST")
@@ -114,6 +116,16 @@ def test_a_field_that_must_be_an_object_is_named(body: str, status: int) -> None
     assert asked(ADMINISTRATION, "POST", "/generate", body=parts)[0] == 200
 
 
+def test_types_of_fields_are_those_of_the_release() -> None:
+    body = [b'{"extra_key": ["a"]}']
+    for release, status in (("0.5.17", 400), ("0.5.21", 200)):
+        found = asked(
+            ADMINISTRATION, "POST", "/v1/completions", body=body, routes=open_routes(release)
+        )
+        assert found[0] == status
+    assert TYPED.keys() == OPEN.keys()
+
+
 def test_sglang_sees_its_own_key_and_no_origin() -> None:
     settings = FrontSettings("127.0.0.1", ("http://a.example",), "client", "engine")
     given = {b"authorization": b"Bearer client", b"origin": b"http://a.example", b"x-a": b"b"}
@@ -129,6 +141,7 @@ def asked(
     *,
     body: Iterable[bytes] = (b"",),
     peer: str = "127.0.0.1",
+    routes: Routes | None = None,
 ) -> tuple[int, Any]:
     """Status and JSON of what the front answers before an application that tells its headers."""
 
@@ -160,7 +173,9 @@ def asked(
         "headers": [*(headers or {}).items()],
         "client": (peer, 1),
     }
-    asyncio.run(Front(application, settings, open_routes("0.5.21"), {})(scope, receive, send))
+    asyncio.run(
+        Front(application, settings, routes or open_routes("0.5.21"), {})(scope, receive, send)
+    )
     return sent[0]["status"], json.loads(sent[-1]["body"])
 
 

@@ -1,12 +1,12 @@
 """Bodies of requests: how long they may be, and fields over which SGLang's own checks fall.
 
-SGLang answers 500 where a field that it reads before it checks types is no object.
+SGLang answers 500 where a field has another type than the one that it takes for granted.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from oscar_zoo.engines.sglang.front.answers import Message
 
@@ -15,8 +15,9 @@ Receive = Callable[[], Awaitable[Message]]
 MOST_BODY = 64 << 20
 """Bytes of a request."""
 TOO_LARGE = f"A request has at most {MOST_BODY >> 20} MiB here."
-OBJECTS = {"/v1/chat/completions": ("response_format",)}
-"""Fields that must be objects, by path."""
+Fields = Mapping[str, type]
+"""Fields of a request that must have a type, if they are there."""
+NAMES: Mapping[type, str] = {dict: "an object", str: "a string"}
 
 
 class Body:
@@ -30,15 +31,14 @@ class Body:
         """The next part."""
         return self._read.pop(0) if self._read else await self._next()
 
-    async def wrong_field(self, path: str) -> str | None:
-        """Read a request to `path` whole where it has such fields, and say what is wrong with one;
+    async def wrong_field(self, fields: Fields) -> str | None:
+        """Read the body whole, if there are such fields, and say what is wrong with one of them;
         `None` when nothing is. What was read is still handed on."""
-        fields = OBJECTS.get(path)
-        if fields is None:
+        if not fields:
             return None
         while not self._read or self._read[-1].get("more_body", False):
             self._read.append(await self._next())
-        return wrong_object(b"".join(part.get("body", b"") for part in self._read), fields)
+        return wrong_type(b"".join(part.get("body", b"") for part in self._read), fields)
 
     async def _next(self) -> Message:
         message = await self._receive()
@@ -49,9 +49,9 @@ class Body:
         return message
 
 
-def wrong_object(body: bytes, fields: tuple[str, ...]) -> str | None:
-    """Which of `fields` is neither an object nor left out; `None` where that holds of none, and of
-    a body that is no JSON object, about which SGLang says more."""
+def wrong_type(body: bytes, fields: Fields) -> str | None:
+    """Which of `fields` has another type; `None` where none has, and of a body that is no JSON
+    object, about which SGLang says more."""
     named = [name for name in fields if f'"{name}"'.encode() in body]
     if not named:
         return None
@@ -61,5 +61,5 @@ def wrong_object(body: bytes, fields: tuple[str, ...]) -> str | None:
         return None
     if not isinstance(value, dict):
         return None
-    wrong = (name for name in named if not isinstance(value.get(name), dict | None))
-    return next((f"{name} must be an object." for name in wrong), None)
+    wrong = (name for name in named if not isinstance(value.get(name), fields[name] | None))
+    return next((f"{name} must be {NAMES[fields[name]]}." for name in wrong), None)

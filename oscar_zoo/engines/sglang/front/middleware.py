@@ -114,7 +114,7 @@ class Front:
         if not length.isdigit() or int(length) > MOST_BODY:
             await answers.refuse(send, 413, TOO_LARGE, code="too_large")
             return
-        wrong = await body.wrong_field(path)
+        wrong = await body.wrong_field(self._routes.typed.get(path, {}))
         if wrong is not None:
             await answers.refuse(send, 400, wrong, code="invalid_value")
             return

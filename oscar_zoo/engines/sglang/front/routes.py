@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+
+from oscar_zoo.engines.sglang.front.bodies import Fields
 
 GET, POST = frozenset({"GET", "HEAD"}), frozenset({"POST"})
 PUT = frozenset({"POST", "PUT"})
@@ -83,6 +85,17 @@ OPEN: Mapping[str, Table] = {
 }
 """Routes for everybody who may ask at all, by release."""
 
+_CHAT, _SALTS = {"response_format": dict}, {"extra_key": str, "cache_salt": str}
+TYPED: Mapping[str, Mapping[str, Fields]] = {
+    "0.5.17": {
+        "/v1/completions": _SALTS,
+        "/v1/chat/completions": {**_CHAT, **_SALTS},
+    },
+    "0.5.21": {"/v1/chat/completions": _CHAT},
+    "0.5.23": {"/v1/chat/completions": _CHAT},
+}
+"""Fields by route whose type the release takes for granted; see `bodies`."""
+
 ADMINISTRATION: Table = {
     "/flush_cache": frozenset({"POST"}),
     "/freeze_gc": frozenset({"POST"}),
@@ -93,10 +106,17 @@ ADMINISTRATION: Table = {
 
 @dataclass(frozen=True)
 class Routes:
-    """A table, ready to be asked for every request."""
+    """A table, ready to be asked for every request.
+
+    Attributes:
+        exact: paths without parts that vary.
+        templates: the others.
+        typed: fields of bodies that must have a type, by path.
+    """
 
     exact: Table
     templates: tuple[tuple[re.Pattern[str], frozenset[str]], ...]
+    typed: Mapping[str, Fields] = field(default_factory=dict)
 
     @classmethod
     def of(cls, table: Table) -> Routes:
@@ -114,7 +134,8 @@ class Routes:
 
 def open_routes(version: str) -> Routes:
     """The routes that clients of SGLang `version` reach."""
-    return Routes.of(OPEN[_nearest(version, OPEN)])
+    release = _nearest(version, OPEN)
+    return replace(Routes.of(OPEN[release]), typed=TYPED[release])
 
 
 def _pattern(path: str) -> re.Pattern[str]:
