@@ -23,14 +23,15 @@ def estimate_memory(
 
     Args:
         recipe: of the model, where the zoo knows it.
-        manifests: of its artifacts; the first one says the shapes where there is no recipe.
+        manifests: of its artifacts. Where all have one recipe, it is the one that counts; the first
+            one says the shapes where the zoo does not know them.
         gpu_memory: bytes of one GPU to answer for, instead of those that are visible.
     """
     cards = [("GPU", gpu_memory)] if gpu_memory else _visible()
     if recipe is not None:
-        return estimate(
-            recipe.geometry, recipe.serving, recipe.parameters, recipe.tensor_parallel, cards
-        )
+        alike = manifests and all(one.recipe == manifests[0].recipe for one in manifests)
+        serving = manifests[0].recipe if alike else recipe.serving  # widths, above all
+        return estimate(recipe.geometry, serving, recipe.parameters, recipe.tensor_parallel, cards)
     if not manifests:
         return None
     first = manifests[0]

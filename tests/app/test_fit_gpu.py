@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from own_cli import Cli
@@ -11,6 +12,7 @@ from own_cli import Cli
 from oscar_zoo import fit_gpu
 from oscar_zoo.app.fit_gpu import FitReport
 from oscar_zoo.app.memory_estimate import estimate_memory
+from oscar_zoo.artifact.specs import ServingRecipe, Widths
 from oscar_zoo.engines.sglang.capacity import Cache
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models.config_file import ConfigFile
@@ -25,6 +27,23 @@ GB = 10**9
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
     return Cli(capsys)
+
+
+def test_the_estimate_is_of_the_widths_that_all_artifacts_have() -> None:
+    recipe = recipe_for("Qwen3-8B")
+    assert recipe is not None
+    plain = recipe.serving
+    layers = recipe.geometry.num_layers
+    four = plain.with_widths(Widths.uniform(layers, k=4, v=4, clip=plain.clip))
+
+    def token_bytes(*serving: ServingRecipe) -> int:
+        made = [SimpleNamespace(recipe=one) for one in serving]
+        found = estimate_memory(recipe, made, 24 * GB)
+        assert found is not None
+        return int(found["int2_token_bytes"])
+
+    assert token_bytes() == token_bytes(plain, four) == token_bytes(plain)
+    assert token_bytes(four, four) > 1.7 * token_bytes()
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from oscar_zoo.engines.sglang import fork_environment, refusal, refusals
+from oscar_zoo.engines.sglang.launch.plan import DRAFT_MODEL
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.setting_flags import OPTIONS
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import NotFoundError, UsageError
 
 OTHER_NAMES = {
     "--attention-context-parallel-size": "--attn-cp-size",
@@ -26,6 +28,9 @@ OTHER_NAMES = {
     "--enable-prefill-context-parallel": "--enable-prefill-cp",
 }
 """Second names of flags that a row refuses, in any tested release of SGLang."""
+ALGORITHM = "--speculative-algorithm"
+NEED_DRAFT_MODELS = ("EAGLE", "EAGLE3", "STANDALONE")
+"""Not `NEXTN`, whose drafts come from layers of the model itself."""
 GRAPHS = re.compile(r"cuda_graph_backend_(?P<phase>prefill|decode)")
 
 
@@ -42,10 +47,40 @@ def check_flags(flags: UserFlags, device: str) -> None:
     """
     config = _configuration(flags, device)
     refusal.check_rows(config, refusals.SERVER, UsageError)
+    _check_drafts(getattr(config, "speculative_algorithm", None), flags, device)
     for option in OPTIONS.values():
         text = flags.text(*option.names)
         if text is not None:
             option.parse(text, option.flag)
+
+
+def _check_drafts(algorithm: Any, flags: UserFlags, device: str) -> None:
+    """Refuse speculative decoding that SGLang would give up only after it has loaded weights.
+
+    Raises:
+        UsageError: there is no GPU, or the algorithm lacks its draft model.
+        NotFoundError: the draft model is a path, and nothing is there.
+    """
+    path = flags.text(*DRAFT_MODEL)
+    if algorithm is None:
+        return
+    if device == "cpu":
+        raise UsageError(
+            f"{ALGORITHM} needs a GPU: SGLang has the functions that accept drafts only there.",
+            hint=f"leave out {ALGORITHM}, or serve on a GPU",
+        )
+    if str(algorithm).upper() in NEED_DRAFT_MODELS and path is None:
+        raise UsageError(
+            f"{ALGORITHM} {algorithm} needs a draft model.",
+            hint=f"name one: {DRAFT_MODEL[0]} MODEL; without one: {ALGORITHM} NGRAM",
+        )
+    if path is not None and path.startswith(("./", "../", "/", "~")):
+        folder = Path(path).expanduser()
+        if not (folder / "config.json").is_file():
+            raise NotFoundError(
+                f"{path} is no model folder: it has no config.json.",
+                hint=f"{DRAFT_MODEL[0]} takes a folder, or the name of a model on a hub",
+            )
 
 
 def check_environment(environ: Mapping[str, str]) -> tuple[str, ...]:

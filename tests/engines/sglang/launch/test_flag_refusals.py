@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from oscar_zoo.engines.sglang import refusals
@@ -9,7 +11,7 @@ from oscar_zoo.engines.sglang.launch import flag_refusals
 from oscar_zoo.engines.sglang.launch.flag_refusals import check_flags
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.setting_flags import BACKEND
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import NotFoundError, UsageError
 
 VALUES = {
     "--attention-backend": "flashinfer",
@@ -81,6 +83,20 @@ def test_second_names_are_found(other: str) -> None:
 )
 def test_what_works_passes(flags: list[str]) -> None:
     check_flags(UserFlags(flags), "cuda")
+
+
+def test_drafts_that_cannot_start_are_refused_before_weights_load(tmp_path: Path) -> None:
+    eagle, model = "--speculative-algorithm=EAGLE3", "--speculative-draft-model-path"
+    with pytest.raises(UsageError, match="algorithm needs a GPU"):
+        check_flags(UserFlags([DRAFTS]), "cpu")
+    with pytest.raises(UsageError, match="EAGLE3 needs a draft model"):
+        check_flags(UserFlags([eagle]), "cuda")
+    with pytest.raises(NotFoundError, match=r"no model folder: it has no config\.json"):
+        check_flags(UserFlags([eagle, f"{model}={tmp_path}"]), "cuda")
+    (tmp_path / "config.json").write_text("{}")
+    check_flags(UserFlags([eagle, f"{model}={tmp_path}"]), "cuda")
+    check_flags(UserFlags([eagle, f"{model}=some/draft"]), "cuda")
+    check_flags(UserFlags(["--speculative-algorithm=NEXTN"]), "cuda")
 
 
 def test_a_machine_without_a_gpu_has_no_graphs() -> None:
