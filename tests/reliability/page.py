@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -12,9 +13,12 @@ HEAD = """\
 # Reliability
 
 `make reliability` puts the promises of [security.md](security.md) to the test and writes this page.
-It takes at most two hours on two cores; `make test` runs a short form of every row. S-numbers name
-the promises in the code of the experiments, `tests/reliability/`.
+It takes two hours on two quiet cores; `make test` runs a short form of every row. S-numbers name
+the promises in the code of the experiments, `tests/reliability/`. A run that stopped, or in which a
+promise did not hold, goes on later (`RELIABILITY_FLAGS=--resume`), so each row names its commit.
 """
+WIDTH = 100
+"""Characters of a line."""
 SHOWN = 20
 """Violations that are listed of one experiment."""
 
@@ -54,11 +58,13 @@ def _anchor(row: Row) -> str:
 
 
 def _section(row: Row) -> str:
-    lines = [f"\n## {row.experiment.number} {row.experiment.name}\n", row.experiment.promise, ""]
+    title = f"\n## {row.experiment.number} {row.experiment.name}\n"
+    lines = [title, textwrap.fill(row.experiment.promise, WIDTH), ""]
     if isinstance(row.found, str):
         return "\n".join([*lines, f"Not run: {row.found}.", ""])
-    lines += [f"- {name}: {_number(value)}" for name, value in row.found.figures.items()]
-    lines += [f"- **did not hold:** {line[:300]}" for line in row.found.violations[:SHOWN]]
+    items = [f"{name}: {_number(value)}" for name, value in row.found.figures.items()]
+    items += [f"**did not hold:** {line[:300]}" for line in row.found.violations[:SHOWN]]
+    lines += [textwrap.fill(f"- {one}", WIDTH, subsequent_indent="  ") for one in items]
     more = len(row.found.violations) - SHOWN
     return "\n".join([*lines, *([f"- and {more} more"] if more > 0 else []), ""])
 

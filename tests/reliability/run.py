@@ -33,10 +33,16 @@ def main(arguments: list[str] | None = None) -> int:
         wanted = [one for one in EXPERIMENTS if not chosen.only or one.name in chosen.only]
         rows = [_run(experiment, whole=not chosen.short) for experiment in wanted]
     else:
-        rows = _whole_run(resume=chosen.resume)
+        rows = _kept_rows() if chosen.page else _whole_run(resume=chosen.resume)
         DOCUMENT.write_text(page(rows, _facts()), "utf-8")
         print(f"Written: {DOCUMENT}")
     return int(any(row.held == "no" for row in rows))
+
+
+def _kept_rows() -> list[Row]:
+    """The last row of every experiment that has one."""
+    found = {row.experiment.name: row for row in kept(KEPT, EXPERIMENTS)}
+    return [found[one.name] for one in EXPERIMENTS if one.name in found]
 
 
 def _whole_run(*, resume: bool) -> list[Row]:
@@ -59,6 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=names, help="write no page")
     parser.add_argument("--short", action="store_true", help="samples; write no page")
+    parser.add_argument(
+        "--page", action="store_true", help="write the page of what has ended, and run nothing"
+    )
     parser.add_argument(
         "--resume", action="store_true", help="go on with a run that stopped or did not hold"
     )
