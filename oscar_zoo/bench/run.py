@@ -147,7 +147,7 @@ def measure(
                     elif _take(item, result):
                         deadline = time.monotonic() + limit
                 if ended:
-                    result.error = f"the engine ended ({child.status}): {child.cause()[0]}"
+                    result.error = child.failure("the engine ended").message.rstrip(".")
                     return result
                 if time.monotonic() > deadline:
                     result.error = f"{_doing(result, job)} took longer than {limit:,.0f} s"

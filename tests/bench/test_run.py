@@ -98,7 +98,7 @@ def test_the_limit_is_for_each_repeat_and_names_it(run: Run) -> None:
 def test_what_was_measured_before_a_crash_stays_and_the_log_gives_the_cause(run: Run) -> None:
     result = run(UP, FIRST, then="raise MemoryError('out of memory.')")
     assert [one.case for one in result.cases] == [ONE]
-    assert result.error == "the engine ended (status 1): MemoryError: out of memory"
+    assert result.error == "the engine ended: MemoryError: out of memory"
 
 
 def test_the_process_can_say_why_itself(run: Run) -> None:

@@ -389,6 +389,21 @@ def test_sigterm_leaves_nothing_behind(served: Running) -> None:
     check_port_free("127.0.0.1", served.port)
 
 
+def test_a_server_without_its_detokenizer_ends_at_once(artifact: Path, tmp_path: Path) -> None:
+    """By itself SGLang holds all requests for a minute after a crash, to write dumps."""
+    process = start(artifact, free_port(), tmp_path)
+    assert process.stdout is not None
+    ready = "".join(iter(process.stdout.readline, "}\n"))
+    tree = all_children(process.pid)
+    (victim,) = (pid for pid in tree if cmdline(pid).startswith(b"sglang::detokenizer"))
+    os.kill(victim, signal.SIGKILL)
+    _, said = process.communicate(timeout=300)
+    assert process.returncode == 1 and "its process detokenizer was killed" in said
+    log = Path(json.loads(ready + "}")["log"]).read_text()
+    assert "detokenizer" in log and "before crash diagnostics" not in log
+    assert not [pid for pid in tree if alive(pid)]
+
+
 @pytest.mark.parametrize("options", [(), ("--detach",)])
 def test_ctrl_c_while_starting_leaves_nothing_behind(
     artifact: Path, tmp_path: Path, options: tuple[str, ...]
@@ -411,7 +426,7 @@ def test_a_server_that_cannot_start_says_why(artifact: Path, tmp_path: Path) -> 
     command = serve(artifact, free_port(), "--oscar-group-size=48", options=("--detach",))
     ended = forked(["-m", "oscar_zoo", *command], variables(tmp_path), tmp_path)
     error = ended.json["error"]
-    assert ended.code == 1 and error["message"].startswith("the server ended while starting (")
+    assert ended.code == 1 and error["message"].startswith("the server ended while starting: ")
     assert error["message"].endswith(
         ": INT2 rows of this model: group_size 48 does not divide head_dim 64."
     )

@@ -44,6 +44,13 @@ NO_MODULES = "/dev/null/oscar-zoo-runs-no-code-of-a-model"
 there, because SGLang imports such code for unknown architectures and for processors without asking
 `--trust-remote-code`."""
 
+ENDS_AT_ONCE = {
+    "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+    "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+}
+"""SGLang holds every request for 65 seconds after a crash, in which it writes what its developers
+read. A server ends at once instead, unless the user sets these."""
+
 
 def cpu_site_dir() -> Path:
     """Folder of the import shims that only a machine without a GPU needs."""
@@ -56,8 +63,9 @@ def child_environment(
     """The server's whole environment.
 
     Kept: an allow-list without tokens, preloads or Python paths. Set: weights-only loading, the
-    plugin filter, a private folder for compiled kernels, and on a CPU the import shims and Triton's
-    interpreter (SGLang's slot allocator uses Triton for every attention backend it does not know).
+    plugin filter, an end without delay after a crash (unless `parent` says otherwise), a private
+    folder for compiled kernels, and on a CPU the import shims and Triton's interpreter (SGLang's
+    slot allocator uses Triton for every attention backend it does not know).
 
     Args:
         parent: usually `os.environ`.
@@ -70,7 +78,8 @@ def child_environment(
         if (name in KEPT_VARIABLES or name.startswith(KEPT_PREFIXES))
         and name not in DROPPED_VARIABLES
     }
-    return kept | set_variables(device=device, kernels=kernels)
+    wanted = {name: value for name, value in kept.items() if name in ENDS_AT_ONCE}
+    return kept | set_variables(device=device, kernels=kernels) | wanted
 
 
 def set_variables(*, device: str | None, kernels: Path) -> dict[str, str]:
@@ -82,6 +91,7 @@ def set_variables(*, device: str | None, kernels: Path) -> dict[str, str]:
         "HF_MODULES_CACHE": NO_MODULES,
         "TRITON_CACHE_DIR": str(kernels / "triton"),
         "PYTHONUNBUFFERED": "1",
+        **ENDS_AT_ONCE,
     }
     if device == "cpu":
         env["TRITON_INTERPRET"] = "1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,7 +24,11 @@ WORDLESS = re.compile(r"[\w.]*(Error|Exception)")
 FRAME = re.compile(
     r'File "(?:.*/site-packages/)?(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)'
 )
+CRASHED = re.compile(r"Subprocess (?P<name>\S+) \(pid=\d+\) crashed with exit code (?P<code>-?\d+)")
+"""What SGLang says of a process of its own that ended without a word."""
 HINT = "hint: "
+UNKNOWN = "no error in its log"
+"""The cause that `cause_in` tells when it finds none."""
 
 
 def cause_in(log: Path) -> tuple[str, str | None]:
@@ -51,7 +56,21 @@ def cause_in(log: Path) -> tuple[str, str | None]:
         _reason(*one) for one in seen if NAMES_ERROR.match(one[0]) or WORDLESS.fullmatch(one[0])
     ]
     roots = [line for line in named if not FOLLOWS.match(line)] or named
-    return (roots[-1][:400].rstrip(".") if roots else "no error in its log"), None
+    if roots:
+        return roots[-1][:400].rstrip("."), None
+    crashes = [found for line in lines if (found := CRASHED.search(line))]
+    return _crash(*crashes[0].groups()) if crashes else (UNKNOWN, None)
+
+
+def _crash(name: str, code: str) -> tuple[str, str | None]:
+    """A process `name` of SGLang that ended with `code` (negative: the signal), and the next
+    step."""
+    if int(code) >= 0:
+        return f"its process {name} ended with status {code}", None
+    if int(code) == -signal.SIGKILL:
+        hint = "look into the kernel's log: a machine without free memory kills processes"
+        return f"its process {name} was killed", hint
+    return f"its process {name} was ended by signal {-int(code)}", None
 
 
 def _frames(lines: Sequence[str]) -> Iterator[str]:

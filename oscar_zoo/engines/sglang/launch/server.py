@@ -22,7 +22,7 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from oscar_zoo.engines.sglang.launch import processes, watchdog
-from oscar_zoo.engines.sglang.launch.failure_cause import cause_in
+from oscar_zoo.engines.sglang.launch.failure_cause import UNKNOWN, cause_in
 from oscar_zoo.engines.sglang.launch.plan import LOOPBACK, LaunchPlan
 from oscar_zoo.engines.sglang.launch.ports import client_url
 from oscar_zoo.engines.sglang.launch.private_log import LogPump, redacted_log
@@ -108,10 +108,12 @@ class Server:
         return f"killed by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
 
     def failure(self, what: str) -> ServerFailed:
-        """The error for a child that ended: what happened, how it ended, and why."""
+        """The error for a child that ended: what happened, and why. Where the log
+        gives no reason, its exit status is told."""
         text, hint = self.cause()
         steps = "; ".join(part for part in (hint, f"log: {self.log}") if part)
-        return ServerFailed(f"{what} ({self.status}): {text}.", hint=steps)
+        how = f" ({self.status})" if text == UNKNOWN else ""
+        return ServerFailed(f"{what}{how}: {text}.", hint=steps)
 
     def cause(self) -> tuple[str, str | None]:
         """Why the child ended; see `failure_cause.cause_in`."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.engines.sglang.launch import denied_flags, plan
+from oscar_zoo.engines.sglang.launch.environment import ENDS_AT_ONCE
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import UsageError
@@ -99,6 +100,14 @@ def test_the_environment_is_an_allow_list(tmp_path: Path) -> None:
     assert env["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
     assert env["SGLANG_PLUGINS"] == "oscar"
     assert env["TRITON_CACHE_DIR"].startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", sorted(ENDS_AT_ONCE))
+def test_a_crash_ends_a_server_at_once_unless_the_user_wants_its_dumps(
+    tmp_path: Path, name: str
+) -> None:
+    assert plan.plan(options(tmp_path), {}).env[name] == "0"
+    assert plan.plan(options(tmp_path), {name: "1"}).env[name] == "1"
 
 
 def test_a_cpu_gets_the_shims_and_defaults_a_user_can_override(tmp_path: Path) -> None:
