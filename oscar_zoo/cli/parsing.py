@@ -82,12 +82,25 @@ def numbers(option: str, text: str, *, least: int = 1) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-def cases_of(batch: str, context: str) -> tuple[Case, ...]:
-    """Every batch with every context, from `--batch` and `--context`; raises `UsageError`."""
+def cases_of(batch: str | None, context: str | None, cases: str | None) -> tuple[Case, ...]:
+    """Those of `--cases`, or every `--batch` with every `--context`; raises `UsageError`."""
     from oscar_zoo.engines.sglang.offline_job import Case
 
-    batches, contexts = numbers("--batch", batch), numbers("--context", context)
-    return tuple(Case(batch=b, context=c) for b in batches for c in contexts)
+    if cases is None:
+        batches = numbers("--batch", batch or "1,16")
+        contexts = numbers("--context", context or "8000,30000")
+        return tuple(Case(batch=b, context=c) for b in batches for c in contexts)
+    if batch is not None or context is not None:
+        raise UsageError(
+            "--cases takes the place of --batch and --context.", hint="leave one of them out"
+        )
+    pairs = [part.split("x") for part in listed(cases.lower())]
+    if not all(len(pair) == 2 and all(map(_is_number, pair)) for pair in pairs):
+        raise UsageError(
+            f"--cases {cases!r} is not a list of batches and contexts.",
+            hint="for example --cases 1x100000,64x8000",
+        )
+    return tuple(dict.fromkeys(Case(batch=int(b), context=int(c)) for b, c in pairs))
 
 
 def caches_of(text: str) -> tuple[Cache, ...]:

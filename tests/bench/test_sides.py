@@ -160,8 +160,10 @@ def test_a_backend_that_cannot_be_one_is_refused(backend: str) -> None:
 
 def test_progress_counts_the_warm_up_and_all_repeats() -> None:
     job = OfflineJob(arguments=(), cases=ENGINES.cases, new_tokens=10, news="n")
-    cases = 1 * (2 * 100 + 8 + 10) + 100 * (2 * 50 + 8 + 10)
+    cases = 1 * (2 * 100 + 8 + 10) + 100 * (2 * 50 + 8 + 10)  # no prompt of 64 and more
     assert job.total_tokens == cases
+    long = job.model_copy(update={"cases": (Case(batch=3, context=1000),)})
+    assert long.total_tokens == (1000 + 2 * 64 + 3 * 8) + 3 * (1000 + 10)
     again = 2 * (1 * (100 + 10) + 100 * (50 + 10))
     assert job.model_copy(update={"repeats": 3}).total_tokens == cases + again
     bulk = Bulk(requests=30, context=40, new_tokens=6)

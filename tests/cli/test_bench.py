@@ -190,7 +190,7 @@ def test_a_signal_keeps_every_repeat_that_was_measured(
 
     monkeypatch.setattr(sides, "command", command)
     table = tmp_path / "a.csv"
-    options = ["--batch=1", "--context=64,128", "--device=cpu", f"--csv={table}"]
+    options = ["--cases=1x64,1X128", "--device=cpu", f"--csv={table}"]
     assert run(["bench", "serve", *DUMMY, *options]) == 128 + number
     out, err = capsys.readouterr()
     assert out.count("100.00 ms ±0.0 %") == 2 and out.count("100.00 ms") == 3
@@ -272,6 +272,13 @@ def test_a_result_is_printed_before_it_cannot_be_saved(
         ([*DUMMY, "--batch", "1,x"], "--batch '1,x' is not a list of whole numbers", 2),
         ([*DUMMY, "--context", "0"], "--context '0' is not a list of whole numbers", 2),
         ([*DUMMY, "--context", ",".join(map(str, range(1, 40)))], "78 cases are more than 64", 2),
+        (
+            [*DUMMY, "--cases", "1x8,16"],
+            "--cases '1x8,16' is not a list of batches and contexts",
+            2,
+        ),
+        ([*DUMMY, "--cases", "0x8"], "--cases '0x8' is not a list of batches and contexts", 2),
+        ([*DUMMY, "--cases", "1x8", "--batch", "2"], "--cases takes the place of --batch", 2),
         ([*DUMMY, "--new-tokens", "7"], "--new-tokens", 2),
         ([*DUMMY, "--repeats", "0"], "--repeats", 2),
         ([*DUMMY, "--caches", "bf16,fp4"], "--caches 'bf16,fp4' is not a list of caches", 2),

@@ -22,15 +22,12 @@ if TYPE_CHECKING:
 @click.command("serve", short_help="Compare SGLang with BF16, FP8 and INT2 caches.")
 @options.benchmarked_argument
 @options.engine_flags_argument
+@click.option("--batch", metavar="N,...", help="Requests at the same time.  [default: 1,16]")
+@click.option("--context", metavar="N,...", help="Tokens of a prompt.  [default: 8000,30000]")
 @click.option(
-    "--batch", default="1,16", show_default=True, metavar="N,...", help="Requests at the same time."
-)
-@click.option(
-    "--context",
-    default="8000,30000",
-    show_default=True,
-    metavar="N,...",
-    help="Tokens of a prompt.",
+    "--cases",
+    metavar="NxPROMPT,...",
+    help="Measure these, such as 1x100000,64x8000, in place of every batch with every context.",
 )
 @click.option(
     "--new-tokens",
@@ -112,8 +109,9 @@ if TYPE_CHECKING:
 def serve_command(
     artifact: str | None,
     engine_flags: tuple[str, ...],
-    batch: str,
-    context: str,
+    batch: str | None,
+    context: str | None,
+    cases: str | None,
     caches: str,
     baselines: tuple[str, ...],
     job: str | None,
@@ -130,8 +128,8 @@ def serve_command(
     For every batch and context: the time until the last request of the batch has its first token,
     milliseconds per token (median over the last three quarters of the new tokens, while all
     requests run), tokens per second of the whole batch, and how many tokens the cache holds. Before
-    a case is timed, a batch of the same shape runs, so that compiling is not counted. Then it is
-    timed --repeats times, each time with other prompts. The table has the medians, and behind ± how
+    a case is timed, a batch of as many requests runs, one of them with a prompt of that length, so
+    that compiling is not counted. Then it is timed --repeats times, each time with other prompts. The table has the medians, and behind ± how
     far the farthest repeat was from them. Prompts are random tokens; the prefix cache is off,
     unless --turns asks for conversations.
 
@@ -149,6 +147,7 @@ def serve_command(
     Examples:
       oscar-zoo bench serve Qwen3-8B --csv figures.csv --plot figures.png
       oscar-zoo bench serve --dummy-weights Qwen3-8B --batch 1 --context 100000
+      oscar-zoo bench serve --dummy-weights Qwen3-8B --cases 1x100000,16x30000,64x8000
       oscar-zoo bench serve --dummy-weights Qwen3-8B --caches bf16,int2 --repeats 5
       oscar-zoo bench serve --dummy-weights Qwen3-8B --baseline flashinfer,fa3,triton
       oscar-zoo bench serve --dummy-weights Qwen3-8B --job 64x30000x512
@@ -164,10 +163,10 @@ def serve_command(
     from oscar_zoo.cli.render.progress import TerminalObserver
 
     artifact, engine_flags = parsing.apart(artifact, engine_flags)
-    cases, bulk = parsing.cases_of(batch, context), parsing.bulk_of(job, turns)
+    bulk = parsing.bulk_of(job, turns)
     request = bench.BenchRequest(
         artifact,
-        cases=cases,
+        cases=parsing.cases_of(batch, context, cases),
         bulk=bulk,
         caches=parsing.caches_of(caches),
         baselines=tuple(name for text in baselines for name in parsing.listed(text)),

@@ -6,6 +6,8 @@ from oscar_zoo.artifact.specs import Count, Spec
 
 WARM_TOKENS = 8
 """New tokens of the request that runs before a case is timed."""
+WARM_CONTEXT = 64
+"""Tokens of the prompts that a warm-up has beside its long one."""
 FOLLOW_UP = 64
 """Tokens that every turn of a conversation adds to the answer before it."""
 
@@ -18,6 +20,13 @@ class Case(Spec):
 
     def __str__(self) -> str:
         return f"{self.batch} x {self.context:,}"
+
+
+def warm_prompts(case: Case) -> tuple[int, ...]:
+    """Tokens of the prompts of the warm-up of `case`: as many requests as it has, and only one of
+    them as long. Code depends on lengths and on the number of requests, but not on how many are
+    long."""
+    return (case.context, *[min(WARM_CONTEXT, case.context)] * (case.batch - 1))
 
 
 class Bulk(Spec):
@@ -87,8 +96,8 @@ class OfflineJob(Spec):
 
     def tokens(self, case: Case) -> int:
         """Tokens that go through the engine for `case`, its warm-up and all repeats included."""
-        warm_up, timed = case.context + self.warm_tokens, case.context + self.new_tokens
-        return case.batch * (warm_up + self.repeats * timed)
+        warm_up = sum(warm_prompts(case)) + case.batch * self.warm_tokens
+        return warm_up + case.batch * self.repeats * (case.context + self.new_tokens)
 
     @property
     def total_tokens(self) -> int:

@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo.engines.sglang.compat import offline_engine
-from oscar_zoo.engines.sglang.offline_job import FOLLOW_UP, Bulk, Case, OfflineJob
+from oscar_zoo.engines.sglang.offline_job import (
+    FOLLOW_UP,
+    Bulk,
+    Case,
+    OfflineJob,
+    warm_prompts,
+)
 
 PACE = 0.5
 """Seconds between two reports of progress."""
@@ -136,7 +142,7 @@ class OfflineBench:
         self._told = 0.0
 
     def measure(self, case: Case, room: Room) -> None:
-        """Tell the `arrivals` of every request, once per repeat, after a warm-up of the same shape;
+        """Tell the `arrivals` of every request, once per repeat, after a warm-up of as many requests;
         or `refused` with the cause, which ends the case.
 
         Every repeat has prompts of its own, which are prefilled anew.
@@ -145,7 +151,9 @@ class OfflineBench:
         refused = room.shortage(case, self._job.new_tokens)
         if refused is None:
             try:
-                self._send(self._prompts(case.batch, case.context, "1"), self._job.warm_tokens)
+                longest = self._prompts(case.batch, case.context, "1")
+                warm = [p[:length] for p, length in zip(longest, warm_prompts(case), strict=True)]
+                self._send(warm, self._job.warm_tokens)
                 for repeat in range(self._job.repeats):
                     prompts = self._prompts(case.batch, case.context, f"2 {repeat}")
                     replies = self._send(prompts, self._job.new_tokens)

@@ -140,7 +140,17 @@ def test_a_case_is_told_once_per_repeat_and_every_repeat_has_prompts_of_its_own(
         [count for _, count in request] == [*range(1, 10)] for request in news[0]["arrivals"]
     )
     assert len({tuple(prompt) for prompt in engine.prompts}) == 2 * (1 + 3)  # and the warm-up
+    assert sorted(map(len, engine.prompts[:2])) == [40, 40]
     assert told[-1] == {"progress": REPEATED.total_tokens}
+
+
+def test_a_warm_up_has_one_long_prompt() -> None:
+    engine = Engine()
+    job = OfflineJob(arguments=(), cases=(), new_tokens=9, news="n")
+    bench = OfflineBench(engine, job, lambda **news: None)
+    bench.measure(Case(batch=3, context=500), ROOM)
+    engine.loop.close()
+    assert sorted(map(len, engine.prompts)) == [64, 64, 500, 500, 500, 500]
 
 
 def test_a_repeat_that_is_refused_ends_its_case_and_keeps_the_earlier_ones(
