@@ -129,9 +129,9 @@ def serve_command(
     milliseconds per token (median over the last three quarters of the new tokens, while all
     requests run), tokens per second of the whole batch, and how many tokens the cache holds. Before
     a case is timed, a batch of as many requests runs, one of them with a prompt of that length, so
-    that compiling is not counted. Then it is timed --repeats times, each time with other prompts. The table has the medians, and behind ± how
-    far the farthest repeat was from them. Prompts are random tokens; the prefix cache is off,
-    unless --turns asks for conversations.
+    that compiling is not counted. Then it is timed --repeats times, each time with other prompts.
+    The table has the medians, and behind ± how far the farthest repeat was from them. Prompts are
+    random tokens; the prefix cache is off, unless --turns asks for conversations.
 
     With several backends in --baseline, BF16 and FP8 are measured with each of them. The table says
     which is best in each case, by the time per token, and INT2 is compared with that one.

@@ -142,8 +142,8 @@ class OfflineBench:
         self._told = 0.0
 
     def measure(self, case: Case, room: Room) -> None:
-        """Tell the `arrivals` of every request, once per repeat, after a warm-up of as many requests;
-        or `refused` with the cause, which ends the case.
+        """Tell the `arrivals` of every request, once per repeat, after a warm-up of as many
+        requests; or `refused` with the cause, which ends the case.
 
         Every repeat has prompts of its own, which are prefilled anew.
         """
