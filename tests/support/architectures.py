@@ -17,7 +17,13 @@ from random_qwen3 import EXAMPLE, TOKENIZER
 from safetensors.torch import load_file, save_file
 from saved_models import change_config
 
-__all__ = ["ARCHITECTURES", "shorten_chunks", "write_architecture", "write_config"]
+__all__ = [
+    "ARCHITECTURES",
+    "shorten_chunks",
+    "write_architecture",
+    "write_config",
+    "write_mtp_model",
+]
 
 
 def write_config(name: str, folder: Path) -> Path:
@@ -63,6 +69,33 @@ def write_architecture(name: str, folder: Path, *, dtype: str | None = None) -> 
         shutil.copyfile(EXAMPLE / file, folder / file)
     for processor in tiny.processors:
         getattr(transformers, processor)().save_pretrained(folder)
+    return folder
+
+
+def write_mtp_model(folder: Path) -> Path:
+    """A GLM-4.5 with a layer for the next token but one, which transformers leaves out: a copy of
+    the last layer, behind a projection of the last token and its hidden state."""
+    write_architecture("glm4_moe", folder)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    count = ARCHITECTURES["glm4_moe"].configuration().num_hidden_layers
+    last, own = f"model.layers.{count - 1}.", f"model.layers.{count}."
+    weights |= {
+        own + name.removeprefix(last): weight.clone()
+        for name, weight in weights.items()
+        if name.startswith(last)
+    }
+    hidden = weights["model.norm.weight"]
+    draw = torch.Generator().manual_seed(11)
+    projection = torch.randn(len(hidden), 2 * len(hidden), generator=draw) * 0.1
+    weights[own + "eh_proj.weight"] = projection.to(hidden.dtype)
+    for norm in ("enorm", "hnorm", "shared_head.norm"):
+        weights[f"{own}{norm}.weight"] = hidden.clone()
+    for name in ("embed_tokens", "shared_head.head"):
+        source = "lm_head.weight" if name == "shared_head.head" else "model.embed_tokens.weight"
+        weights[f"{own}{name}.weight"] = weights[source].clone()
+    save_file(weights, file, metadata={"format": "pt"})
+    change_config(folder, num_nextn_predict_layers=1)
     return folder
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from architectures import write_config
+from architectures import write_config, write_mtp_model
 from cache_oracle import general_set
+from engine_cases import cores
 from engines import (
     INSTALLED,
     MODEL,
@@ -61,6 +62,8 @@ EAGLE3 = {
     "speculative_draft_load_format": "dummy",
 }
 """With random weights, so that nearly every draft is rejected."""
+NEXTN = {**BY_MODEL, "speculative_algorithm": "NEXTN"}
+"""The draft model is a layer in the checkpoint of the target. Its weights are random, too."""
 DRAFT_MODEL = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "model_type": "llama",
@@ -120,10 +123,16 @@ class Runs:
         self.folder, self.engines = folder, {"": Engines(folder)}
 
     def plain(
-        self, name: str, env: dict[str, str], groups: list[dict[str, Any]], **job: Any
+        self,
+        name: str,
+        env: dict[str, str],
+        groups: list[dict[str, Any]],
+        *,
+        model: Path = MODEL,
+        **job: Any,
     ) -> None:
         """Start a server without drafts."""
-        self._start(name, PLAIN, env, groups=groups, **job)
+        self._start(name, {**PLAIN, "model_path": str(model)}, env, groups=groups, **job)
 
     def drafts(
         self,
@@ -171,7 +180,7 @@ class Runs:
         release: str = "",
         **job: Any,
     ) -> None:
-        env = {**env, "OSCAR_INT2_ROTATION_PATH": str(self.artifact)}
+        env = {**env, **cores(engine, release), "OSCAR_INT2_ROTATION_PATH": str(self.artifact)}
         self.engines[release].start(name, env=env, job={"engine": engine, **job})
 
 
@@ -191,6 +200,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     for mutant in MUTANTS:
         env = {**WINDOWS, "INT2_TEST_MUTANT": mutant}
         made.drafts(mutant, env, alone(), of="int2")
+    for name, engine in (("ranks", DRAFTS), ("standalone_ranks", STANDALONE)):
+        made.drafts(name, WINDOWS, alone(), of="int2", engine={**engine, "tp_size": 2})
     made.drafts("standalone", WINDOWS, alone(), of="int2", engine=STANDALONE)
     retracting = {**LOSSLESS, "SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
     crowd = together()[4:]  # ten requests at once, and those that are given up
@@ -199,6 +210,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     (made.folder / "draft/config.json").write_text(json.dumps(DRAFT_MODEL))
     eagle = {**EAGLE3, "speculative_draft_model_path": str(made.folder / "draft")}
     made.drafts("eagle3", WINDOWS, alone(), of="int2", engine=eagle)
+    mtp = write_mtp_model(made.folder / "mtp")
+    made.plain("mtp", WINDOWS, alone(), model=mtp)
+    nextn = {**NEXTN, "model_path": str(mtp)}
+    made.drafts("nextn", WINDOWS, alone(), of="mtp", engine=nextn)
     yield made
     for engines in made.engines.values():
         engines.close()
@@ -234,9 +249,11 @@ def test_a_bug_changes_tokens(runs: Runs, mutant: str) -> None:
     assert runs.different(mutant, "int2") != []
 
 
-@pytest.mark.parametrize("name", ["standalone", "eagle3"])
-def test_drafts_of_a_model_are_verified_as_a_chain(runs: Runs, name: str) -> None:
-    assert runs.different(name, "int2") == []
+@pytest.mark.parametrize(
+    ("name", "of"), [("standalone", "int2"), ("eagle3", "int2"), ("nextn", "mtp")]
+)
+def test_drafts_of_a_model_are_verified_as_a_chain(runs: Runs, name: str, of: str) -> None:
+    assert runs.different(name, of) == []
 
 
 def test_drafts_of_a_model_are_verified_as_a_tree_while_requests_are_retracted(runs: Runs) -> None:
@@ -246,12 +263,23 @@ def test_drafts_of_a_model_are_verified_as_a_tree_while_requests_are_retracted(r
 
 
 @pytest.mark.parametrize(
-    ("name", "each"), [("standalone", 4 * 2 * 2 * 64 * 4), ("eagle3", 1 * 2 * 64 * 4), ("tree", 0)]
+    ("name", "each"),
+    [
+        ("standalone", 4 * 2 * 2 * 64 * 4),
+        ("eagle3", 1 * 2 * 64 * 4),
+        ("nextn", 1 * 2 * 2 * 64 * 4),
+        ("tree", 0),
+    ],
 )
 def test_a_token_slot_counts_the_cache_of_the_draft_model(runs: Runs, name: str, each: int) -> None:
     """Layers, KV heads, K and V of 64 channels, in float32."""
     facts = report_of(runs.result(name))["facts"]
     assert facts["draft_bytes"] == each
+
+
+@pytest.mark.parametrize("name", ["ranks", "standalone_ranks"])
+def test_two_ranks_verify_the_same(runs: Runs, name: str) -> None:
+    assert runs.different(name, "int2") == []
 
 
 @pytest.mark.parametrize("release", [one for one in RELEASES if one != INSTALLED])
