@@ -89,6 +89,8 @@ def _run_all(check: Check) -> list[document.StepResult]:
                 ("mixture of experts", steps.serve_experts),
                 ("hybrid model", steps.serve_hybrid),
                 ("mixed widths", steps.serve_mixed),
+                ("drafts of n-grams", steps.serve_ngrams),
+                ("drafts of the model", steps.serve_own_drafts),
             )
         ]
         results += [

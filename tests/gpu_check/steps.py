@@ -238,15 +238,42 @@ def serve_mixed(check: Check) -> str:
     return _server_figures(check.zoo(*command, *check.engine))
 
 
+def serve_ngrams(check: Check) -> str:
+    """`eval NAME --engine sglang` of the example model, with drafts from a table of n-grams."""
+    command = ("eval", NAME, *SERVER_EVAL, "--model", str(EXAMPLE))
+    return _with_drafts(check, command, "NGRAM", "--speculative-num-draft-tokens=8")
+
+
+def serve_own_drafts(check: Check) -> str:
+    """`compute ./FOLDER` of a random GLM-4.5, and `eval --engine sglang` with drafts from the layer
+    for later tokens that its checkpoint has."""
+    output = ("--output-dir", f"./{DRAFTING}-rotation")
+    check.zoo("compute", f"./{DRAFTING}", "--method", "oscar", "--allow-poor", *output)
+    command = ("eval", f"./{DRAFTING}-rotation", *SERVER_EVAL, "--model", f"./{DRAFTING}")
+    sizes = ("num-steps=3", "eagle-topk=1", "num-draft-tokens=4", "draft-attention-backend=triton")
+    return _with_drafts(check, command, "NEXTN", *(f"--speculative-{one}" for one in sizes))
+
+
+DRAFTING = "tiny-mtp"
+
+
+def _with_drafts(check: Check, command: tuple[str, ...], algorithm: str, *flags: str) -> str:
+    if check.device != "cuda":
+        return "not tried: SGLang verifies drafts on a GPU only"
+    drafts = (f"--speculative-algorithm={algorithm}", *flags)
+    return _server_figures(check.zoo(*command, "--", *check.engine_flags, *drafts))
+
+
 def write_models(check: Check) -> None:
-    """Write the two random models, in one thread: two cannot import transformers at once."""
+    """Write the random models, in one thread: two cannot import transformers at once."""
     from tiny_moe import write_model
 
     sys.path.insert(0, str(ROOT / "tests/support"))
-    from architectures import write_architecture
+    from architectures import write_architecture, write_mtp_model
 
     write_model(check.work / EXPERTS, EXAMPLE)
     write_architecture("qwen3_5", check.work / HYBRID)
+    write_mtp_model(check.work / DRAFTING)
 
 
 def compute_hybrid(check: Check) -> str:
