@@ -99,19 +99,26 @@ class States:
         slots: number of them, the padding slot not included.
         nbytes: of all, the padding slot included.
         requests: requests at a time that they are enough for.
+        draft_bytes: of the states behind the drafts of each request, while they are verified.
     """
 
     slots: int = 0
     nbytes: int = 0
     requests: int = 0
+    draft_bytes: int = 0
+
+    @property
+    def state(self) -> int:
+        """Bytes of one state."""
+        return self.nbytes // (self.slots + 1)
 
     def describe(self) -> str:
         """One line for the log."""
-        slot = self.nbytes / (self.slots + 1)
+        drafts = f", and {self.draft_bytes / MB:.1f} MB for those of drafts"
         return (
-            f"{self.slots} state slots of {slot / MB:.3f} MB for the layers without full attention"
-            f" = {self.nbytes / MB:.1f} MB, for {self.requests} requests at a time and for cached"
-            " prefixes"
+            f"{self.slots} state slots of {self.state / MB:.3f} MB for the layers without full"
+            f" attention = {self.nbytes / MB:.1f} MB, for {self.requests} requests at a time and"
+            f" for cached prefixes{drafts if self.draft_bytes else ''}"
         )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+STATES = "sglang.kernels.ops.mamba.mamba_state_scatter_triton"
 KNOWN = 8
 """Tokens by which a place in a known answer is found."""
 
@@ -46,6 +47,8 @@ def install(answers: Sequence[Sequence[int]], shape: str, counts: str = "") -> N
         ("sglang.kernels.ops.speculative.cache_locs", "assign_extend_cache_locs_func", slots_of),
         ("sglang.srt.speculative.eagle_utils", "verify_tree_greedy_func", accept),
         ("sglang.srt.speculative.spec_utils", "move_accept_tokens_to_target_kvcache", Moves.move),
+        (STATES, "fused_mamba_state_scatter_with_mask", keep_states),
+        (STATES, "fused_conv_window_scatter_with_mask", keep_states),
         ("sglang.srt.speculative.cpp_ngram.ngram_corpus", "NgramCorpus", Table),
     ):
         loaded = importlib.import_module(module)
@@ -53,6 +56,20 @@ def install(answers: Sequence[Sequence[int]], shape: str, counts: str = "") -> N
         setattr(loaded, name, stand_in)
     draft_model_backends()
     torch.cuda.synchronize = lambda *_: None  # a layer for later tokens calls it without asking
+
+
+def keep_states(kept: Tensor, made: Tensor, slots: Tensor, steps: Tensor) -> None:
+    """The state behind the last accepted draft of every request, which goes to its slot.
+
+    Args:
+        kept: `[layers, slots, ...]`.
+        made: `[layers, requests, drafts, ...]`.
+        slots: of every request.
+        steps: drafts of every request; -1 for none.
+    """
+    for request, (slot, step) in enumerate(zip(slots.tolist(), steps.tolist(), strict=True)):
+        if step >= 0:
+            kept[:, slot] = made[:, request, step]
 
 
 def links_of_trees(

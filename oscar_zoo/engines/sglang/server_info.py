@@ -81,6 +81,7 @@ def describe(
             "found_bytes": facts["profiled"],
             "state_slots": states.slots,
             "state_bytes": states.nbytes,
+            "draft_state_bytes": states.draft_bytes,
             "sliding_slots": sliding.slots,
             "sliding_bytes": sliding.nbytes,
         },

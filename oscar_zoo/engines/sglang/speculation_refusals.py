@@ -8,6 +8,7 @@ from typing import Any
 
 from oscar_zoo.engines.sglang.refusal import Refusal, Uses, above, is_set
 from oscar_zoo.engines.sglang.setting_flags import BACKEND
+from oscar_zoo.errors import UnsupportedModel
 
 SERVED = ("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "NGRAM")
 """Algorithms whose drafts are a chain or a tree that the target verifies in one step."""
@@ -31,6 +32,36 @@ def _speculative(also: Uses) -> Uses:
 def _value(name: str) -> Callable[[Any], Any]:
     return lambda config: getattr(config, name, None)
 
+
+def check_layers(config: Any, others: str | None) -> None:
+    """Refuse drafts for a model whose other layers keep what drafts were not tested with.
+
+    Args:
+        config: SGLang's arguments.
+        others: what layers without full attention keep; see `geometry.other_layers`.
+
+    Raises:
+        UnsupportedModel: windows, or states and a tree.
+    """
+    if not _algorithm(config) or others is None:
+        return
+    if others != "states":
+        raise UnsupportedModel(
+            "speculative decoding does not work with an INT2 KV cache of this model: layers with a"
+            " sliding window have caches of their own, which drafts were never tested with.",
+            hint="leave --speculative-algorithm out",
+        )
+    flag = BREADTH if _algorithm(config) == "NGRAM" else BRANCHES
+    if getattr(config, flag.removeprefix("--").replace("-", "_"), None) != 1:
+        raise UnsupportedModel(
+            "a tree of drafts does not work with an INT2 KV cache of this model, because its other"
+            " layers keep states.",
+            hint=f"use a chain: {flag}=1",
+        )
+
+
+BREADTH, BRANCHES = "--speculative-ngram-max-bfs-breadth", "--speculative-eagle-topk"
+"""The flags by which drafts are a chain or a tree."""
 
 ROWS = (
     Refusal(
@@ -83,6 +114,12 @@ ROWS = (
         ),
         "trees of several draft layers were never tested",
         "--speculative-eagle-topk 1",
+    ),
+    Refusal(
+        "--enable-linear-replayssm-spec",
+        _speculative(is_set("enable_linear_replayssm_spec")),
+        "nobody has tested it",
+        "leave it out",
     ),
     Refusal(
         "--pp-size",

@@ -14,10 +14,16 @@ from typing import Any, Literal
 from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec, check_group_size, group_channels
-from oscar_zoo.engines.sglang import model_refusals, served_artifact, setting_flags, settings
+from oscar_zoo.engines.sglang import (
+    model_refusals,
+    served_artifact,
+    setting_flags,
+    settings,
+    speculation_refusals,
+)
 from oscar_zoo.engines.sglang.compat import geometry, server_arguments, speculation
 from oscar_zoo.engines.sglang.compat.triton_prefill import TritonPrefill
-from oscar_zoo.errors import UnsupportedModel, UsageError
+from oscar_zoo.errors import UsageError
 from oscar_zoo.runtime import memory_plan
 from oscar_zoo.runtime.dispatch import choose_ops
 from oscar_zoo.runtime.engine import CacheConfig, SlotTable
@@ -125,24 +131,19 @@ def make_cache(
     )
 
 
-def check_model(model_config: Any, *, drafts: bool = False) -> None:
+def check_model(model_config: Any, args: Any = None) -> None:
     """Refuse a model by its configuration or because the artifact is not for it.
 
     Args:
         model_config: SGLang's.
-        drafts: whether it is to verify drafts.
+        args: SGLang's arguments, to refuse drafts that do not work with the model.
 
     Raises:
         UnsupportedModel, GeometryMismatch: see `refusals` and `loading`.
     """
     model_refusals.check_model(model_config)
-    layers = int(model_config.num_hidden_layers)
-    if drafts and len(geometry.full_layers(model_config)) < layers:
-        raise UnsupportedModel(
-            "speculative decoding does not work with an INT2 KV cache of this model: layers without"
-            " full attention have caches of their own, which drafts were never tested with.",
-            hint="leave --speculative-algorithm out",
-        )
+    if args is not None:
+        speculation_refusals.check_layers(args, geometry.other_layers(model_config))
     served()[1].check_geometry(
         layer_ids=geometry.full_layers(model_config),
         num_kv_heads=model_config.get_total_num_kv_heads(),

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from architectures import write_config, write_mtp_model
 from cache_oracle import general_set
-from engine_cases import cores
+from engine_cases import EXACT_STATE, GEOMETRIES, cores, model, rotations
 from engines import (
     INSTALLED,
     MODEL,
@@ -36,7 +36,11 @@ from oscar_zoo.artifact.writer import rotation_bytes
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
 COUNT = 6
-PLAIN = {"kv_cache_dtype": "int2", "disable_overlap_schedule": True}
+PLAIN = {
+    "model_path": str(MODEL),
+    "kv_cache_dtype": "int2",
+    "disable_overlap_schedule": True,
+}
 DRAFTS = {
     **PLAIN,
     "speculative_algorithm": "NGRAM",
@@ -62,6 +66,9 @@ EAGLE3 = {
     "speculative_draft_load_format": "dummy",
 }
 """With random weights, so that nearly every draft is rejected."""
+CHAIN = {**DRAFTS, "speculative_ngram_max_bfs_breadth": 1}
+STATES = "Lfm2"
+"""A family where convolutions, which keep states, and full attention take turns."""
 NEXTN = {**BY_MODEL, "speculative_algorithm": "NEXTN"}
 """The draft model is a layer in the checkpoint of the target. Its weights are random, too."""
 DRAFT_MODEL = {
@@ -116,11 +123,12 @@ class Runs:
     """A server without drafts, and servers with drafts from its answers."""
 
     def __init__(self, folder: Path) -> None:
-        rotations = {
+        files = {
             f"{s}.pt": rotation_bytes(general_set(s, 4, 2, 64, seed=i)) for i, s in enumerate("kv")
         }
-        self.artifact = write_folder(folder / "general", rotations)
+        self.artifact = write_folder(folder / "general", files)
         self.folder, self.engines = folder, {"": Engines(folder)}
+        self.of_states = rotations(folder, GEOMETRIES[STATES])["orthogonal"]
 
     def plain(
         self,
@@ -180,7 +188,8 @@ class Runs:
         release: str = "",
         **job: Any,
     ) -> None:
-        env = {**env, **cores(engine, release), "OSCAR_INT2_ROTATION_PATH": str(self.artifact)}
+        artifact = self.of_states if STATES in str(engine["model_path"]) else self.artifact
+        env = {**env, **cores(engine, release), "OSCAR_INT2_ROTATION_PATH": str(artifact)}
         self.engines[release].start(name, env=env, job={"engine": engine, **job})
 
 
@@ -192,7 +201,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     change_config(windowed, architectures=["Gemma3ForCausalLM"])
     hybrid = {**DRAFTS, "model_path": str(windowed)}
     wide = {**DRAFTS, "speculative_num_draft_tokens": 33}
-    refused = [{"engine": engine} for engine in (hybrid, wide)]
+    states = str(model(made.folder / STATES, STATES))
+    branching = [{**one, "model_path": states} for one in (DRAFTS, BRANCHES)]
+    refused = [{"engine": engine} for engine in (hybrid, wide, *branching)]
     made.plain("int2", WINDOWS, alone(), refused=refused)
     made.drafts("tree", LOSSLESS, [*alone(), *together()], of="lossless")
     made.drafts("chain", LOSSLESS, alone(), of="lossless", shape="chain")
@@ -214,6 +225,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     made.plain("mtp", WINDOWS, alone(), model=mtp)
     nextn = {**NEXTN, "model_path": str(mtp)}
     made.drafts("nextn", WINDOWS, alone(), of="mtp", engine=nextn)
+    few = [{**group, "new": 12} for group in (*alone(), *together())]
+    of_states = made.folder / STATES
+    for mode, env, groups in (("lossless", LOSSLESS, few), ("int2", WINDOWS, few[:3])):
+        name, env = f"states_{mode}", {**env, **EXACT_STATE}
+        made.plain(name, env, groups, model=of_states)
+        engines = {"chain": CHAIN} if mode == "lossless" else {"chain": CHAIN, "model": STANDALONE}
+        for drafts, engine in engines.items():
+            engine = {**engine, "model_path": str(of_states)}
+            made.drafts(f"{name}_{drafts}", env, groups, of=name, engine=engine, shape="chain")
     yield made
     for engines in made.engines.values():
         engines.close()
@@ -239,9 +259,11 @@ def test_int2_tokens_and_log_probabilities_are_those_of_plain_decoding(runs: Run
 
 
 def test_what_drafts_do_not_work_with_is_refused_before_weights_are_loaded(runs: Runs) -> None:
-    hybrid, wide = runs.result("int2")["refused"]
+    hybrid, wide, *branching = runs.result("int2")["refused"]
     assert "speculative decoding does not work with an INT2 KV cache of this model" in hybrid
     assert "--speculative-num-draft-tokens does not work with an INT2 KV cache" in wide
+    for said in branching:
+        assert "a tree of drafts does not work with an INT2 KV cache of this model" in said
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -277,6 +299,23 @@ def test_a_token_slot_counts_the_cache_of_the_draft_model(runs: Runs, name: str,
     assert facts["draft_bytes"] == each
 
 
+def test_a_model_with_states_verifies_a_chain(runs: Runs) -> None:
+    """Also behind prefix hits, in second turns and with ten requests at once."""
+    assert set(runs.different("states_lossless_chain", "states_lossless")) <= {"given_up"}
+    assert runs.different("states_int2_chain", "states_int2") == []
+    assert runs.different("states_int2_model", "states_int2") == []
+    counts = runs.counts("states_lossless_chain")
+    assert counts["accepted"] > 2 * counts["steps"]
+
+
+def test_states_behind_drafts_are_counted(runs: Runs) -> None:
+    """One for each draft of each request, and for the padding request."""
+    facts = report_of(runs.result("states_int2_chain"))["facts"]["states"]
+    plain = report_of(runs.result("states_int2"))["facts"]["states"]
+    state = plain["nbytes"] // (plain["slots"] + 1)
+    assert facts == {**plain, "draft_bytes": COUNT * (facts["requests"] + 1) * state}
+
+
 @pytest.mark.parametrize("name", ["ranks", "standalone_ranks"])
 def test_two_ranks_verify_the_same(runs: Runs, name: str) -> None:
     assert runs.different(name, "int2") == []
@@ -290,3 +329,8 @@ def test_other_releases_verify_the_same(runs: Runs, release: str) -> None:
     assert runs.different(tree, "lossless") == []
     assert runs.counts(tree)["moved"] > 20
     assert runs.different(chain, "int2") == []
+    states, engine = f"states@{release}", {**CHAIN, "model_path": str(runs.folder / STATES)}
+    few = [{**group, "new": 12} for group in alone()]
+    env = {**WINDOWS, **EXACT_STATE}
+    runs.drafts(states, env, few, of="states_int2", release=release, engine=engine, shape="chain")
+    assert runs.different(states, "states_int2") == []

@@ -113,7 +113,12 @@ def test_there_are_as_many_states_as_requests_and_cached_prefixes_use(
     slots, nbytes = run["memory"][0]["states"]
     rows, tokens = ENGINE["max_running_requests"], ENGINE["max_total_tokens"]
     assert slots == 3 * rows + tokens // TOKENS_PER_PREFIX + 1
-    assert report["facts"]["states"] == {"slots": slots, "nbytes": nbytes, "requests": rows}
+    assert report["facts"]["states"] == {
+        "slots": slots,
+        "nbytes": nbytes,
+        "requests": rows,
+        "draft_bytes": 0,
+    }
     assert (info["memory"]["state_slots"], info["memory"]["state_bytes"]) == (slots, nbytes)
     assert f"INT2 KV cache: {slots} state slots of" in engines.log(name)
     assert engines.result("hybrid_stock")["memory"][0]["states"][0] > 100 * slots

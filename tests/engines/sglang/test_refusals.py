@@ -18,7 +18,12 @@ from forked_commands import forked
 from sglang_forks import shared
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.engines.sglang import config_refusals, model_refusals, refusals
+from oscar_zoo.engines.sglang import (
+    config_refusals,
+    model_refusals,
+    refusals,
+    speculation_refusals,
+)
 from oscar_zoo.engines.sglang.setting_flags import BACKEND
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
@@ -334,6 +339,38 @@ def test_a_model_is_refused_before_its_weights_are_loaded(tmp_path: Path) -> Non
     done = forked(command, environment(SGLANG_PLUGINS="oscar"), tmp_path)
     assert done.code == 1 and "Traceback" not in done.err
     assert "\nerror: MLA does not work with an INT2 KV cache: " in done.err
+
+
+NGRAM = {"speculative_algorithm": "NGRAM", "speculative_eagle_topk": None}
+
+
+@pytest.mark.parametrize(
+    ("given", "others", "hint"),
+    [
+        ({}, "windows", None),
+        ({"speculative_algorithm": "NEXTN"}, None, None),
+        ({"speculative_algorithm": "NEXTN"}, "windows", "leave --speculative-algorithm out"),
+        ({"speculative_algorithm": "NEXTN"}, "states", "--speculative-eagle-topk=1"),
+        ({"speculative_algorithm": "NEXTN", "speculative_eagle_topk": 1}, "states", None),
+        (
+            {**NGRAM, "speculative_ngram_max_bfs_breadth": 10},
+            "states",
+            "--speculative-ngram-max-bfs-breadth=1",
+        ),
+        ({**NGRAM, "speculative_ngram_max_bfs_breadth": 1}, "states", None),
+    ],
+)
+def test_drafts_beside_layers_that_keep_something_else(
+    given: dict[str, Any], others: str | None, hint: str | None
+) -> None:
+    """SGLang chooses the branches of a tree where none are named, so states need the flag."""
+    config = SimpleNamespace(**given)
+    if hint is None:
+        speculation_refusals.check_layers(config, others)
+        return
+    with pytest.raises(UnsupportedModel) as caught:
+        speculation_refusals.check_layers(config, others)
+    assert hint in str(caught.value.hint)
 
 
 def assert_says(name: str, error: UsageError) -> None:

@@ -50,6 +50,16 @@ def full_layers(model_config: Any) -> tuple[int, ...]:
     return tuple(range(model_config.num_hidden_layers)) if split is None else split[1]
 
 
+def other_layers(model_config: Any) -> str | None:
+    """What the layers of a model without full attention keep: `states` or `windows`; `None` where
+    there are no such layers."""
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    if len(full_layers(model_config)) == int(model_config.num_hidden_layers):
+        return None
+    return "windows" if mambaish_config(model_config) is None else "states"
+
+
 def worker_layers(owner: Any) -> tuple[int, ...]:
     """Those of `full_layers` that a worker holds; with pipeline parallelism a part of them.
 

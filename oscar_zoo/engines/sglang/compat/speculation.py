@@ -21,6 +21,13 @@ def most_drafts() -> int:
     return int(spec.speculative_num_draft_tokens or 1) if spec.speculative_algorithm else 1
 
 
+def drafts() -> int:
+    """Draft tokens of a request that a step verifies, 0 without speculative decoding."""
+    from sglang.srt.runtime_context import get_spec
+
+    return most_drafts() if get_spec().speculative_algorithm else 0
+
+
 def is_draft(owner: Any) -> bool:
     """Whether this is the worker of a draft model, whose cache is SGLang's own.
 

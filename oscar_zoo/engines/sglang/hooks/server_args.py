@@ -211,7 +211,7 @@ def model(
     ):
         images.leave_out_images(result)
     if compressed:
-        worker.check_model(result, drafts=bool(args.speculative_algorithm))
+        worker.check_model(result, args)
         sliding_windows.use_two_pools(result)
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from oscar_zoo.engines.sglang import setting_flags, worker
-from oscar_zoo.engines.sglang.compat import geometry, state_memory
+from oscar_zoo.engines.sglang.compat import geometry, speculation, state_memory
 from oscar_zoo.engines.sglang.fired_hooks import FACTS, FIRED
 from oscar_zoo.runtime.memory_plan import SLOT_TABLES, States
 from oscar_zoo.runtime.state_plan import StateDemand
@@ -26,20 +26,26 @@ def states(original: Any, self: Any, total_rest_memory: float) -> float:
     FIRED.add("states")
     asked = geometry.max_requests_per_worker(self)
     if not state_memory.decided():
-        state_memory.choose_slots(self, 1)  # and the padding slot: SGLang says what two take
-        state = (total_rest_memory - original(self, total_rest_memory)) * state_memory.GIB / 2
-        demand = _demand(self, round(state), asked)
-        fixed = worker.fixed_memory(self, num_rows=1).fixed + demand.state
+        state_memory.choose_slots(self, 1)
+        one = _found(self, total_rest_memory - original(self, total_rest_memory), asked)
+        demand = _demand(self, one.state, asked)
+        padding = demand.state * (1 + speculation.drafts())
+        fixed = worker.fixed_memory(self, num_rows=1).fixed + padding
         plan = demand.divide(total_rest_memory * state_memory.GIB - fixed)
         state_memory.choose_slots(self, plan.slots)
     left = float(original(self, total_rest_memory))
-    found = States(
-        slots=state_memory.slots(),
-        nbytes=round((total_rest_memory - left) * state_memory.GIB),
-        requests=min(asked, state_memory.slots() // state_memory.per_request(self)),
-    )
-    FACTS["states"] = asdict(found)
+    FACTS["states"] = asdict(_found(self, total_rest_memory - left, asked))
     return left
+
+
+def _found(configurator: Any, taken: float, asked: int) -> States:
+    """The states for which SGLang takes `taken` GiB: those of its slots, and one for each draft of
+    each request; of both one more, for padding."""
+    slots = state_memory.slots()
+    requests = min(asked, slots // state_memory.per_request(configurator))
+    verified = speculation.drafts() * (requests + 1)
+    state = round(taken * state_memory.GIB / (slots + 1 + verified))
+    return States(slots, state * (slots + 1), requests, state * verified)
 
 
 def _demand(configurator: Any, state: int, asked: int) -> StateDemand:
@@ -48,7 +54,7 @@ def _demand(configurator: Any, state: int, asked: int) -> StateDemand:
     return StateDemand(
         state=state,
         per_request=state_memory.per_request(configurator),
-        row=-(-(all_rows - none) // asked),
+        row=-(-(all_rows - none) // asked) + speculation.drafts() * state,
         token=worker.slot_shape(configurator, num_slots=0).token_bytes() + SLOT_TABLES,
         plain_token=windows.token_bytes,
         ratio=state_memory.ratio(),
