@@ -213,7 +213,7 @@ def test_drafts_by_warpgroups(emulator: Emulator, tiles: CudaTiles, tree: bool) 
 
 @pytest.mark.parametrize("tiles", WARPGROUPS, ids=lambda x: f"{64 * x.warpgroup} tokens")
 def test_values_and_logits_that_grow(emulator: Emulator, tiles: CudaTiles) -> None:
-    """Scales that grow a thousandfold along a sequence, and logits with them, through many tiles."""
+    """Scales that grow a thousandfold along a sequence, and logits with them."""
     long = job(group=8, lengths=(1500,), starts=0, sm_scale=0.02)
     affine, slots = long.filling.cache.affine, long.filling.batch.kv_indices[:1500].long()
     growth = torch.logspace(-3, 2.5, 1500)[:, None, None]

@@ -83,10 +83,21 @@ def unbuildable(
 ) -> str | None:
     """Why the variant that these need cannot be compiled and loaded, in one line; `None` once it
     is."""
-    made = variant(
-        query, cache, batch, logit_cap, drafts=drafts, warpgroups=_has_warpgroups(query.device)
-    )
-    return _build_failure(made, query.device)
+    return _build_failure(chosen(query, cache, batch, logit_cap, drafts=drafts), query.device)
+
+
+def chosen(
+    query: Tensor,
+    cache: LayerCache,
+    batch: BatchView,
+    logit_cap: float = 0.0,
+    *,
+    tiles: CudaTiles = CUDA,
+    drafts: Drafts | None = None,
+) -> AttentionVariant:
+    """The variant that runs these on their device."""
+    warpgroups = torch.cuda.get_device_capability(query.device) == WRITE
+    return variant(query, cache, batch, logit_cap, tiles, drafts, warpgroups=warpgroups)
 
 
 def decode_workspace_numel(
@@ -150,8 +161,7 @@ def decode_attention(
     sizes = _parts(cache, query.shape[1] * count, requests)
     if requests == 0:
         return out
-    warpgroups = _has_warpgroups(query.device)
-    made = variant(query, cache, batch, logit_cap, tiles, drafts, warpgroups=warpgroups)
+    made = chosen(query, cache, batch, logit_cap, tiles=tiles, drafts=drafts)
     loaded = _load(made, query.device)
     rows = query.shape[0] * (query.shape[1] // heads)
     rows_per_block = _rows_per_block(rows, heads, query.device)
@@ -249,11 +259,6 @@ def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
 def _parts(cache: LayerCache, rows: int, requests: int) -> list[int]:
     blocks = MOST_RESIDENT * _multiprocessors(cache.codes.device)
     return scratch_sizes(cache, rows, requests, blocks)
-
-
-@cache
-def _has_warpgroups(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) == WRITE
 
 
 @cache
