@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.cache import BatchView, Drafts, LayerCache
-from oscar_kernels.chips import LOWEST
+from oscar_kernels.chips import LOWEST, WRITE
 from oscar_kernels.decode_attention.cuda.parameters import arguments, scratch_sizes
 from oscar_kernels.decode_attention.cuda.variant import (
     PLAN_BYTES,
@@ -83,7 +83,21 @@ def unbuildable(
 ) -> str | None:
     """Why the variant that these need cannot be compiled and loaded, in one line; `None` once it
     is."""
-    return _build_failure(variant(query, cache, batch, logit_cap, drafts=drafts), query.device)
+    return _build_failure(chosen(query, cache, batch, logit_cap, drafts=drafts), query.device)
+
+
+def chosen(
+    query: Tensor,
+    cache: LayerCache,
+    batch: BatchView,
+    logit_cap: float = 0.0,
+    *,
+    tiles: CudaTiles = CUDA,
+    drafts: Drafts | None = None,
+) -> AttentionVariant:
+    """The variant that runs these on their device."""
+    warpgroups = torch.cuda.get_device_capability(query.device) == WRITE
+    return variant(query, cache, batch, logit_cap, tiles, drafts, warpgroups=warpgroups)
 
 
 def decode_workspace_numel(
@@ -147,7 +161,8 @@ def decode_attention(
     sizes = _parts(cache, query.shape[1] * count, requests)
     if requests == 0:
         return out
-    loaded = _load(variant(query, cache, batch, logit_cap, tiles, drafts), query.device)
+    made = chosen(query, cache, batch, logit_cap, tiles=tiles, drafts=drafts)
+    loaded = _load(made, query.device)
     rows = query.shape[0] * (query.shape[1] // heads)
     rows_per_block = _rows_per_block(rows, heads, query.device)
     parameters = arguments(
@@ -223,7 +238,8 @@ def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
     fitted = fitting(made, shared)
     _refuse(too_large(fitted, shared))
     flags = fitted.flags
-    code = nvrtc.compiled(SOURCE, flags, f"sm_{major}{minor}", driver=driver.version())
+    arch = f"sm_{major}{minor}{'a' if made.warpgroup else ''}"
+    code = nvrtc.compiled(SOURCE, flags, arch, driver=driver.version())
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         threads = {f"oscar_decode_stage2_{n}": 512 if n == 1 else 256 for n in MERGED_ROWS}
