@@ -43,7 +43,7 @@ def start(args: Any) -> None:
         return
     try:
         driver.version()
-        _spawn(request(args, resolved))
+        spawn(request(args, resolved))
     except Exception as error:  # see above
         logger.debug("INT2 KV cache: nothing is compiled ahead: %s", error)
 
@@ -89,7 +89,12 @@ def request(args: Any, resolved: Any) -> compile_program.Request:
     )
 
 
-def _spawn(wanted: compile_program.Request) -> None:
+def spawn(wanted: compile_program.Request) -> None:
+    """Start the process, and have the workers of this server wait for it.
+
+    Raises:
+        OSError: it cannot be started, or there are no locks.
+    """
     command = [sys.executable, "-P", "-m", compile_program.__name__]
     with compile_lock.held() as (descriptor, path):
         process = subprocess.Popen(

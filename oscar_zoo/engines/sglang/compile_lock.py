@@ -57,7 +57,9 @@ def wait() -> None:
     except OSError:  # it has ended
         return
     try:
-        if not _free(descriptor, time.monotonic() + PATIENCE):
+        if _free(descriptor, time.monotonic() + PATIENCE):
+            Path(name).unlink(missing_ok=True)
+        else:
             logger.warning("INT2 KV cache: kernels are compiled here, because others are too slow")
     finally:
         os.close(descriptor)
