@@ -1,5 +1,5 @@
 """Whether Triton can run and whether it is interpreted; launchers ask before they import a
-kernel."""
+kernel. A process that only compiles for a GPU says so here, and launchers answer for that GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,20 @@ import os
 
 import torch
 
-from oscar_kernels.chips import LOWEST
+from oscar_kernels.chips import LOWEST, Target
+
+_target: Target | None = None
+
+
+def compile_for(target: Target | None) -> None:
+    """Answer for a GPU that need not be here, whatever device tensors are on; `None` ends it.
+
+    Nothing can be launched meanwhile; see `oscar_kernels.ahead`.
+    """
+    global _target
+    _target = target
+    dependent_launch.cache_clear()
+    multiprocessors.cache_clear()
 
 
 def interpreted() -> bool:
@@ -24,9 +37,21 @@ def interpreted() -> bool:
 def dependent_launch(device: torch.device) -> bool:
     """Whether a kernel may be launched before the one that it waits for has ended, which compute
     capability 9 and later can."""
+    if _target is not None:
+        return _target.capability >= (9, 0)
     if interpreted() or device.type != "cuda" or torch.version.hip is not None:
         return False
     return bool(torch.cuda.get_device_capability(device) >= (9, 0))
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a device; one under the interpreter, which runs programs one by one."""
+    if _target is not None:
+        return _target.multiprocessors
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def missing(device: torch.device | str) -> str | None:
@@ -34,7 +59,7 @@ def missing(device: torch.device | str) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     device = torch.device(device)
-    if interpreted():
+    if interpreted() or _target is not None:
         return None
     if device.type != "cuda":
         return (

@@ -28,6 +28,23 @@ class Chip:
     shared_bytes: int
 
 
+@dataclass(frozen=True)
+class Target:
+    """A GPU that kernels are compiled for, as far as they depend on it.
+
+    Attributes:
+        capability: compute capability.
+        shared_bytes: most shared memory of a block.
+        multiprocessors: their number.
+        driver: version of the driver, as 13000.
+    """
+
+    capability: Capability
+    shared_bytes: int
+    multiprocessors: int
+    driver: int = 0
+
+
 CHIPS: dict[Capability, Chip] = {
     (8, 0): Chip("A100", 163 << 10),
     (8, 6): Chip("A10, RTX 30", 99 << 10),

@@ -22,7 +22,7 @@ from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.engines.sglang.front.addresses import parse_origin
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer
-from oscar_zoo.models.nvidia_smi import pick_serving_device
+from oscar_zoo.models import nvidia_smi
 
 
 def serve(
@@ -101,22 +101,23 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     require_serve()
     host = request.expose or plan.LOOPBACK
     check_port(host, request.port, lambda port: again(port=port))
-    device, gpu = pick_serving_device(request.device)
+    device, gpu = nvidia_smi.pick_serving_device(request.device)
     flag_refusals.check_flags(flags, device)
     model = targets.parse_given_model(request.model, observer)
     check_served(model or request.target.choice, request.revision)
     artifact = open_to_serve(request.target, model, sources, wish, observer, again=again)
-    prepared = prepare(
-        artifact,
-        observer,
-        again=again(model="FOLDER"),
-        model=model,
-        clip=request.clip,
-        device=device,
-        gpu=gpu,
-        flags=size,
-    )
-    check_memory(prepared, size)
+    with nvidia_smi.one_look():
+        prepared = prepare(
+            artifact,
+            observer,
+            again=again(model="FOLDER"),
+            model=model,
+            clip=request.clip,
+            device=device,
+            gpu=gpu,
+            flags=size,
+        )
+        check_memory(prepared, size)
     wanted = WantedServer(
         model=prepared.model,
         revision=request.revision,

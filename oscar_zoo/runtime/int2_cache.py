@@ -78,10 +78,23 @@ class Int2Cache:
         )
         self._commit = ops.make_commit(self.executor.caches) if self._verify else None
         self.batch: Batch | None = None
-        if torch.device(config.device).type == "cuda":
-            began = perf_counter()
-            warm_up(self.executor, source, config)
-            logger.info("INT2 KV cache: kernels ready after %.1f s", perf_counter() - began)
+
+    def compile_kernels(self, wait: Callable[[], None]) -> None:
+        """Have every kernel of prefill compiled and run once, on a GPU; those of a CPU need it
+        not.
+
+        Args:
+            wait: returns when nobody compiles them any more ahead of this call.
+        """
+        if torch.device(self.config.device).type != "cuda":
+            return
+        logger.info("INT2 KV cache: compiling kernels")
+        began = perf_counter()
+        wait()
+        waited = perf_counter() - began
+        warm_up(self.executor, self.source, self.config)
+        took = perf_counter() - began
+        logger.info("INT2 KV cache: kernels ready after %.1f s, %.1f s of waiting", took, waited)
 
     def begin(self, step: StepInput) -> None:
         """Prepare the layers of one forward pass."""

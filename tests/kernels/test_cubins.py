@@ -1,8 +1,12 @@
-"""The folder of compiled kernels: private, keyed by everything, and able to lose or damage a
-file."""
+"""The folder of compiled kernels: private, keyed by everything, able to lose or damage a file, and
+shared by processes that want the same code at once."""
 
 from __future__ import annotations
 
+import multiprocessing
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -68,3 +72,74 @@ def test_a_place_that_cannot_be_a_folder_is_no_error(folder: Path) -> None:
     folder.parent.mkdir()
     folder.write_text("a file")
     assert cubins.kept(["x"], lambda: b"code") == b"code"
+
+
+def test_of_many_one_makes_it_and_the_others_wait(folder: Path) -> None:
+    others, made = 7, list[int]()
+    arrived = threading.Semaphore(0)
+
+    def make() -> bytes:
+        for _ in range(others):
+            arrived.acquire()  # all others ask while this one makes it
+        made.append(1)
+        return b"code"
+
+    def ask(_: int) -> bytes:
+        arrived.release()
+        return cubins.kept(["x"], make)
+
+    with ThreadPoolExecutor(others + 1) as pool:
+        assert list(pool.map(ask, range(others + 1))) == [b"code"] * (others + 1)
+    assert made == [1]
+    assert [x.suffix for x in folder.iterdir()] == [".cubin"]
+
+
+def test_who_waited_for_a_failure_makes_it_again(folder: Path) -> None:
+    making, asked = threading.Event(), threading.Event()
+
+    def fail() -> bytes:
+        making.set()
+        asked.wait()
+        raise RuntimeError("refused")
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(cubins.kept, ["x"], fail)
+        making.wait()
+        asked.set()
+        assert cubins.kept(["x"], lambda: b"code") == b"code"
+        with pytest.raises(RuntimeError, match="refused"):
+            first.result()
+    assert cubins.kept(["x"], forbidden) == b"code"
+
+
+def _holds(told: Connection) -> None:
+    def make() -> bytes:
+        told.send("making")
+        threading.Event().wait()
+        return b""
+
+    cubins.kept(["x"], make)
+
+
+def test_a_killed_process_holds_nobody_up(folder: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe()
+    child = fork.Process(target=_holds, args=(there,))
+    child.start()
+    assert here.recv() == "making"
+    child.kill()
+    child.join()
+    assert [x.suffix for x in folder.iterdir()] == [".lock"]
+    assert cubins.kept(["x"], lambda: b"code") == b"code"
+    assert [x.suffix for x in folder.iterdir()] == [".cubin"]
+
+
+def test_without_patience_both_make_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cubins, "PATIENCE", 0.05)
+
+    def make() -> bytes:
+        assert cubins.kept(["x"], lambda: b"code") == b"code"  # waits for this very call
+        return b"code"
+
+    assert cubins.kept(["x"], make) == b"code"
+    assert [x.suffix for x in folder.iterdir()] == [".cubin"]

@@ -101,3 +101,12 @@ def test_what_is_no_device(name: str) -> None:
         "cpu",
         0,
     )
+
+
+def test_one_look_asks_once(machine: dict[str, str]) -> None:
+    script = Path(machine["PATH"].partition(":")[0]) / "nvidia-smi"
+    with nvidia_smi.one_look():
+        first = nvidia_smi.gpus(machine)
+        script.unlink()
+        assert nvidia_smi.gpus(machine) == first != []
+    assert nvidia_smi.gpus(machine) == []

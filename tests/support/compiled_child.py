@@ -1,5 +1,5 @@
-"""Print which kernels Triton would compile for an NVIDIA GPU: while a worker warms up, then for
-batches that it meets.
+"""Print which kernels Triton would compile for an NVIDIA GPU: what a rehearsal finds ahead, what a
+worker of other sizes compiles while it warms up, then for batches that it meets.
 
 Nothing is compiled or run: every launch only gets its key, by Triton's own rules.
 """
@@ -7,65 +7,89 @@ Nothing is compiled or run: every launch only gets its key, by Triton's own rule
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import torch
 from cache_oracle import general_set
 from plain_prefill import PlainPrefill
-from triton.backends.compiler import GPUTarget
-from triton.compiler import make_backend
-from triton.runtime import jit
 
-from oscar_kernels import _triton
-from oscar_kernels.decode_attention import launcher
+from oscar_kernels import chips
+from oscar_kernels.ahead import recording
+from oscar_kernels.chips import Target
 from oscar_kernels.spec import QuantSpec
+from oscar_zoo.runtime import rehearsal
 from oscar_zoo.runtime.batch import extend_batch
 from oscar_zoo.runtime.dispatch import KERNELS
-from oscar_zoo.runtime.engine import CacheConfig, SlotTable
-from oscar_zoo.runtime.executor import Executor
+from oscar_zoo.runtime.engine import CacheConfig, SlotTable, StepInput
+from oscar_zoo.runtime.int2_cache import Int2Cache
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
 from oscar_zoo.runtime.softmax import Softmax
 from oscar_zoo.runtime.transforms import TransformTable
 from oscar_zoo.runtime.warm_up import warm_up
 from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
-HEADS, GROUP, DIM, ROWS, PIECE = 2, 4, 32, 40, 64
-keys: set[str] = set()
-
-
-def launched(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-    """In the place of `JITFunction.run`."""
-    backend = make_backend(GPUTarget("cuda", 90, 32))
-    binder = jit.create_function_from_signature(self.signature, self.params, backend)
-    _, specialization, found = binder(*args, **options, debug=False)
-    keys.add(f"{self.__name__} {specialization} {found}")
+HEADS, GROUP, DIM, ROWS, PIECE, MOST = 2, 4, 32, 40, 64, 2003
+SPEC = QuantSpec(DIM, DIM, 0.9, "float16")
+TARGET = Target((9, 0), chips.CHIPS[9, 0].shared_bytes, 132)
 
 
 def main() -> None:
-    """Warm up, then extends of random shapes."""
-    jit.JITFunction.run = launched
-    _triton.missing = lambda device: None
-    _triton.dependent_launch = lambda device: True
-    launcher._multiprocessors = lambda device: 132
-    spec = QuantSpec(DIM, DIM, 0.9, "float16")
+    """One line for each part."""
     sets = [general_set(role, 1, HEADS, DIM, seed=1) for role in ("k", "v")]
-    windows = WindowStore(WindowShape(1, ROWS, HEADS, DIM, DIM, 4, 8, torch.bfloat16), "cpu")
-    slots = SlotStore(SlotShape.alike(1, 100, HEADS, spec, spec), "cpu")
-    config = CacheConfig((0,), HEADS * GROUP, Softmax(0.1), ROWS, 2000, PIECE, "cpu")
-    executor = Executor(
-        [slots.layer(0, windows)],
-        windows.state,
-        TransformTable.build(*sets, range(1), kv_heads=range(HEADS), device="cpu").layers,
-        KERNELS,
-        PlainPrefill(),
-        num_q_heads=config.num_q_heads,
-        max_batch=config.max_batch,
-        scratch_tokens=config.piece_tokens,
+    transforms = TransformTable.build(*sets, range(1), kv_heads=range(HEADS), device="cpu")
+    rows = rehearsal.Worker(
+        specs=((SPEC, SPEC),),
+        num_q_heads=HEADS * GROUP,
+        num_kv_heads=HEADS,
+        sink=4,
+        recent=8,
+        dtype="bfloat16",
+        cap=0.0,
+        learned_sinks=False,
+        drafts=1,
+        tree=False,
+        requests=ROWS - 1,
+        max_tokens=MOST,
     )
-    source = SlotTable(torch.zeros(ROWS, 2000, dtype=torch.int32), KERNELS.pack)
-    warm_up(executor, source, config)
-    print("\t".join(sorted(keys)))
-    keys.clear()
+    _print({(x.kernel.__name__, x.key) for x in rehearsal.jobs(rows, transforms, TARGET)})
+    with recording(TARGET) as recorder:
+        cache = _cache(transforms)
+        warm_up(cache.executor, cache.source, cache.config)
+        for requests in rehearsal.captured_batches(ROWS - 1):
+            _decode(cache, requests)
+    _print(set(recorder.launches))
+    with recording(TARGET) as recorder:
+        _extends(cache)
+    _print(set(recorder.launches))
+
+
+def _print(keys: set[tuple[str, str]]) -> None:
+    print("\t".join(sorted(map(" ".join, keys))))
+
+
+def _cache(transforms: TransformTable) -> Int2Cache:
+    windows = WindowStore(WindowShape(1, ROWS, HEADS, DIM, DIM, 4, 8, torch.bfloat16), "cpu")
+    slots = SlotStore(SlotShape.alike(1, 100, HEADS, SPEC, SPEC), "cpu")
+    config = CacheConfig((0,), HEADS * GROUP, Softmax(0.1), ROWS, MOST, PIECE, "cpu")
+    # SGLang's table is a few tokens wider than a request may be long.
+    source = SlotTable(torch.zeros(ROWS, MOST + 13, dtype=torch.int32), KERNELS.pack)
+    return Int2Cache(
+        config, slots, windows, transforms, source, ops=KERNELS, prefill=PlainPrefill()
+    )
+
+
+def _decode(cache: Int2Cache, requests: int) -> None:
+    """A step of the last rows, whose buffers are parts of longer ones."""
+    rows, lengths, written = torch.arange(3 * ROWS).split(ROWS)
+    step = StepInput("decode", rows[:requests], (), lengths[:requests], written[:requests])
+    cache.begin(step)
+    widths = DIM * HEADS * GROUP, DIM * HEADS, DIM * HEADS
+    fused = torch.zeros(requests, sum(widths), dtype=torch.bfloat16)
+    q, k, v = fused.split(widths, dim=1)
+    cache.forward(0, q, k, v)
+
+
+def _extends(cache: Int2Cache) -> None:
+    """Extends of random shapes."""
     choose = random.Random(4)
     for _ in range(60):
         requests = choose.choice([1, 2, 3, 7, 16, 30])
@@ -77,14 +101,14 @@ def main() -> None:
         rows, total = torch.arange(requests) + choose.randrange(ROWS - requests), sum(lengths)
         # A chunk is a part of longer buffers, whose addresses are not round.
         written = torch.zeros(total + 3, dtype=torch.int64)[choose.randrange(3) :][:total]
+        executor = cache.executor
         batch = extend_batch(
-            source, rows, written, prefixes, lengths, executor.windows, piece_tokens=PIECE
+            cache.source, rows, written, prefixes, lengths, executor.windows, piece_tokens=PIECE
         )
         executor.begin(batch)
         fused = torch.zeros(total, HEADS * (GROUP + 2), DIM, dtype=torch.bfloat16)
         q, k, v = fused.split([HEADS * GROUP, HEADS, HEADS], dim=1)
         executor.forward(0, q, k, v, batch, softmax=Softmax(0.1))
-    print("\t".join(sorted(keys)))
 
 
 if __name__ == "__main__":

@@ -190,21 +190,23 @@ def refusal(job: dict[str, Any]) -> str:
 def probe() -> dict[str, Any]:
     """Do the targets of the hooks exist, are they patched, and does the command line know our
     flags?"""
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.plugins.hook_registry import HookRegistry
+    from sglang.srt.plugins import hook_registry, load_plugins
     from sglang.srt.server_args import ServerArgs
 
     from oscar_zoo.engines.sglang.compat import hook_targets
 
     load_plugins()
     paths = [place.path for places in hook_targets.targets().values() for place in places]
-    found = []
-    for path in paths:
+    wrappers = {hook_targets.__file__, hook_registry.__file__}
+    found, patched = [], list[str]()
+    for path in dict.fromkeys(paths):
         module, owner, name = path.rsplit(".", 2)
         holder = getattr(importlib.import_module(module), owner) if owner[0].isupper() else None
         holder = holder or importlib.import_module(f"{module}.{owner}")
-        found.append(callable(getattr(holder, name, None)))
-    patched = sorted(set(paths) & set(HookRegistry._patched))
+        there = getattr(holder, name, None)
+        found.append((path, callable(there)))
+        if callable(there) and there.__code__.co_filename in wrappers:
+            patched.append(path)
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
     with mock.patch.dict(os.environ):
@@ -214,8 +216,8 @@ def probe() -> dict[str, Any]:
         args = parser.parse_args(given or ["--model-path=x"])
         written = os.environ.get("OSCAR_INT2_SINK_SIZE")
     return {
-        "missing": [path for path, there in zip(paths, found, strict=True) if not there],
-        "patched": patched,
+        "missing": [path for path, there in found if not there],
+        "patched": sorted(patched),
         "unpatched": sorted(set(paths) - set(patched)),
         "dtype": args.kv_cache_dtype,
         "written": written,

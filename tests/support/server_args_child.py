@@ -30,7 +30,7 @@ def read(cases: list[dict[str, Any]], out: str) -> None:
 def answer(case: dict[str, Any]) -> dict[str, Any]:
     from sglang.srt.server_args import prepare_server_args
 
-    from oscar_zoo.engines.sglang import worker
+    from oscar_zoo.engines.sglang import compile_ahead, worker
     from oscar_zoo.engines.sglang.compat import server_arguments
     from oscar_zoo.errors import OscarZooError
 
@@ -43,6 +43,7 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
             args.check_server_args()  # as the engine does in front of its workers
             config = server_arguments.resolved(args)
             chosen, artifact = worker.served()
+            ahead = json.loads(str(compile_ahead.request(args, config)))
         except OscarZooError as error:
             return {"error": error.message, "hint": error.hint}
         except SystemExit as error:
@@ -58,6 +59,7 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
             ],
             "where": artifact.where,
             "tp": config.tp_size,
+            "ahead": ahead,
             "graphs": [config.cuda_graph_backend_decode, config.cuda_graph_backend_prefill],
         }
 

@@ -14,9 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from oscar_kernels._signature import signature_of
-from oscar_kernels.cache import BatchView, LayerCache
+from oscar_kernels.cache import BatchView, Drafts, LayerCache
+from oscar_kernels.chips import WRITE, Target
 from oscar_kernels.decode_attention import launcher as triton_launcher
 from oscar_kernels.decode_attention.cuda import launcher as cuda_launcher
+from oscar_kernels.decode_attention.cuda.variant import misfit, variant
+from oscar_kernels.nvrtc.compile import Build
 
 logger = logging.getLogger(__name__)
 LEARNED_SINKS = "it has no learned sinks"
@@ -37,7 +40,7 @@ def decode_attention(query: Tensor, cache: LayerCache, batch: BatchView, **optio
     Raises:
         ValueError: neither path can run this, or tensors do not fit.
     """
-    if max(cache.k_spec.head_dim, cache.v_spec.head_dim) > FASTER_DIM:
+    if _too_wide(cache):
         return triton_launcher.decode_attention(query, cache, batch, **options)
     sink_logits, drafts = options.pop("sink_logits", None), options.get("drafts")
     reason = (
@@ -52,6 +55,34 @@ def decode_attention(query: Tensor, cache: LayerCache, batch: BatchView, **optio
     return triton_launcher.decode_attention(query, cache, batch, **options)
 
 
+def planned(
+    query: Tensor,
+    cache: LayerCache,
+    batch: BatchView,
+    gpu: Target,
+    *,
+    logit_cap: float = 0.0,
+    sink_logits: Tensor | None = None,
+    drafts: Drafts | None = None,
+) -> Build | None:
+    """What `decode_attention` of these tensors would compile in CUDA C++ for a GPU; `None` where it
+    runs in Triton.
+
+    Args:
+        query, cache, batch, logit_cap, sink_logits, drafts: of the call, on any device.
+        gpu: that compiles and runs it.
+    """
+    if _too_wide(cache) or sink_logits is not None or misfit(query, cache, batch, drafts):
+        return None
+    try:
+        made = variant(
+            query, cache, batch, logit_cap, drafts=drafts, warpgroups=gpu.capability == WRITE
+        )
+        return cuda_launcher.build(made, gpu)
+    except cuda_launcher.NoAttentionVariant:
+        return None
+
+
 def decode_workspace_numel(
     cache: LayerCache, num_q_heads: int, max_batch: int, drafts: int = 1
 ) -> int:
@@ -61,6 +92,10 @@ def decode_workspace_numel(
     if not cache.codes.is_cuda:
         return triton
     return max(triton, cuda_launcher.decode_workspace_numel(cache, num_q_heads, max_batch, drafts))
+
+
+def _too_wide(cache: LayerCache) -> bool:
+    return max(cache.k_spec.head_dim, cache.v_spec.head_dim) > FASTER_DIM
 
 
 @functools.cache

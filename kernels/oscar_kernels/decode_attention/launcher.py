@@ -9,11 +9,10 @@ shapes only, so a CUDA graph can hold a call; give it the `workspace` and `out` 
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
+from oscar_kernels import _triton
 from oscar_kernels.cache import BatchView, Drafts, LayerCache
 from oscar_kernels.decode_attention import tuning
 from oscar_kernels.decode_attention.arguments import (
@@ -153,7 +152,7 @@ def _decode_tiles(
         group=max(1, num_q_heads // cache.num_kv_heads),
         head_dim=max(cache.k_spec.head_dim, cache.v_spec.head_dim),
         exact=cache.sink + cache.recent,
-        sms=_multiprocessors(device),
+        sms=_triton.multiprocessors(device),
     )
 
 
@@ -167,17 +166,7 @@ def _extend_tiles(
         group=max(1, num_q_heads // cache.num_kv_heads),
         head_dim=max(cache.k_spec.head_dim, cache.v_spec.head_dim),
         exact=cache.sink + cache.recent,
-        sms=_multiprocessors(device),
-    )
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    """Multiprocessors of a device; one under the interpreter, which runs programs one by one."""
-    return (
-        int(torch.cuda.get_device_properties(device).multi_processor_count)
-        if device.type == "cuda"
-        else 1
+        sms=_triton.multiprocessors(device),
     )
 
 

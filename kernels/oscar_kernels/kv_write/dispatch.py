@@ -13,12 +13,14 @@ from typing import Any
 from torch import Tensor
 
 from oscar_kernels._signature import signature_of
-from oscar_kernels.cache import Transforms
+from oscar_kernels.cache import LayerCache, TokenTargets, Transforms
+from oscar_kernels.chips import WRITE, Target
 from oscar_kernels.kv_write import launcher as triton_launcher
 from oscar_kernels.kv_write import reference
 from oscar_kernels.kv_write.cuda import launcher as cuda_launcher
 from oscar_kernels.kv_write.cuda.prepared import prepared
-from oscar_kernels.kv_write.cuda.variant import has_matrices
+from oscar_kernels.kv_write.cuda.variant import has_matrices, misfit, variant
+from oscar_kernels.nvrtc.compile import Build
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,22 @@ def write_kv_int2(key: Tensor, *others: Any, **options: Any) -> Tensor | None:
         except cuda_launcher.NoWriteVariant as error:
             _tell(str(error))
     return triton_launcher.write_kv_int2(key, *others, **options)
+
+
+def planned(
+    key: Tensor, value: Tensor, cache: LayerCache, targets: TokenTargets, gpu: Target, **rows: Any
+) -> Build | None:
+    """What `write_kv_int2` of these tensors would compile in CUDA C++ for a GPU; `None` where it
+    runs in Triton.
+
+    Args:
+        key, value, cache, targets: on any device.
+        gpu: that compiles and runs it.
+        rows: `query`, `query_out` and `rows_out` of the call.
+    """
+    if not wanted() or gpu.capability != WRITE or misfit(key, value, cache, targets, **rows):
+        return None
+    return cuda_launcher.build(variant(cache, targets), gpu.driver)
 
 
 def wanted() -> bool:

@@ -45,6 +45,32 @@ class CudaSource:
         return {x.name: x.read_text(encoding="utf-8") for x in sorted(found, key=lambda x: x.name)}
 
 
+@dataclass(frozen=True)
+class Build:
+    """One compilation, which may happen before the code is needed, in another process.
+
+    Attributes:
+        source: what is compiled.
+        flags: values of the `-D` flags, sorted by name.
+        arch: as `sm_90`.
+        driver: version of the driver.
+    """
+
+    source: CudaSource
+    flags: tuple[tuple[str, str | int], ...]
+    arch: str
+    driver: int
+
+    @classmethod
+    def of(cls, source: CudaSource, flags: Flags, arch: str, driver: int) -> Build:
+        """With flags in any order."""
+        return cls(source, tuple(sorted(flags.items())), arch, driver)
+
+    def code(self) -> bytes:
+        """See `compiled`."""
+        return compiled(self.source, dict(self.flags), self.arch, driver=self.driver)
+
+
 def compiled(source: CudaSource, flags: Flags, arch: str, *, driver: int = 0) -> bytes:
     """Machine code for one set of flags, kept in a private folder.
 

@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from oscar_kernels.chips import Target
+
 SHARED_BYTES = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+MAJOR, MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+SHARED_OPTIN = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 
 
 class DriverError(RuntimeError):
@@ -127,6 +132,28 @@ def version() -> int:
     number = ctypes.c_int()
     _check(_driver().cuDriverGetVersion(ctypes.byref(number)), "cuDriverGetVersion")
     return number.value
+
+
+def target(number: int) -> Target:
+    """A GPU as the compiler sees it. No context is made, so none of its memory is taken.
+
+    Args:
+        number: among the visible GPUs.
+
+    Raises:
+        DriverError: there is no driver, or no such GPU.
+    """
+    device, found = ctypes.c_int(), ctypes.c_int()
+    _check(_driver().cuInit(0), "cuInit")
+    _check(_driver().cuDeviceGet(ctypes.byref(device), number), "cuDeviceGet")
+
+    def attribute(name: int) -> int:
+        result = _driver().cuDeviceGetAttribute(ctypes.byref(found), name, device)
+        _check(result, "cuDeviceGetAttribute")
+        return found.value
+
+    capability = attribute(MAJOR), attribute(MINOR)
+    return Target(capability, attribute(SHARED_OPTIN), attribute(MULTIPROCESSORS), version())
 
 
 @cache

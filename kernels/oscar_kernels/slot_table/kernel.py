@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize_on_alignment=["rows_ptr", "indptr_ptr"])
+@triton.jit(
+    do_not_specialize=["stride_row"], do_not_specialize_on_alignment=["rows_ptr", "indptr_ptr"]
+)
 def _pack_slots_kernel(
     table_ptr,
     rows_ptr,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec, check_group_size, group_channels
 from oscar_zoo.engines.sglang import (
+    compile_lock,
     model_refusals,
     served_artifact,
     setting_flags,
@@ -108,7 +109,7 @@ def make_cache(
     transforms: TransformTable,
     slot_table: Tensor,
 ) -> Int2Cache:
-    """The INT2 cache of this worker over its stores.
+    """The INT2 cache of this worker over its stores, with all kernels of prefill compiled.
 
     Args:
         config: what the worker serves.
@@ -120,7 +121,7 @@ def make_cache(
         MissingDependency: a GPU without FlashInfer.
     """
     ops = choose_ops(config.device)
-    return Int2Cache(
+    cache = Int2Cache(
         config,
         slots,
         windows,
@@ -129,6 +130,8 @@ def make_cache(
         ops=ops,
         prefill=make_prefill(config, windows.shape, of_engine=TritonPrefill),
     )
+    cache.compile_kernels(compile_lock.wait)
+    return cache
 
 
 def check_model(model_config: Any, args: Any = None) -> None:
@@ -164,25 +167,39 @@ def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
     Raises:
         UsageError: head size and group size do not fit, or the worker has no full-attention layer.
     """
-    chosen, model = served()[0], configurator.model_config
-    dims = model.head_dim, model.v_head_dim
+    model = configurator.model_config
+    by_layer = layer_specs(model)
+    specs = tuple(by_layer[layer] for layer in geometry.worker_layers(configurator))
+    return SlotShape(specs, num_slots, len(geometry.local_kv_heads(model)))
+
+
+def layer_specs(model_config: Any) -> dict[int, tuple[QuantSpec, QuantSpec]]:
+    """What rows of K and V are, for every full-attention layer of a model.
+
+    Args:
+        model_config: SGLang's.
+
+    Raises:
+        UsageError: head size and group size do not fit.
+    """
+    chosen = served()[0]
+    dims = model_config.head_dim, model_config.v_head_dim
     size = chosen.group_size.value or max(dims)
-    layers = geometry.full_layers(model)
+    layers = geometry.full_layers(model_config)
     chosen.check_layers(len(layers))
 
-    def spec(role: Literal["k", "v"], dim: int, layer: int) -> QuantSpec:
-        bits, clip = chosen.code(role, layers.index(layer))
+    def spec(role: Literal["k", "v"], dim: int, index: int) -> QuantSpec:
+        bits, clip = chosen.code(role, index)
         return QuantSpec(dim, group_channels(dim, size), clip, bits=bits)
 
     try:
         check_group_size(dims, size)
-        specs = tuple(
-            (spec("k", dims[0], layer), spec("v", dims[1], layer))
-            for layer in geometry.worker_layers(configurator)
-        )
+        return {
+            layer: (spec("k", dims[0], index), spec("v", dims[1], index))
+            for index, layer in enumerate(layers)
+        }
     except ValueError as error:
         raise UsageError(f"INT2 rows of this model: {error}.", hint="--oscar-group-size") from None
-    return SlotShape(specs, num_slots, len(geometry.local_kv_heads(model)))
 
 
 def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:

@@ -126,6 +126,27 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
+def test_shapes_that_are_compiled_ahead_are_those_of_a_worker(answers: dict[str, Any]) -> None:
+    whole, half = (answers[case]["ahead"]["worker"] for case in ("name", "published"))
+    (rows,) = whole.pop("specs")
+    assert [(x["head_dim"], x["bits"], x["group_size"]) for x in rows] == [(64, 2, 64)] * 2
+    assert whole == {
+        "num_q_heads": 4,
+        "num_kv_heads": 2,
+        "sink": 64,
+        "recent": 256,
+        "dtype": "float32",
+        "cap": 0.0,
+        "learned_sinks": False,
+        "drafts": 1,
+        "tree": True,
+        "requests": int(CPU_FLAGS["--max-running-requests"]),
+        "max_tokens": 2048,
+    }
+    assert (half["num_q_heads"], half["num_kv_heads"]) == (2, 1)  # of two workers
+    assert answers["name"]["ahead"]["layers"] == [0]
+
+
 @pytest.mark.parametrize("case", ["name", "model name"])
 def test_a_name_means_the_artifact_in_the_local_store(answers: dict[str, Any], case: str) -> None:
     answer, manifest = answers[case], Manifest.from_bytes(artifact_files()[FILE_NAME])

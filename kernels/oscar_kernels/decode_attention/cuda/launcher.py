@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.cache import BatchView, Drafts, LayerCache
-from oscar_kernels.chips import LOWEST, WRITE
+from oscar_kernels.chips import LOWEST, WRITE, Target
 from oscar_kernels.decode_attention.cuda.parameters import arguments, scratch_sizes
 from oscar_kernels.decode_attention.cuda.variant import (
     PLAN_BYTES,
@@ -230,21 +230,30 @@ def _misfit(
     )
 
 
+def build(made: AttentionVariant, target: Target) -> nvrtc.Build:
+    """How a variant is compiled for a GPU.
+
+    Raises:
+        NoAttentionVariant: a block of it has too little shared memory.
+    """
+    fitted = fitting(made, target.shared_bytes)
+    _refuse(too_large(fitted, target.shared_bytes))
+    arch = "sm_{}{}{}".format(*target.capability, "a" if fitted.warpgroup else "")
+    return nvrtc.Build.of(SOURCE, fitted.flags, arch, target.driver)
+
+
 @cache
 def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
     """Compile and load once per variant and device."""
-    major, minor = torch.cuda.get_device_capability(device)
+    capability = torch.cuda.get_device_capability(device)
     shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    fitted = fitting(made, shared)
-    _refuse(too_large(fitted, shared))
-    flags = fitted.flags
-    arch = f"sm_{major}{minor}{'a' if made.warpgroup else ''}"
-    code = nvrtc.compiled(SOURCE, flags, arch, driver=driver.version())
+    wanted = build(made, Target(capability, shared, _multiprocessors(device), driver.version()))
+    code = wanted.code()
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         threads = {f"oscar_decode_stage2_{n}": 512 if n == 1 else 256 for n in MERGED_ROWS}
         stage1, *stage2 = driver.load(code, {"oscar_decode_stage1": 32 * WARPS, **threads})
-        ring = ring_bytes(flags)
+        ring = ring_bytes(dict(wanted.flags))
         stage1.allow_shared(ring + PLAN_BYTES)
         resident = max(1, min(made.tiles.resident, stage1.blocks_per_multiprocessor(ring + 1024)))
     return _Loaded(
@@ -252,7 +261,7 @@ def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
         dict(zip(MERGED_ROWS, stage2, strict=True)),
         ring,
         resident * _multiprocessors(device),
-        major >= 9,
+        capability >= (9, 0),
     )
 
 

@@ -127,10 +127,15 @@ def _build_failure(made: WriteVariant, device: torch.device) -> str | None:
     return None
 
 
+def build(made: WriteVariant, version: int) -> nvrtc.Build:
+    """How a variant is compiled for `WRITE` and a version of the driver."""
+    return nvrtc.Build.of(SOURCE, made.flags, "sm_{}{}a".format(*WRITE), version)
+
+
 @cache
 def _load(made: WriteVariant, device: torch.device) -> dict[str, driver.Kernel]:
     """Compile and load once per variant and device."""
-    code = nvrtc.compiled(SOURCE, made.flags, "sm_90a", driver=driver.version())
+    code = build(made, driver.version()).code()
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         many = 128 * made.warpgroups

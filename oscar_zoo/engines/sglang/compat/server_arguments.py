@@ -49,13 +49,16 @@ def shown_backend(server_args: Any, name: str) -> Iterator[None]:
 
 def architectures(server_args: Any) -> tuple[str, ...]:
     """What the `config.json` of the model calls its classes."""
+    return tuple(model_config(server_args).hf_config.architectures or ())
+
+
+def model_config(server_args: Any) -> Any:
+    """SGLang's `ModelConfig` of the served model, which it keeps."""
     if releases.RESOLVE.here(type(server_args)):
         from sglang.srt.arg_groups.model_override_base import model_config_of
 
-        found = model_config_of(server_args)
-    else:
-        found = server_args.get_model_config()
-    return tuple(found.hf_config.architectures or ())
+        return model_config_of(server_args)
+    return server_args.get_model_config()
 
 
 def published_dtype() -> str | None:

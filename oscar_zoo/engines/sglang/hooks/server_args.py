@@ -13,6 +13,7 @@ from typing import Any
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.compute.capture.ranks import VARIABLE
 from oscar_zoo.engines.sglang import (
+    compile_ahead,
     concurrency,
     fork_environment,
     loopback_store,
@@ -185,6 +186,7 @@ def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
             artifact.where,
         )
     logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
+    compile_ahead.start(args)
 
 
 def model(

@@ -19,7 +19,8 @@ ON_A_GPU = {
         f"{TIME} TP0] Load weight begin. avail mem=78.62 GB",
         f"{TIME} TP0] Load weight end. elapsed=2.10 s, type=Qwen3ForCausalLM, avail mem=63.14 GB",
         f"{TIME} TP0] Memory pool end. avail mem=8.41 GB",
-        f"{TIME} TP0] INT2 KV cache: kernels ready after 21.4 s",
+        f"{TIME} TP0] INT2 KV cache: compiling kernels",
+        f"{TIME} TP0] INT2 KV cache: kernels ready after 21.4 s, 0.0 s of waiting",
         f"{TIME} TP0] Capture target decode CUDA graph begin. backend=full, num_tokens=64",
         f"{TIME} TP0] max_total_num_tokens=2400000, chunked_prefill_size=8192",
         f"{TIME}] INFO:     Application startup complete.",
@@ -30,7 +31,8 @@ ON_A_GPU = {
         f"{TIME}] Load weight begin. avail mem=78.62 GB",
         f"{TIME}] Load weight end. elapsed=2.10 s, type=Qwen3ForCausalLM, avail mem=63.14 GB",
         f"{TIME}] Memory pool end. avail mem=8.41 GB",
-        f"{TIME}] INT2 KV cache: kernels ready after 21.4 s",
+        f"{TIME}] INT2 KV cache: compiling kernels",
+        f"{TIME}] INT2 KV cache: kernels ready after 21.4 s, 0.0 s of waiting",
         f"{TIME}] Capture target decode CUDA graph begin. backend=full, num_tokens=64",
         f"{TIME}] max_total_num_tokens=2400000, chunked_prefill_size=8192",
         f"{TIME}] INFO:     Application startup complete.",
@@ -41,6 +43,7 @@ EXPECTED = [
     "connecting the workers",
     "loading weights",
     "allocating the cache",
+    "preparing to run",
     "compiling kernels",
     "preparing to run",
     "capturing CUDA graphs",
@@ -59,6 +62,18 @@ def test_every_line_opens_its_phase(tmp_path: Path, release: str) -> None:
             stream.write(line + "\n" + noise)
         seen.append(reader.current())
     assert seen == [FIRST, *EXPECTED]
+
+
+def test_a_server_on_a_cpu_compiles_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    lines = [line for line in ON_A_GPU["0.5.17"] if "kernels" not in line and "graph" not in line]
+    reader, seen = PhaseReader(log), []
+    for line in lines:
+        with log.open("a") as stream:
+            stream.write(line + "\n")
+        seen.append(reader.current())
+    assert "preparing to run" in seen
+    assert not {"compiling kernels", "capturing CUDA graphs"} & set(seen)
 
 
 def test_a_slower_worker_does_not_turn_it_back(tmp_path: Path) -> None:

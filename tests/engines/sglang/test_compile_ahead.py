@@ -1,0 +1,95 @@
+"""The process that compiles ahead: workers wait as long as it or a fork of it lives, and a start
+goes on when it fails or is killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from oscar_kernels.spec import QuantSpec
+from oscar_zoo.engines.sglang import compile_ahead, compile_lock
+from oscar_zoo.engines.sglang.compile_program import Request
+from oscar_zoo.runtime.rehearsal import Worker
+
+SPEC = QuantSpec(64, 64, 0.9, "float16")
+REQUEST = Request(
+    gpu=0,
+    layers=(0,),
+    worker=Worker(
+        specs=((SPEC, SPEC),),
+        num_q_heads=4,
+        num_kv_heads=2,
+        sink=4,
+        recent=8,
+        dtype="bfloat16",
+        cap=0.0,
+        learned_sinks=False,
+        drafts=1,
+        tree=False,
+        requests=4,
+        max_tokens=2048,
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(compile_lock.VARIABLE, "")
+
+
+def locked(path: Path) -> bool:
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def test_a_request_survives_its_journey() -> None:
+    assert Request.parse(str(REQUEST)) == REQUEST
+
+
+def test_the_lock_is_held_until_the_last_fork_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = "import os, sys; os.fork() or sys.stdin.read(); os._exit(0)"
+    with compile_lock.held() as (descriptor, path):
+        child = subprocess.Popen(
+            [sys.executable, "-c", waits], stdin=subprocess.PIPE, pass_fds=(descriptor,)
+        )
+    child.wait()
+    monkeypatch.setenv(compile_lock.VARIABLE, str(path))
+    assert locked(path)
+    monkeypatch.setattr(compile_lock, "PATIENCE", 0.05)
+    compile_lock.wait()  # gives up
+    assert locked(path)
+    monkeypatch.setattr(compile_lock, "PATIENCE", 60.0)
+    assert child.stdin is not None
+    child.stdin.close()
+    compile_lock.wait()
+    assert not path.exists()
+
+
+def test_nobody_waits_without_a_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compile_lock.wait()
+    monkeypatch.setenv(compile_lock.VARIABLE, str(tmp_path / "gone"))
+    compile_lock.wait()
+    monkeypatch.delenv(compile_lock.VARIABLE)
+    compile_lock.wait()
+
+
+def test_a_process_that_fails_says_so_and_holds_nobody_up(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    compile_ahead.spawn(REQUEST)  # there is no artifact
+    compile_lock.wait()
+    out, err = capfd.readouterr()
+    assert "INT2 KV cache: nothing is compiled ahead (UsageError: " in out
+    assert out.count("\n") == 1 and err == ""
+    assert not Path(os.environ[compile_lock.VARIABLE]).exists()
