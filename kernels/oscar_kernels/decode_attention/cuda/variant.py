@@ -96,7 +96,8 @@ class AttentionVariant:
             "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
             "CAPPED": int(self.capped),
             "BLOCKS": 1 if wide else tiles.resident,
-            "WINDOW_COST": tiles.window_cost * shorter,
+            "WINDOW_COST": shorter
+            * (tiles.window_cost if self.rows <= 8 else tiles.many_rows_cost),
             "EARLY_UNITS": tiles.early,
             "ALONE": int(tiles.alone),
         }
