@@ -192,9 +192,9 @@ One block per multiprocessor is faster than two at ten of eleven shapes, by 20 t
 request of up to 30,000 tokens; at 4 x 30,000 it is 5 % slower. Two blocks share the registers and
 write twice as many partial results.
 
-With 16 query rows a window step that counts as 3 tiles in place of 4 makes 16 x 30,000 of 8 KV heads
-2.2 % faster, and 4 x 60,000 and 16 x 30,000 of 4 KV heads 3.6 and 1.8 %; with 5 rows 128 x 2,000
-takes 1.2 % longer.
+With 16 query rows a window step that counts as 3 tiles in place of 4 makes 16 x 30,000 of 8 KV
+heads 2.2 % faster, and 4 x 60,000 and 16 x 30,000 of 4 KV heads 3.6 and 1.8 %. With 5 rows 128 x
+2,000 takes 1.2 % longer.
 """
 
 VARIANTS = (
