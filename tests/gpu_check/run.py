@@ -91,6 +91,7 @@ def _run_all(check: Check) -> list[document.StepResult]:
                 ("mixed widths", steps.serve_mixed),
                 ("drafts of n-grams", steps.serve_ngrams),
                 ("drafts of the model", steps.serve_own_drafts),
+                ("hybrid model with drafts", steps.serve_hybrid_drafts),
             )
         ]
         results += [

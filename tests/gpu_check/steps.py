@@ -250,11 +250,22 @@ def serve_own_drafts(check: Check) -> str:
     output = ("--output-dir", f"./{DRAFTING}-rotation")
     check.zoo("compute", f"./{DRAFTING}", "--method", "oscar", "--allow-poor", *output)
     command = ("eval", f"./{DRAFTING}-rotation", *SERVER_EVAL, "--model", f"./{DRAFTING}")
-    sizes = ("num-steps=3", "eagle-topk=1", "num-draft-tokens=4", "draft-attention-backend=triton")
-    return _with_drafts(check, command, "NEXTN", *(f"--speculative-{one}" for one in sizes))
+    return _with_drafts(check, command, "NEXTN", *OWN_DRAFTS)
 
 
 DRAFTING = "tiny-mtp"
+OWN_DRAFTS = (
+    "--speculative-num-steps=3",
+    "--speculative-eagle-topk=1",
+    "--speculative-num-draft-tokens=4",
+    "--speculative-draft-attention-backend=triton",
+)
+
+
+def serve_hybrid_drafts(check: Check) -> str:
+    """`eval ./FOLDER --engine sglang` of the hybrid, with drafts from a layer of its own."""
+    command = ("eval", f"./{HYBRID}-rotation", *SERVER_EVAL, "--model", f"./{HYBRID}")
+    return _with_drafts(check, command, "NEXTN", *OWN_DRAFTS)
 
 
 def _with_drafts(check: Check, command: tuple[str, ...], algorithm: str, *flags: str) -> str:
@@ -269,11 +280,11 @@ def write_models(check: Check) -> None:
     from tiny_moe import write_model
 
     sys.path.insert(0, str(ROOT / "tests/support"))
-    from architectures import write_architecture, write_mtp_model
+    from architectures import write_mtp_model
 
     write_model(check.work / EXPERTS, EXAMPLE)
-    write_architecture("qwen3_5", check.work / HYBRID)
-    write_mtp_model(check.work / DRAFTING)
+    write_mtp_model("qwen3_5", check.work / HYBRID)
+    write_mtp_model("glm4_moe", check.work / DRAFTING)
 
 
 def compute_hybrid(check: Check) -> str:

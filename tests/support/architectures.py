@@ -72,30 +72,38 @@ def write_architecture(name: str, folder: Path, *, dtype: str | None = None) -> 
     return folder
 
 
-def write_mtp_model(folder: Path) -> Path:
-    """A GLM-4.5 with a layer for the next token but one, which transformers leaves out: a copy of
-    the last layer, behind a projection of the last token and its hidden state."""
-    write_architecture("glm4_moe", folder)
+def write_mtp_model(name: str, folder: Path) -> Path:
+    """A GLM-4.5 (`glm4_moe`) or Qwen3.5 (`qwen3_5`) with a layer for the next token but one, which
+    transformers leaves out: a copy of the last layer with attention, behind a projection of the
+    last token and its hidden state."""
+    write_architecture(name, folder)
     file = folder / "model.safetensors"
     weights = load_file(file)
-    count = ARCHITECTURES["glm4_moe"].configuration().num_hidden_layers
-    last, own = f"model.layers.{count - 1}.", f"model.layers.{count}."
-    weights |= {
-        own + name.removeprefix(last): weight.clone()
-        for name, weight in weights.items()
-        if name.startswith(last)
-    }
-    hidden = weights["model.norm.weight"]
+    last = max(
+        (path.partition("self_attn.")[0] for path in weights if "self_attn." in path),
+        key=lambda path: int(path.split(".")[-2]),
+    )
+    inner = last.rpartition("layers.")[0]
+    norm, tokens = weights[f"{inner}norm.weight"], weights[f"{inner}embed_tokens.weight"]
     draw = torch.Generator().manual_seed(11)
-    projection = torch.randn(len(hidden), 2 * len(hidden), generator=draw) * 0.1
-    weights[own + "eh_proj.weight"] = projection.to(hidden.dtype)
-    for norm in ("enorm", "hnorm", "shared_head.norm"):
-        weights[f"{own}{norm}.weight"] = hidden.clone()
-    for name in ("embed_tokens", "shared_head.head"):
-        source = "lm_head.weight" if name == "shared_head.head" else "model.embed_tokens.weight"
-        weights[f"{own}{name}.weight"] = weights[source].clone()
+    projection = torch.randn(len(norm), 2 * len(norm), generator=draw) * 0.1
+    if name == "glm4_moe":
+        count = ARCHITECTURES[name].configuration().num_hidden_layers
+        own = layer = f"{inner}layers.{count}."
+        names = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+        added = {"embed_tokens": tokens, "shared_head.head": weights["lm_head.weight"]}
+    else:
+        own, layer, added = "mtp.", "mtp.layers.0.", {}
+        names = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    added |= dict(zip(names, [projection.to(norm.dtype), norm, norm, norm], strict=True))
+    copies = {layer + path.removeprefix(last): path for path in weights if path.startswith(last)}
+    weights |= {path: weights[source].clone() for path, source in copies.items()}
+    weights |= {f"{own}{path}.weight": weight.clone() for path, weight in added.items()}
     save_file(weights, file, metadata={"format": "pt"})
-    change_config(folder, num_nextn_predict_layers=1)
+    if name == "glm4_moe":
+        change_config(folder, num_nextn_predict_layers=1)
+    else:
+        change_config(folder, mtp_num_hidden_layers=1)
     return folder
 
 

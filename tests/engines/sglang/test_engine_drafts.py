@@ -221,7 +221,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     (made.folder / "draft/config.json").write_text(json.dumps(DRAFT_MODEL))
     eagle = {**EAGLE3, "speculative_draft_model_path": str(made.folder / "draft")}
     made.drafts("eagle3", WINDOWS, alone(), of="int2", engine=eagle)
-    mtp = write_mtp_model(made.folder / "mtp")
+    mtp = write_mtp_model("glm4_moe", made.folder / "mtp")
     made.plain("mtp", WINDOWS, alone(), model=mtp)
     nextn = {**NEXTN, "model_path": str(mtp)}
     made.drafts("nextn", WINDOWS, alone(), of="mtp", engine=nextn)
