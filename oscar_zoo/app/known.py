@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from oscar_zoo.app.sources import Sources
@@ -45,6 +46,16 @@ def known_entries(
         for target in targets
     ]
     return entries, unreachable
+
+
+def served_entry(reference: Reference) -> Entry | None:
+    """The version that `serve` would take for `reference`, as far as this machine knows: a copy in
+    the local store, else what the package and hubs in folders say. `None` where they know none, or
+    several of which none is the default."""
+    with contextlib.suppress(AmbiguousName, ArtifactNotFound):
+        views, _ = look(Sources(offline=True).hubs)
+        return _stored(reference) or _named(NameTarget(str(reference), reference), views)
+    return None
 
 
 def _named(target: NameTarget | ModelTarget, views: Sequence[HubView]) -> Entry:
