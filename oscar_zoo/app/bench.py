@@ -105,6 +105,7 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
             random_weights=subject.random_weights,
             rotations=staged,
             rotations_sha256=staging.stage_rotations(subject.artifact.verified, staged),
+            copy_of=subject.artifact.verified.digest,
             recipe=subject.model.recipe,
             device=device,
             kernels=staging.kernels_folder(),
