@@ -143,6 +143,17 @@ def parse_memory(text: str, option: str = "--gpu-memory") -> int:
     return round(float(match[1]) * units[match[2]])
 
 
+def parse_lines(text: str) -> int | None:
+    """The value of `--lines`: a number, or `None` for `all`; raises `UsageError`."""
+    if text == "all":
+        return None
+    if not _is_number(text):
+        raise UsageError(
+            f"--lines {text!r} is no number of lines.", hint="a number from 1 on, or all"
+        )
+    return int(text)
+
+
 def apart(artifact: str | None, flags: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
     """The artifact and the engine flags; click takes the first flag for the artifact if none was
     named."""
