@@ -10,7 +10,7 @@ from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths
 from oscar_zoo.errors import UsageError
 
 ALL_TWO, ALL_FOUR = 2.0, 4.0
-"""As numbers of bits these mean codes of 2 or of 4 bits everywhere, whatever their scales add."""
+"""These two are no budgets: they mean codes of 2 or of 4 bits everywhere, whatever scales add."""
 AUTO_BITS, AUTO_LOSS = 3.25, 0.2
 """`auto` takes at most these bits, and the fewest within this rise of perplexity in percent."""
 
@@ -97,5 +97,5 @@ def check_range(bits: float, possible: tuple[float, float], group_size: int) -> 
         raise UsageError(
             f"--bits {bits:g} is not possible with groups of {group_size}: codes of 2 bits cost"
             f" {low:g} with their scales, codes of 4 bits {high:g}.",
-            hint=f"use a number from {low:g} to {high:g}, or auto",
+            hint=f"use 2 or 4 for all codes, a budget from {low:g} to {high:g}, or auto",
         )

@@ -166,7 +166,7 @@ def test_bits_that_are_asked_for_count(cli: Cli) -> None:
     assert token() == token("--bits", "2") == token("--bits", "2.25") == elements * 2.25 / 8
     assert token("--bits", "2.75") == elements * 2.75 / 8
     assert token("--bits", "4") == token("--bits", "4.25") == elements * 4.25 / 8
-    for wrong, words in (("2.1", "2.25 to 4.25"), ("auto", "3.25"), ("x", "2.5")):
+    for wrong, words in (("2.1", "2.25 to 4.25"), ("auto", "3.25"), ("x", "2.75")):
         told = cli.json(2, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--bits", wrong)["error"]
         assert words in told["hint"]
 

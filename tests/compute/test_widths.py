@@ -223,9 +223,9 @@ def test_auto_stays_below_its_bits(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--bits", "2.4"], "from 2.5 to 4.5"),
-        (["--bits", "4.6"], "from 2.5 to 4.5"),
-        (["--bits", "many"], "a number of bits such as 2.5, or auto"),
+        (["--bits", "2.4"], "2 or 4 for all codes, a budget from 2.5 to 4.5, or auto"),
+        (["--bits", "4.6"], "2 or 4 for all codes, a budget from 2.5 to 4.5, or auto"),
+        (["--bits", "many"], "2 or 4 for all codes, a budget such as 2.75, or auto"),
         (["--bits", "3", "--max-loss", "0.1%"], "exclude each other"),
         (["--max-loss", "0%"], "percent above 0"),
         (["--max-loss", "a little"], "a number in percent"),

@@ -40,7 +40,7 @@ from oscar_zoo.cli import completing, options, parsing
     "--bits",
     metavar="BITS",
     help=(
-        "Bits of a stored element of INT2, as for compute; 2 or 4 for codes of so many bits."
+        "Bits of INT2 as for compute: 2 or 4 for all codes, or a budget such as 2.75."
         " [default: those of the artifact, else 2]"
     ),
 )
