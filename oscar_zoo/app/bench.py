@@ -21,7 +21,7 @@ from oscar_zoo.engines.sglang.launch.own_server import log_file
 from oscar_zoo.engines.sglang.launch.stock_server import BACKENDS
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import FlagRefused, UsageError
 from oscar_zoo.models.nvidia_smi import device_name, pick_serving_device
 
 MOST_CASES = 64
@@ -105,6 +105,7 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
             random_weights=subject.random_weights,
             rotations=staged,
             rotations_sha256=staging.stage_rotations(subject.artifact.verified, staged),
+            copy_of=subject.artifact.verified.digest,
             recipe=subject.model.recipe,
             device=device,
             kernels=staging.kernels_folder(),
@@ -177,13 +178,18 @@ def _measure_all(
 ) -> tuple[dict[sides.Side, run.SideResult], str | None]:
     """The results, and the name of the signal that ended the comparison early.
 
-    A signal that comes before there is any figure to keep is raised.
+    A signal that comes before there is any figure to keep is raised, and so is the refusal of a
+    flag.
     """
     results: dict[sides.Side, run.SideResult] = {}
     try:
         for side in chosen:
             results[side] = run.SideResult()
-            measure(side, results[side])
+            try:
+                measure(side, results[side])
+            except FlagRefused:
+                if not any(result.measured for result in results.values()):
+                    raise
     except (KeyboardInterrupt, SystemExit) as error:
         if not any(result.measured for result in results.values()):
             raise

@@ -20,7 +20,7 @@ from oscar_zoo.next_step import Compute
 from oscar_zoo.registry import known_names
 from oscar_zoo.registry.architectures import Architecture, architecture
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.hub_queries import look
+from oscar_zoo.registry.hub_queries import look, unknown_name
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.model_names import ModelChoice
 from oscar_zoo.registry.notices import status_warnings
@@ -165,7 +165,7 @@ def describe(
     narrowed = reference.tag is not None or reference.digest is not None
     about = KnownModel.of(target.choice if any_model else None, recipe)
     if not manifests and not copies and not offered and (about is None or narrowed):
-        raise _unknown(target, recipe, sorted(every), views, sources)
+        raise _unknown(target, recipe, sorted(every), views, unreachable, sources)
     return Description(
         name=model,
         model=about,
@@ -188,13 +188,14 @@ def _unknown(
     recipe: ModelRecipe | None,
     known: Sequence[str],
     views: Sequence[HubView],
+    unreachable: Sequence[OscarZooError],
     sources: Sources,
-) -> ArtifactNotFound:
+) -> OscarZooError:
     if known:
         return ArtifactNotFound.among(target.text, known)
     models = {artifact.model for view in views for artifact in view.hub.artifacts()}
     close = () if recipe else Catalog.packaged().close_matches(target.text, models)
-    error = ArtifactNotFound.for_name(target.text, close)
+    error = unknown_name(target.text, unreachable, close)
     if recipe is None and target.choice is not None:
         words = option_words({"hub": sources.named, "compute": True})
         make = command_line(["pull", target.choice.source, *words])

@@ -47,8 +47,9 @@ class ComputeRequest:
         allow_overlap: calibrate although the text holds questions of an evaluation set.
         allow_poor: write a result that fails its quality gates.
         fast: with `auto`, choose by errors of attention alone, without perplexity and recall.
-        bits: average bits of an element at most, scales and offsets included; 4 gives all codes 4
-            bits, and `auto` the fewest with the quality of BF16. `None` for codes of 2 bits.
+        bits: 2 or 4 for codes of so many bits everywhere; another number is a budget, the average
+            bits of an element at most, scales and offsets included; `auto` is the smallest budget
+            with the quality of BF16. `None` for codes of 2 bits.
         max_loss: in place of `bits`: the fewest with at most this rise of perplexity, in percent.
         tune: with `auto`, also try `wush-tuned`, which reads the text once more.
         revision: commit, branch or tag of a model on a hub.

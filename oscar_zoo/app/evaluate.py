@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from oscar_zoo.models.loading import Dtype
 
 Task = Literal["perplexity", "recall"]
-_PHASES = (Phase("load", "", 1), Phase("measure", "sequences", 9))
+PHASES = (Phase("load", "", 1), Phase("measure", "sequences", 9))
 """The seconds are shares."""
 _LONG = 600.0
 """Seconds from which on it is worth saying how long the other combinations will take."""
@@ -188,9 +188,9 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     from oscar_zoo.evaluate import run
     from oscar_zoo.models.memory import memory_errors
 
-    own, settings = _settings(request, subject)
+    own, settings = settings_of(request, subject)
     several = settings if len(settings) > 1 else ()
-    observer.begin(_PHASES, timed=False)
+    observer.begin(PHASES, timed=False)
     loaded = load_subject(request, subject, observer, longest=request.length)
     with memory_errors(loaded.block.id, loaded.device):
         report = run.evaluate(
@@ -216,7 +216,7 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     return replace(report, record=kept)
 
 
-def _settings(
+def settings_of(
     request: EvaluateRequest, subject: Subject
 ) -> tuple[ServingRecipe, tuple[Setting, ...]]:
     """The recipe of the artifact, and those to measure with; no weights are read.

@@ -60,8 +60,11 @@ class Subject:
     text: str
 
 
-def find_subject(wanted: Wanted, observer: Observer) -> Subject:
+def find_subject(wanted: Wanted, observer: Observer, *, options: str = "") -> Subject:
     """Artifact, model and text, before any library that takes long is imported.
+
+    Args:
+        options: what the command line had besides what is `wanted`, for errors.
 
     Raises:
         OscarZooError: one of them cannot be found or read, or no command takes the model.
@@ -74,7 +77,8 @@ def find_subject(wanted: Wanted, observer: Observer) -> Subject:
     target = targets.parse(wanted.artifact)
     check_used(named or target.choice, wanted.revision)
     artifact = open_artifact(target, Sources(wanted.hubs), observer)
-    choice = model_for(artifact, named, observer, again=wanted.command_line(model="FOLDER"))
+    again = f"{wanted.command_line(model='FOLDER')} {options}".strip()
+    choice = model_for(artifact, named, observer, again=again)
     check_fetchable(choice.source, wanted.revision)
     return Subject(artifact, choice, text)
 

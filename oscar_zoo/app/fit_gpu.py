@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from typing import Literal
 
-from oscar_zoo.app.model_needs import Needs, Weights, needs_of_choice
-from oscar_zoo.app.refused_models import check_used
-from oscar_zoo.engines.sglang.capacity import USABLE, Cache, caches, room
+from oscar_zoo.app.fit_subject import Subject, subject_of
+from oscar_zoo.app.model_needs import Needs, Weights
+from oscar_zoo.artifact.specs import CodeBits, Geometry, ServingRecipe, SideWidths, Widths
+from oscar_zoo.compute.width_wish import AUTO_BITS, check_range, width_wish
+from oscar_zoo.engines.sglang.capacity import USABLE, Cache, caches, room, stored_bits
 from oscar_zoo.engines.sglang.concurrency import Layout, usual_requests
 from oscar_zoo.errors import UnsupportedModel, UsageError
-from oscar_zoo.registry.model_names import choose_model
 
 CONTEXT = 8192
 """Tokens of a request, where nobody says them."""
@@ -20,13 +23,15 @@ class FitRequest:
     """What to fit, and where.
 
     Attributes:
-        model: a name of the zoo, a hub id whose `config.json` is on this machine, or a folder that
-            holds one.
+        model: a name of the zoo, a hub id whose `config.json` is on this machine, a folder that
+            holds one, or an artifact: `NAME:TAG` or its folder.
         memory: bytes of one GPU.
         context: tokens of each request.
         requests: that run at a time; by default as many as `serve` lets run.
         gpus: of one tensor-parallel group; by default those of the recipe.
         weights: bytes of all weights, instead of what the model says.
+        bits: of a stored element of the INT2 cache on average, 2 or 4 for codes of so many bits
+            everywhere; by default those of the artifact, else those of the recipe.
     """
 
     model: str
@@ -35,6 +40,7 @@ class FitRequest:
     requests: int | None = None
     gpus: int | None = None
     weights: int | None = None
+    bits: float | Literal["auto"] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,9 @@ class FitReport:
         room: bytes of each GPU that are left for a cache.
         context: tokens of a request.
         requests: that run at a time.
+        usual_requests: as many as `serve` lets run at a time when its flags do not say a number.
+        bits: of a stored element of the INT2 cache, scales and offsets included, on average.
+        bits_source: what says so, in a few words.
         caches: BF16, FP8 and INT2.
         other_layers: whether what layers without full attention keep is counted.
     """
@@ -79,8 +88,16 @@ class FitReport:
     room: int
     context: int
     requests: int
+    usual_requests: int
+    bits: float
+    bits_source: str
     caches: tuple[FittingCache, ...]
     other_layers: bool
+
+    @property
+    def most_requests(self) -> int:
+        """Requests of the context that an INT2 server can run at a time when it is told to."""
+        return next(one.requests for one in self.caches if one.cache.kind == "INT2")
 
     @property
     def usable(self) -> float:
@@ -96,69 +113,124 @@ def fit_gpu(
     requests: int | None = None,
     gpus: int | None = None,
     weights: int | None = None,
+    bits: float | None = None,
 ) -> FitReport:
     """How many tokens and requests of a model fit GPUs; an estimate, for which no GPU is needed.
 
     Args:
-        model: a name of the zoo, a hub id whose `config.json` is on this machine, or a folder that
-            holds one.
+        model: a name of the zoo, a hub id whose `config.json` is on this machine, a folder that
+            holds one, or an artifact: `NAME:TAG` or its folder.
         memory: bytes of one GPU.
         context: tokens of each request.
         requests: that run at a time; by default as many as `serve` lets run.
         gpus: of one tensor-parallel group; by default those of the recipe.
         weights: bytes of all weights, instead of what the model says.
+        bits: of a stored element of the INT2 cache on average, 2 or 4 for codes of so many bits
+            everywhere; by default those of the artifact, else those of the recipe.
 
     Raises:
-        UsageError: the shapes or the size of the weights are not known, or no such group of GPUs
-            can serve the model.
-        PathNotFound: no model has this name.
+        UsageError: the shapes or the size of the weights are not known, no such group of GPUs can
+            serve the model, or codes of 2 and 4 bits cannot have these bits.
+        PathNotFound, ArtifactNotFound: nothing on this machine has this name.
         UnsupportedModel: the INT2 cache does not take this model.
     """
-    return fit(FitRequest(model, memory, context, requests, gpus, weights))
+    return fit(FitRequest(model, memory, context, requests, gpus, weights, bits))
 
 
 def fit(request: FitRequest) -> FitReport:
     """The answer to `request`; raises as `fit_gpu`."""
-    choice = choose_model(request.model)
-    check_used(choice)
-    needs = needs_of_choice(choice)
-    if needs is None:
-        raise UsageError(
-            f"the shapes of {choice.name} are not known here.",
-            hint="give the folder that holds its config.json",
-        )
-    weights = _weights(request, needs, choice.name)
+    subject = subject_of(request.model)
+    name, needs = subject.name, subject.needs
+    weights = _weights(request, needs, name)
     gpus = request.gpus or needs.gpus
     if needs.geometry.num_q_heads % gpus:
         raise UsageError(
-            f"{gpus} GPUs cannot share the {needs.geometry.num_q_heads} query heads of"
-            f" {choice.name}.",
+            f"{gpus} GPUs cannot share the {needs.geometry.num_q_heads} query heads of {name}.",
             hint="choose a divisor, for example --tp 2",
         )
     layout = Layout(tp=gpus)
     try:
-        kinds = caches(needs.geometry, needs.serving, layout, needs.other)
+        serving = _serving(needs, request.bits)
+        kinds = caches(needs.geometry, serving, layout, needs.other)
+        bits = stored_bits(needs.geometry, serving)
+    except UsageError:
+        raise
     except ValueError as error:
         raise UnsupportedModel(
-            f"the INT2 cache does not take the heads of {choice.name}: {error}.",
+            f"the INT2 cache does not take the heads of {name}: {error}.",
             hint="serve it with SGLang alone",
         ) from None
     left = room(request.memory, weights.nbytes, layout)
     plain = next(kind for kind in kinds if kind.kind == "BF16")
-    requests = request.requests or usual_requests(
-        request.memory, plain.token, needs.serving.windows, layout
-    )
+    usual = usual_requests(request.memory, plain.token, serving.windows, layout)
+    requests = request.requests or usual
     return FitReport(
-        model=choice.name,
+        model=name,
         memory=request.memory,
         gpus=gpus,
         weights=weights,
         room=left,
         context=request.context,
         requests=requests,
+        usual_requests=usual,
+        bits=bits,
+        bits_source=_bits_source(request, subject),
         caches=tuple(_fitting(kind, left, request.context, requests) for kind in kinds),
         other_layers=needs.other is not None,
     )
+
+
+def _serving(needs: Needs, bits: float | Literal["auto"] | None) -> ServingRecipe:
+    """The recipe of `needs` with codes that take `bits` per element.
+
+    Which layers get codes of 4 bits does not matter for an estimate: keys come first, then values.
+
+    Raises:
+        UsageError: codes of 2 and 4 bits cannot have these bits.
+        ValueError: the INT2 cache does not take such heads.
+    """
+    recipe, geometry = needs.serving, needs.geometry
+    if bits is None:
+        return recipe
+    if bits == "auto":
+        raise UsageError(
+            "--bits auto is what compute measures, so fit-gpu does not know it.",
+            hint=f"it takes at most --bits {AUTO_BITS:g}",
+        )
+    wish = width_wish(bits, None)
+    if wish is None:
+        return recipe.with_widths(None)
+    sides = 2 * len(geometry.attention_layers)
+
+    def raised(number: int) -> ServingRecipe:
+        return recipe.with_widths(_widths(geometry, number))
+
+    def cost(number: int) -> float:
+        return stored_bits(geometry, raised(number))
+
+    if not wish.measures:
+        return raised(sides)
+    check_range(bits, (cost(0), cost(sides)), recipe.group_size)
+    return raised(bisect_right(range(sides + 1), bits, key=cost) - 1)
+
+
+def _widths(geometry: Geometry, number: int) -> Widths:
+    """Codes of 4 bits for the first `number` sides, and of 2 bits for the others."""
+    layers = len(geometry.attention_layers)
+
+    def side(first: int) -> SideWidths:
+        bits: tuple[CodeBits, ...] = tuple(
+            4 if first + layer < number else 2 for layer in range(layers)
+        )
+        return SideWidths(bits=bits, clip=(0.0,) * layers)
+
+    return Widths(k=side(0), v=side(layers))
+
+
+def _bits_source(request: FitRequest, subject: Subject) -> str:
+    if request.bits is not None:
+        return "as given"
+    return f"of {subject.artifact}" if subject.artifact else "of its recipe, without an artifact"
 
 
 def _weights(request: FitRequest, needs: Needs, name: str) -> Weights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from oscar_zoo.app.sources import Sources
@@ -10,11 +11,16 @@ from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Status
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, OscarZooError, PathNotFound
+from oscar_zoo.errors import (
+    AmbiguousName,
+    ArtifactNotFound,
+    OscarZooError,
+    PathNotFound,
+)
 from oscar_zoo.registry import known_names, own_scores
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.entries import Entry, collect, entry_of
-from oscar_zoo.registry.hub_queries import look
+from oscar_zoo.registry.hub_queries import look, unknown_name
 from oscar_zoo.registry.index import Summary
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.view import HubView
@@ -34,6 +40,7 @@ def known_entries(
     Raises:
         PathNotFound: there is no such folder, or it holds no artifact with an `oscar.json`.
         ArtifactNotFound: nothing known has this name.
+        HubUnreachable: the same, and not every hub answered.
         AmbiguousName: several versions have it.
     """
     views: list[HubView] = []
@@ -41,13 +48,27 @@ def known_entries(
     if not all(isinstance(target, PathTarget) for target in targets):
         views, unreachable = look(sources.hubs)
     entries = [
-        _in_folder(target) if isinstance(target, PathTarget) else _named(target, views)
+        _in_folder(target) if isinstance(target, PathTarget) else _named(target, views, unreachable)
         for target in targets
     ]
     return entries, unreachable
 
 
-def _named(target: NameTarget | ModelTarget, views: Sequence[HubView]) -> Entry:
+def served_entry(reference: Reference) -> Entry | None:
+    """The version that `serve` would take for `reference`, as far as this machine knows: a copy in
+    the local store, else what the package and hubs in folders say. `None` where they know none, or
+    several of which none is the default."""
+    with contextlib.suppress(AmbiguousName, ArtifactNotFound):
+        views, _ = look(Sources(offline=True).hubs)
+        return _stored(reference) or _named(NameTarget(str(reference), reference), views, ())
+    return None
+
+
+def _named(
+    target: NameTarget | ModelTarget,
+    views: Sequence[HubView],
+    unreachable: Sequence[OscarZooError],
+) -> Entry:
     catalog = Catalog.packaged()
     reference = known_names.expand(target.reference, views)
     recipe = catalog.recipe(reference.name)
@@ -61,7 +82,7 @@ def _named(target: NameTarget | ModelTarget, views: Sequence[HubView]) -> Entry:
         raise AmbiguousName.for_name(str(target), [one.id.reference for one in found])
     entry = found[0] if found else _stored(reference)
     if entry is None:
-        raise _unknown(target, versions, views)
+        raise _unknown(target, versions, views, unreachable)
     return entry
 
 
@@ -88,8 +109,11 @@ def _stored(reference: Reference) -> Entry | None:
 
 
 def _unknown(
-    target: NameTarget | ModelTarget, versions: Sequence[Entry], views: Sequence[HubView]
-) -> ArtifactNotFound:
+    target: NameTarget | ModelTarget,
+    versions: Sequence[Entry],
+    views: Sequence[HubView],
+    unreachable: Sequence[OscarZooError],
+) -> OscarZooError:
     catalog, name = Catalog.packaged(), target.reference.name
     if versions:
         return ArtifactNotFound.among(str(target), [one.id.reference for one in versions])
@@ -97,7 +121,7 @@ def _unknown(
     if recipe is not None:
         return ArtifactNotFound.for_model(recipe.name)
     models = {artifact.model for view in views for artifact in view.hub.artifacts()}
-    return ArtifactNotFound.for_name(str(target), catalog.close_matches(name, models))
+    return unknown_name(str(target), unreachable, catalog.close_matches(name, models))
 
 
 def _in_folder(target: PathTarget) -> Entry:

@@ -15,7 +15,7 @@ from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant
 from oscar_zoo.engines.sglang.layer_values import one_or_text
 from oscar_zoo.engines.sglang.served_artifact import recipe_values
-from oscar_zoo.errors import OscarZooError, ServerFailed, UsageError
+from oscar_zoo.errors import FlagRefused, OscarZooError, ServerFailed, UsageError
 from oscar_zoo.evaluate.server_client import ServerClient
 from oscar_zoo.registry.model_names import ModelChoice
 
@@ -93,7 +93,7 @@ def ask_own_servers(
                 observer.begin((), timed=False)
                 runs.append(_ask(started.client, subject.questions, observer, radix=variant.radix))
         except ServerFailed as error:
-            if len(wanted) == 1:
+            if len(wanted) == 1 or isinstance(error, FlagRefused):
                 raise
             failures.append(ServerFailure(variant, error))
             text = f"{variant}: {error.message}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
@@ -22,8 +23,6 @@ from oscar_zoo.errors import PortInUse, ServerFailed, ServerNotFound
 POLL_SECONDS = 0.5
 LONGEST_STOP = DRAIN_SECONDS + 3 * GRACE_SECONDS
 """Seconds after which a server should be gone: its requests drain, then it has a grace period."""
-TAIL_BYTES = 1 << 20
-"""Bytes of the end of a log that are read."""
 
 
 def stop(name: str | None, *, now: bool = False, observer: Observer = SILENT) -> ServerRecord:
@@ -81,11 +80,13 @@ def log_of(name: str | None) -> tuple[Path, ServerRecord | None]:
     return Path(record.log), record
 
 
-def read_log(log: Path, *, lines: int, follow: Callable[[], bool] | None = None) -> Iterator[str]:
+def read_log(
+    log: Path, *, lines: int | None, follow: Callable[[], bool] | None = None
+) -> Iterator[str]:
     """The last lines of `log`, and with `follow` every line that is written later.
 
     Args:
-        lines: number of lines of the end.
+        lines: number of lines of the end; `None` for all.
         follow: whether more may come; asked again and again. `None` reads the log once.
 
     Raises:
@@ -93,8 +94,8 @@ def read_log(log: Path, *, lines: int, follow: Callable[[], bool] | None = None)
     """
     try:
         with log.open("rb") as stream:
-            stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
-            yield from stream.read().decode("utf-8", "replace").splitlines()[-lines:]
+            found = (part for line in stream for part in _text(line).splitlines())
+            yield from found if lines is None else deque(found, maxlen=lines)
             if follow is not None:
                 yield from _new_lines(stream, follow)
     except FileNotFoundError:
@@ -141,7 +142,11 @@ def _new_lines(stream: IO[bytes], goes_on: Callable[[], bool]) -> Iterator[str]:
         last = not goes_on()  # asked before the read, so that the last lines are read, too
         *whole, rest = (rest + stream.read()).split(b"\n")
         for line in whole:
-            yield line.decode("utf-8", "replace")
+            yield _text(line)
         if last:
             return
         time.sleep(POLL_SECONDS)
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace")

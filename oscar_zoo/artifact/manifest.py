@@ -13,13 +13,13 @@ that were never pulled.
 
 from __future__ import annotations
 
-import json
 from dataclasses import astuple
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.fit_block import Fit
 from oscar_zoo.artifact.model_block import ModelBlock
@@ -285,12 +285,7 @@ class Manifest(Spec):
                 "manifest.version",
                 f"{what} has schema {str(value.get('schema'))[:60]!r}, not {' or '.join(SCHEMAS)}.",
             )
-        try:
-            manifest = cls.model_validate_json(json.dumps(value))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "top level"
-            raise MalformedFile("manifest.schema", f"{what}: {where}: {first['msg']}.") from None
+        manifest = validated(cls, value, code="manifest.schema", what=what)
         if manifest.registry is not None and not registry:
             raise MalformedFile("manifest.schema", f"{what} must not have a registry block.")
         return manifest

@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.manifest import MAX_PARTS, SIGNATURE_NAME
 from oscar_zoo.artifact.names import check_part
@@ -81,7 +81,7 @@ class SignatureFile:
             MalformedFile: `json.*`, `signature.schema`, or `signature.version` for a format that
                 is known and too old, or too new.
         """
-        bundle: _Bundle = _parsed(_Bundle, _json(data, what), what)
+        bundle = validated(_Bundle, _json(data, what), code="signature.schema", what=what)
         envelope = bundle.dsse_envelope
         payload = _decoded(envelope.payload, what)
         statement = _statement(payload, what)
@@ -242,8 +242,7 @@ def _statement(payload: bytes, what: str) -> _Statement:
             f"{what} has a statement of the kind {str(kind[1])[:80]!r}{older}.",
             hint="it has to be signed again",
         )
-    statement: _Statement = _parsed(_Statement, value, what)
-    return statement
+    return validated(_Statement, value, code="signature.schema", what=what)
 
 
 def _listed(statement: _Statement, what: str) -> dict[str, str]:
@@ -271,15 +270,6 @@ def _json(data: bytes, what: str) -> dict[str, Any]:
     if type(value) is not dict:
         raise MalformedFile("signature.schema", f"{what} is not a JSON object.")
     return value
-
-
-def _parsed(kind: Any, value: dict[str, Any], what: str) -> Any:
-    try:
-        return kind.model_validate_json(json.dumps(value))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "top level"
-        raise MalformedFile("signature.schema", f"{what}: {where}: {first['msg']}.") from None
 
 
 def _decoded(text: str, what: str) -> bytes:

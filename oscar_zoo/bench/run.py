@@ -17,7 +17,7 @@ from oscar_zoo.bench.timing import Figures, figures, medians, spread
 from oscar_zoo.engines.sglang.launch import server
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
 from oscar_zoo.engines.sglang.offline_job import Case, OfflineJob
-from oscar_zoo.errors import ServerFailed
+from oscar_zoo.errors import FlagRefused, ServerFailed
 
 POLL_SECONDS = 0.1
 Progress = Callable[[int, int, str], None]
@@ -125,6 +125,7 @@ def measure(
         What was measured, failures included; `into`, if it is given.
 
     Raises:
+        FlagRefused: the engine refused a flag of the user; `into` says so, too.
         KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM; the child is gone, and `into` says what
             was interrupted.
     """
@@ -147,14 +148,15 @@ def measure(
                     elif _take(item, result):
                         deadline = time.monotonic() + limit
                 if ended:
-                    result.error = child.failure("the engine ended").message.rstrip(".")
-                    return result
+                    raise child.failure("the engine ended")
                 if time.monotonic() > deadline:
                     result.error = f"{_doing(result, job)} took longer than {limit:,.0f} s"
                     return result
                 time.sleep(POLL_SECONDS)
     except ServerFailed as error:
         result.error = error.message.rstrip(".")
+        if isinstance(error, FlagRefused):
+            raise
         return result
     except (KeyboardInterrupt, SystemExit):
         for item in news:  # written since the last read

@@ -79,6 +79,7 @@ class Engines:
         random_weights: fill the model with random numbers instead of reading its weights.
         rotations: private folder with the files this library wrote.
         rotations_sha256: artifact digest of these files.
+        copy_of: digest of the artifact that they are a copy of.
         recipe: serving recipe in force.
         device: `cuda` or `cpu`.
         kernels: private folder of compiled kernels.
@@ -97,6 +98,7 @@ class Engines:
     random_weights: bool
     rotations: Path
     rotations_sha256: str
+    copy_of: str
     recipe: ServingRecipe
     device: str
     kernels: Path
@@ -162,6 +164,7 @@ def arguments(side: Side, engines: Engines) -> tuple[str, ...]:
             settings.ArtifactSource(folder=str(engines.rotations)),
             engines.rotations_sha256,
             engines.recipe,
+            copy_of=engines.copy_of,
         )
     else:
         flags["--attention-backend"] = str(side.backend)

@@ -59,6 +59,7 @@ def against_request(
     Raises:
         UsageError: an unknown name, or options that do not go together.
     """
+    from oscar_zoo.app.evaluate import EvaluateRequest
     from oscar_zoo.app.evaluate_against import AgainstRequest
     from oscar_zoo.evaluate.alternatives.table import choices
 
@@ -78,7 +79,7 @@ def against_request(
     names = tuple(given["against"].split(","))
     choices(names)
     rest = {name: value for name, value in given.items() if name not in ("against", "plots")}
-    return AgainstRequest(against=names, **rest)
+    return AgainstRequest(EvaluateRequest(**rest), names)
 
 
 def check_plots(files: tuple[Path, ...]) -> None:

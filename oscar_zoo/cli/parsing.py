@@ -44,7 +44,8 @@ def parse_bits(text: str | None) -> float | Literal["auto"] | None:
         return None
     if text == "auto":
         return "auto"
-    return _real(text, "--bits", "a number of bits such as 2.5, or auto")
+    wanted = "2 or 4 for all codes, a budget such as 2.75, or auto"
+    return _real(text, "--bits", "a number of bits", wanted)
 
 
 def parse_percent(text: str | None, option: str) -> float | None:
@@ -55,18 +56,17 @@ def parse_percent(text: str | None, option: str) -> float | None:
     """
     if text is None:
         return None
-    return _real(text.removesuffix("%").strip(), option, "a number in percent such as 0.1%")
+    what = "a number in percent"
+    return _real(text.removesuffix("%").strip(), option, what, f"{what} such as 0.1%")
 
 
-def _real(text: str, option: str, wanted: str) -> float:
+def _real(text: str, option: str, what: str, wanted: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UsageError(
-            f"{option} {text!r} is not {wanted.partition(' such')[0]}.", hint=f"use {wanted}"
-        )
+        raise UsageError(f"{option} {text!r} is not {what}.", hint=f"use {wanted}")
     return value
 
 
@@ -154,6 +154,17 @@ def parse_memory(text: str, option: str = "--gpu-memory") -> int:
     if match is None or match[2] not in units or float(match[1]) == 0:
         raise UsageError(f"{text!r} is no size of memory.", hint=f"write it like {option} 24GB")
     return round(float(match[1]) * units[match[2]])
+
+
+def parse_lines(text: str) -> int | None:
+    """The value of `--lines`: a number, or `None` for `all`; raises `UsageError`."""
+    if text == "all":
+        return None
+    if not _is_number(text):
+        raise UsageError(
+            f"--lines {text!r} is no number of lines.", hint="a number from 1 on, or all"
+        )
+    return int(text)
 
 
 def apart(artifact: str | None, flags: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:

@@ -116,7 +116,7 @@ def estimate(options: ComputeOptions, model: ModelConfig) -> Estimate | None:
     if options.widths is not None:
         # A raise in one layer needs only the layers from there on, on average half of them.
         raises = len(block.attention_layers) if options.widths.measures else 0
-        rounds = 2 if options.widths.bits is None else 1
+        rounds = 1 if options.widths.bits is not None and options.method == AUTO else 2
         passes = {GAINS: 3 + raises, VERIFY: VERIFY_PASSES * rounds}
         cost |= {name: options.heldout_tokens * times * simulated for name, times in passes.items()}
     known = {phase.name: phase for phase in expected_phases(options)}

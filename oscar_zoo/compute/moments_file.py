@@ -10,7 +10,6 @@ of it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,10 +17,11 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError
+from pydantic import Field
 from torch import Tensor
 
 from oscar_zoo.artifact import durable, strict_json, tensor_file
+from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import mistaken_content, read_file
 from oscar_zoo.artifact.fit_block import Calibration, Coverage, MomentsFile, Numerics
@@ -253,12 +253,7 @@ def _content(metadata: Mapping[str, str], what: str) -> _Content:
         raise MalformedFile(
             "moments.version", f"{what} has schema {str(found)[:60]!r}, not {SCHEMA}."
         )
-    try:
-        return _Content.model_validate_json(json.dumps(value))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "top level"
-        raise MalformedFile("moments.schema", f"{what}: {where}: {first['msg']}.") from None
+    return validated(_Content, value, code="moments.schema", what=what)
 
 
 def _sums(

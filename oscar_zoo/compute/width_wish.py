@@ -8,11 +8,9 @@ from typing import Literal
 
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.caches import stored_bits
-from oscar_zoo.evaluate.simulated_cache import CacheSpec
 
 ALL_TWO, ALL_FOUR = 2.0, 4.0
-"""As numbers of bits these mean codes of 2 or of 4 bits everywhere, whatever their scales add."""
+"""These two are no budgets: they mean codes of 2 or of 4 bits everywhere, whatever scales add."""
 AUTO_BITS, AUTO_LOSS = 3.25, 0.2
 """`auto` takes at most these bits, and the fewest within this rise of perplexity in percent."""
 
@@ -73,6 +71,9 @@ def width_wish(bits: float | Literal["auto"] | None, max_loss: float | None) -> 
 
 def possible_bits(recipe: ServingRecipe, geometry: Geometry) -> tuple[float, float]:
     """Bits of an element with codes of 2 and of 4 bits everywhere, scales and offsets included."""
+    from oscar_zoo.evaluate.caches import stored_bits  # imports torch
+    from oscar_zoo.evaluate.simulated_cache import CacheSpec
+
     layers, no_clip = len(geometry.attention_layers), Clip(k=0.0, v=0.0, algorithm="none")
     four = Widths.uniform(layers, k=4, v=4, clip=no_clip)
     low, high = (
@@ -84,12 +85,17 @@ def possible_bits(recipe: ServingRecipe, geometry: Geometry) -> tuple[float, flo
 
 def check_wish(wish: WidthWish | None, recipe: ServingRecipe, geometry: Geometry) -> None:
     """Raise `UsageError` for a number of bits that codes of 2 and 4 bits cannot have."""
-    if wish is None or wish.bits is None or wish.bits == ALL_FOUR:
-        return
-    low, high = possible_bits(recipe, geometry)
-    if not low <= wish.bits <= high:
+    if wish is not None and wish.bits is not None and wish.bits != ALL_FOUR:
+        check_range(wish.bits, possible_bits(recipe, geometry), recipe.group_size)
+
+
+def check_range(bits: float, possible: tuple[float, float], group_size: int) -> None:
+    """Raise `UsageError` for `bits` of an element outside of the `possible` ones, the bits with
+    codes of 2 and of 4 bits everywhere."""
+    low, high = possible
+    if not low <= bits <= high:
         raise UsageError(
-            f"{wish.option} is not possible with groups of {recipe.group_size}: codes of 2 bits"
-            f" cost {low:g} with their scales, codes of 4 bits {high:g}.",
-            hint=f"use a number from {low:g} to {high:g}, or auto",
+            f"--bits {bits:g} is not possible with groups of {group_size}: codes of 2 bits cost"
+            f" {low:g} with their scales, codes of 4 bits {high:g}.",
+            hint=f"use 2 or 4 for all codes, a budget from {low:g} to {high:g}, or auto",
         )

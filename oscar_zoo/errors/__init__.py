@@ -38,6 +38,7 @@ from oscar_zoo.errors.integrity import (
     VerificationFailed,
 )
 from oscar_zoo.errors.machine import (
+    FlagRefused,
     MissingDependency,
     OutputExists,
     PathNotFound,
@@ -79,6 +80,7 @@ __all__ = [
     "ComputeFailed",
     "ConflictError",
     "DigestMismatchError",
+    "FlagRefused",
     "Forbidden",
     "FrozenIndex",
     "GatedRepository",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 from oscar_zoo.errors.base import AccessError, ConflictError, NetworkError, NotFoundError
@@ -48,6 +49,22 @@ class HubUnreachable(NetworkError):
         `connection refused`."""
         hint = "check the connection; here already: oscar-zoo list --installed"
         return cls(f"{hub} cannot be reached: {cause}.", hint=hint)
+
+    @classmethod
+    def for_unknown(cls, name: str, said: Sequence[str], close: Sequence[str] = ()) -> Self:
+        """Build the error for a `name` that this machine does not know, where hubs that may have it
+        did not answer.
+
+        Args:
+            said: the messages of these hubs.
+            close: names that are known here, best first.
+        """
+        facts = "; ".join(text.rstrip(".") for text in said)
+        return cls(
+            f"{name} is unknown on this machine, and not every hub can be asked: {facts}.",
+            hint="or check the network" if close else "check the network",
+            suggestions=close,
+        )
 
 
 class HubTimeout(NetworkError, TimeoutError):

@@ -6,7 +6,7 @@ import errno
 from collections.abc import Mapping
 from typing import Self
 
-from oscar_zoo.errors.base import ConflictError, NotFoundError, OscarZooError
+from oscar_zoo.errors.base import ConflictError, NotFoundError, OscarZooError, UsageError
 from oscar_zoo.next_step import Install
 
 
@@ -102,3 +102,22 @@ class ServerFailed(OscarZooError):
     """The inference server did not start, or died."""
 
     code = "server"
+
+
+class FlagRefused(ServerFailed, UsageError):
+    """A flag that the user gave to the inference server is unknown to it, or has a bad value."""
+
+    code = "usage.engine_flag"
+
+    @classmethod
+    def for_flags(cls, why: str, log: object | None = None) -> Self:
+        """Build the error from what the parser of SGLang said, one line without a full stop.
+
+        Args:
+            log: file with all that it said.
+        """
+        where = "" if log is None else f"; log: {log}"
+        return cls(
+            f"SGLang does not take the flags behind --: {why}.",
+            hint=f"its flags: python -m sglang.launch_server --help{where}",
+        )

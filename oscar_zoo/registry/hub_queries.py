@@ -6,7 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from oscar_zoo.errors import AccessError, HubTimeout, NetworkError, NotFoundError, OscarZooError
+from oscar_zoo.errors import (
+    AccessError,
+    ArtifactNotFound,
+    HubTimeout,
+    HubUnreachable,
+    NetworkError,
+    NotFoundError,
+    OscarZooError,
+)
 from oscar_zoo.hubs import address
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.hubs.deadline import in_parallel, within
@@ -36,6 +44,21 @@ def look(hubs: Sequence[Hub]) -> tuple[list[HubView], list[OscarZooError]]:
     answers = in_parallel([partial(_attempt, hub) for hub in hubs], workers=len(hubs) or 1)
     views = [answer for answer in answers if isinstance(answer, HubView)]
     return views, [answer for answer in answers if isinstance(answer, OscarZooError)]
+
+
+def unknown_name(
+    name: str, unreachable: Sequence[OscarZooError], close: Sequence[str]
+) -> OscarZooError:
+    """The error for a `name` that no hub has which answered.
+
+    Args:
+        unreachable: what the others said; where one of them did not answer, it may have the name.
+        close: names like it that are known, best first.
+    """
+    silent = [error.message for error in unreachable if isinstance(error, NetworkError)]
+    if silent:
+        return HubUnreachable.for_unknown(name, silent, close)
+    return ArtifactNotFound.for_name(name, close)
 
 
 def _attempt(hub: Hub) -> HubView | OscarZooError:

@@ -7,13 +7,13 @@ an artifact are named by its digest alone; nothing in the index can change what 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import (
     FormatVersion,
@@ -199,12 +199,7 @@ class Index(Spec):
                 f"{what} has schema {str(value.get('schema'))[:60]!r}, not {SCHEMA}.",
                 hint="a newer version of this tool may read it: pip install -U oscar-zoo",
             )
-        try:
-            return cls.model_validate_json(json.dumps(value))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "top level"
-            raise MalformedFile("index.schema", f"{what}: {where}: {first['msg']}.") from None
+        return validated(cls, value, code="index.schema", what=what)
 
 
 def _check_aliases(entries: Sequence[IndexEntry]) -> None:

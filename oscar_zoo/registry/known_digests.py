@@ -8,18 +8,17 @@ name without an error.
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from importlib import resources
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Digest, Hex40, Spec, Text
-from oscar_zoo.errors import MalformedFile
 from oscar_zoo.registry.payload_file import PayloadFile
 
 FILE_NAME: Final = "known_digests.json"
@@ -89,14 +88,7 @@ class KnownDigests(Spec):
     def from_bytes(cls, data: bytes, *, what: str = FILE_NAME) -> Self:
         """Parse the file; raises `MalformedFile`."""
         value = strict_json.loads(data, what=what)
-        try:
-            return cls.model_validate_json(json.dumps(value))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "top level"
-            raise MalformedFile(
-                "known_digests.schema", f"{what}: {where}: {first['msg']}."
-            ) from None
+        return validated(cls, value, code="known_digests.schema", what=what)
 
     def to_bytes(self) -> bytes:
         """The file form: sorted keys, one space of indent, final newline."""

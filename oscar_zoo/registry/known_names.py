@@ -65,12 +65,17 @@ def close_names(name: str) -> tuple[str, ...]:
     """Names of models like `name`, best first; none where `name` itself is known. `name` may have
     tag and digest."""
     bare = re.split("[:@]", name, maxsplit=1)[0]
-    known = known_models()
-    if Catalog.packaged().recipe(bare) is not None or bare.casefold() in {
-        other.casefold() for other in known
-    }:
+    if knows(bare):
         return ()
-    return Catalog.packaged().close_matches(bare, [other for other in known if "/" not in other])
+    known = [other for other in known_models() if "/" not in other]
+    return Catalog.packaged().close_matches(bare, known)
+
+
+def knows(name: str) -> bool:
+    """Whether `name`, without tag and digest, is that of a model or an alias, in any case."""
+    if Catalog.packaged().recipe(name) is not None:
+        return True
+    return name.casefold() in {other.casefold() for other in known_models()}
 
 
 def aliased(name: str, views: Iterable[HubView] = ()) -> ArtifactId | None:

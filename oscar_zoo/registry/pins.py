@@ -7,17 +7,17 @@ which the digest does not cover.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from oscar_zoo import paths
 from oscar_zoo.artifact import durable, locks, strict_json
+from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, Reference
@@ -209,22 +209,19 @@ class PinFile:
         except PathNotFound:
             return Pins.empty()
         value = strict_json.loads(data, what=str(self.path), max_bytes=MAX_BYTES)
-        try:
-            if type(value) is not dict or value.get("schema") != SCHEMA:
-                raise MalformedFile(
-                    "lock.version",
-                    f"{self.path} is no {SCHEMA} file.",
-                    hint="was it written by a newer version?",
-                )
-            return Pins.model_validate_json(json.dumps(value))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "top level"
+        if type(value) is not dict or value.get("schema") != SCHEMA:
             raise MalformedFile(
-                "lock.schema",
-                f"{self.path}: {where}: {first['msg']}.",
-                hint="restore it from your repository",
-            ) from None
+                "lock.version",
+                f"{self.path} is no {SCHEMA} file.",
+                hint="was it written by a newer version?",
+            )
+        return validated(
+            Pins,
+            value,
+            code="lock.schema",
+            what=str(self.path),
+            hint="restore it from your repository",
+        )
 
     def update(self, change: Callable[[Pins], Pins]) -> None:
         """Replace the file by what `change` makes of it; nothing is written when that is the

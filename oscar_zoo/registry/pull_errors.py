@@ -10,6 +10,7 @@ from shlex import quote
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.errors import (
     ArtifactNotAsked,
+    HubUnreachable,
     IntegrityError,
     NetworkError,
     OfflineError,
@@ -19,6 +20,7 @@ from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.failover import own_zoo
 from oscar_zoo.registry.installed import find_installed
+from oscar_zoo.registry.known_names import knows
 from oscar_zoo.registry.pins import Pin
 from oscar_zoo.registry.store import Store
 
@@ -127,9 +129,15 @@ def _missing(
     if offline:
         error.advice = "; ".join(filter(None, (error.advice, here)))
         return error
-    error.message = f"{reference} is not on this machine and could not be fetched: {error.message}"
+    unknown = HubUnreachable.for_unknown(str(reference), [error.message], error.suggestions)
+    if knows(reference.name):
+        error.message = (
+            f"{reference} is not on this machine and could not be fetched: {error.message}"
+        )
+    else:
+        error.message = unknown.message
     error.args = (error.message,)
-    error.advice = here if error.suggestions else f"check the network; {here}"
+    error.advice = f"{unknown.advice}; {here}"
     return error
 
 

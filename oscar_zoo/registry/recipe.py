@@ -6,14 +6,14 @@ to start from. Every fact has an entry in `sources`; a fact nobody could confirm
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from oscar_kernels.spec import check_group_size
+from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import Clip, Count, Geometry, ServingRecipe, Spec, Text
 from oscar_zoo.errors import InvalidName, MalformedFile
@@ -146,14 +146,7 @@ def load_recipe(text: str, *, what: str = "recipe") -> ModelRecipe:
     geometry = value.get("geometry")
     if isinstance(geometry, dict):
         value["geometry"] = _expand(geometry, what)
-    try:
-        # Through JSON, because strict validation of Python values would refuse a list where a tuple
-        # is meant.
-        return ModelRecipe.model_validate_json(json.dumps(value, default=str))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "top level"
-        raise MalformedFile("recipe.schema", f"{what}: {where}: {first['msg']}.") from None
+    return validated(ModelRecipe, value, code="recipe.schema", what=what)
 
 
 def _expand(geometry: Mapping[str, Any], what: str) -> dict[str, Any]:

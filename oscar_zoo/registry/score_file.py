@@ -7,12 +7,12 @@ so that a score never gets to other bytes.
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Digest, Score, Spec, Text
 from oscar_zoo.errors import InvalidName, MalformedFile
@@ -91,11 +91,4 @@ class ScoreFile(Spec):
                 f"{what} has schema {str(value.get('schema'))[:60]!r}, not {SCHEMA}.",
                 hint="a score file is what oscar-zoo eval writes",
             )
-        try:
-            return cls.model_validate_json(json.dumps(value))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            said = first["msg"].removeprefix("Value error, ").rstrip(".")
-            said = f"{where}: {said}" if where else said
-            raise MalformedFile("scores.schema", f"{what}: {said}.") from None
+        return validated(cls, value, code="scores.schema", what=what)

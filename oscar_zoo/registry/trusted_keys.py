@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.specs import Spec, Text
-from oscar_zoo.errors import MalformedFile
 
 FILE_NAME: Final = "trusted_keys.json"
 """Name of the file in the package `oscar_zoo.manifests`."""
@@ -70,14 +69,7 @@ class TrustedKeys(Spec):
     def from_bytes(cls, data: bytes, *, what: str = FILE_NAME) -> Self:
         """Parse the file; raises `MalformedFile`."""
         value = strict_json.loads(data, what=what)
-        try:
-            return cls.model_validate_json(json.dumps(value))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"])) or "top level"
-            raise MalformedFile(
-                "trusted_keys.schema", f"{what}: {where}: {first['msg']}."
-            ) from None
+        return validated(cls, value, code="trusted_keys.schema", what=what)
 
 
 @cache

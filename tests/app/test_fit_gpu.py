@@ -8,11 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 from own_cli import Cli
+from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo import fit_gpu
 from oscar_zoo.app.fit_gpu import FitReport
 from oscar_zoo.app.memory_estimate import estimate_memory
-from oscar_zoo.artifact.specs import ServingRecipe, Widths
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Widths
 from oscar_zoo.engines.sglang.capacity import Cache
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models.config_file import ConfigFile
@@ -130,6 +131,57 @@ def test_weights_are_those_of_the_files_the_shapes_or_the_name(tmp_path: Path) -
     assert weights_of_name("Llama-3.1-70B-Instruct-FP8") == 70 * GB
     assert weights_of_name("Qwen3-30B-A3B") == 60 * GB
     assert weights_of_name("Mixtral-8x7B-Instruct-v0.1") is None
+
+
+FOUR_K = Widths.uniform(4, k=4, v=2, clip=Clip(k=0.96, v=0.92))
+MIXED = "tiny-qwen3-hard/seq512_prompt2_group64_bits3.5"
+
+
+def test_bits_are_those_of_the_artifact_that_serve_would_take(cli: Cli, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "mixed", artifact_files(artifact=MIXED, widths=FOUR_K))
+    plain = write_folder(tmp_path / "plain", artifact_files())
+    assert fit_gpu("tiny-qwen3-hard", 24 * GB).bits == 2.5  # groups of 64
+    assert fit_gpu(str(plain), 24 * GB).bits == 2.5
+    own = fit_gpu(str(folder), 24 * GB)
+    assert (own.bits, own.bits_source) == (3.5, f"of {MIXED.replace('/', ':')}")
+    hub = f"file:{tmp_path}/hub"
+    cli(0, "publish", folder, "--hub", hub, "--create", "--unmeasured")
+    cli(0, "pull", "tiny-qwen3-hard", "--hub", hub)
+    name = MIXED.replace("/", ":")
+    for words in ("tiny-qwen3-hard", name):
+        facts = cli.json(0, "fit-gpu", words, "--memory", "1GB")
+        assert (facts["bits_per_element"], facts["bits_source"]) == (3.5, f"of {name}")
+    assert facts["caches"][-1]["token_bytes"] == own.caches[-1].cache.token
+    error = cli.json(3, "fit-gpu", "Qwen3-8B:no", "--memory", "1GB")["error"]
+    assert "fit-gpu asks no hub" in error["message"]
+    assert "Qwen3-8B:seq20000_prompt83_group128" in error["hint"]
+
+
+def test_bits_that_are_asked_for_count(cli: Cli) -> None:
+    def token(*words: str) -> int:
+        shown = cli.json(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", *words)
+        return int(shown["caches"][-1]["token_bytes"])
+
+    elements = 36 * 8 * 256
+    assert token() == token("--bits", "2") == token("--bits", "2.25") == elements * 2.25 / 8
+    assert token("--bits", "2.75") == elements * 2.75 / 8
+    assert token("--bits", "4") == token("--bits", "4.25") == elements * 4.25 / 8
+    for wrong, words in (("2.1", "2.25 to 4.25"), ("auto", "3.25"), ("x", "2.75")):
+        told = cli.json(2, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--bits", wrong)["error"]
+        assert words in told["hint"]
+
+
+def test_it_says_how_many_requests_serve_runs(cli: Cli) -> None:
+    """Where more fit than `serve` lets run by default, the answer has the flag for them."""
+    facts = cli.json(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB")
+    fitting = facts["caches"][-1]["max_requests"]
+    assert (facts["usual_requests"], fitting) == (16, 17)
+    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB")
+    assert "lets 16 requests run" in shown and f"-- --max-running-requests={fitting}" in shown
+    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--context", 16384)
+    assert "max-running-requests" not in shown
+    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--context", 16384, "--requests", 20)
+    assert "-- --max-running-requests=20" in shown
 
 
 def test_what_cannot_be_answered_says_what_is_missing() -> None:

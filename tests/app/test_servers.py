@@ -159,6 +159,20 @@ def test_the_end_of_a_log_without_control_characters(
     assert run(["logs", "30001"]) == 3
 
 
+def test_a_pipe_gets_the_whole_log_unless_a_number_is_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """However long it is: what searches a log has to see the beginning, too."""
+    lines = [f"{number} {'x' * 9000}" for number in range(250)]
+    serve_log(30001).write_text("\n".join(lines))
+    for words, first in (((), 0), (("-n", "all"), 0), (("-n", "200"), 50), (("--lines=1",), 249)):
+        assert run(["logs", "30001", *words]) == 0
+        assert capsys.readouterr().out.splitlines() == lines[first:]
+    for wrong in ("0", "-1", "many"):
+        assert run(["logs", "30001", "--lines", wrong]) == 2
+        assert "or all" in capsys.readouterr().err
+
+
 def test_without_a_server_the_newest_log_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["logs"]) == 3
     assert "Start one: oscar-zoo serve NAME" in capsys.readouterr().err

@@ -20,6 +20,7 @@ ENGINES = sides.Engines(
     random_weights=True,
     rotations=Path("/r"),
     rotations_sha256="sha256:1",
+    copy_of="sha256:2",
     recipe=ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92)),
     device="cuda",
     kernels=Path("/k"),

@@ -107,6 +107,13 @@ def test_what_cannot_be_compared_is_refused(
     assert cli.err.count("\n") <= 2 and said in cli.err
 
 
+def test_the_next_step_keeps_the_alternatives(cli: Cli, artifact: Path) -> None:
+    """No hub has the checkpoint of the example model, so the command line needs its folder."""
+    cli(2, "eval", artifact, "--windows", 2, "--against", "fp8,kivi:2")
+    again = f"oscar-zoo eval {artifact} --model FOLDER --windows 2 --against fp8,kivi:2"
+    assert again in " ".join(cli.err.split())
+
+
 def test_the_help_has_every_name(cli: Cli) -> None:
     words = set(cli(0, "eval", "--help").replace(",", " ").replace(".", " ").split())
     assert {*TABLE, ALL} <= words

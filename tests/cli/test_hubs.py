@@ -176,6 +176,22 @@ def test_without_a_network_the_hubs_are_named(server: HubServer, cli: Cli, how: 
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["pull", "info", "compare Qwen3-8B", "card"])
+def test_without_a_network_an_unknown_name_is_said_to_be_unknown(
+    server: HubServer, cli: Cli, command: str
+) -> None:
+    """The hubs may have it, so it is no exit code 3."""
+    address = server.closed_port()
+    silent = {"HF_ENDPOINT": address, "MODELSCOPE_ENDPOINT": address}
+    done = cli(*command.split(), "Qwen3-9B", "--json", **silent)
+    error = done.json["error"]
+    assert (done.code, error["code"]) == (5, "network.unreachable")
+    assert error["message"].startswith("Qwen3-9B is unknown on this machine, and not every hub")
+    assert "Hugging Face Zhongzhu/OSCAR-RotationZoo" in error["message"]
+    assert "did you mean" in error["hint"] and "Qwen3-8B" in error["hint"]
+    assert "check the network" in error["hint"].casefold()
+
+
 def test_every_refusal_has_its_own_sentence(server: HubServer, cli: Cli) -> None:
     files = {f"{ONE}/{n}": d for n, d in payload().items()}
     server.repository("org/gated", gated=True, token="hf_secret", files=files)

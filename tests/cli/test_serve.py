@@ -159,6 +159,13 @@ def test_it_says_what_it_serves(served: Running) -> None:
     assert served.ready["recipe"] == manifest.recipe.model_dump(mode="json")
 
 
+def test_its_log_calls_the_artifact_by_its_digest(served: Running) -> None:
+    """The copy that the server reads has other bytes, and the log calls it a copy."""
+    log = Path(served.ready["log"]).read_text("utf-8")
+    named = set(re.findall(r"artifact (sha256:[0-9a-f]{64}), read from a verified copy", log))
+    assert named == {served.ready["digest"]}
+
+
 def test_what_it_says_comes_from_the_server(served: Running) -> None:
     """The id of the model is its name on its hub, never a path."""
     (model,) = json.loads(served.ask("/v1/models"))["data"]
@@ -277,7 +284,7 @@ def test_its_metrics_are_on_the_page_of_the_engine(served: Running) -> None:
     (rows,) = re.findall(r"^oscar_int2_capacity_ring_rows\{(.*)\} (\S+)$", page, re.MULTILINE)
     (running,) = re.findall(r"^sglang:num_running_reqs\{(.*)\} \S+$", page, re.MULTILINE)
     assert sorted(rows[0].split(",")) == sorted(running.split(",")) and float(rows[1]) == 16
-    assert 'digest="sha256:' in page and f'@{served.ready["digest"]}"' in page
+    assert f'digest="{served.ready["digest"]}"' in page and f'@{served.ready["digest"]}"' in page
 
 
 def test_server_info_names_artifact_and_recipe(served: Running) -> None:
@@ -285,10 +292,9 @@ def test_server_info_names_artifact_and_recipe(served: Running) -> None:
         (state,) = json.loads(served.ask(path))["internal_states"]
         told, recipe = state["oscar_int2"], served.ready["recipe"]
         assert told["artifact"]["name"].endswith(f"@{served.ready['digest']}")
-        assert (
-            told["artifact"]["digest"].startswith("sha256:")
-            and told["artifact"]["format_version"] == 1
-        )
+        assert told["artifact"]["digest"] == served.ready["digest"]
+        assert told["artifact"]["copy_digest"] not in (None, served.ready["digest"])
+        assert told["artifact"]["format_version"] == 1
         windows = recipe["windows"]
         assert (told["recipe"]["sink"], told["recipe"]["recent"]) == (
             windows["sink"],

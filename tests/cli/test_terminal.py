@@ -15,6 +15,7 @@ import pytest
 from cli_output import parsed
 from tiny_artifacts import artifact_files, write_folder
 
+from oscar_zoo.app.servers import serve_log
 from oscar_zoo.cli.main import cli, run
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.streams import ascii_text
@@ -197,3 +198,10 @@ def test_lines_of_facts_break_below_their_text(tmp_path: Path) -> None:
         assert len(narrow.splitlines()) > len(wide.splitlines())
         if command[0] != "doctor":  # it measures how long hubs take and how much room is left
             assert narrow.split() == wide.split()
+
+
+def test_a_terminal_gets_the_end_of_a_log() -> None:
+    serve_log(30001).write_text("".join(f"line {number}\n" for number in range(250)))
+    shown = on_a_terminal(80, "logs", "30001").splitlines()
+    assert (len(shown), shown[0], shown[-1]) == (100, "line 150", "line 249")
+    assert on_a_terminal(80, "logs", "30001", "--lines", "all").count("line ") == 250

@@ -36,6 +36,7 @@ from oscar_zoo.engines.sglang.capture_program import capture_program
 from oscar_zoo.engines.sglang.launch.capture_flags import REFUSED_FLAGS, read_flags
 from oscar_zoo.errors import (
     ComputeFailed,
+    FlagRefused,
     GeometryMismatch,
     IntegrityError,
     MissingDependency,
@@ -301,7 +302,7 @@ def test_an_engine_that_does_not_start_names_flags_that_may_help(
 
 @pytest.mark.usefixtures("forked")
 def test_what_the_parser_of_the_engine_says_is_passed_on(stand_in: Path) -> None:
-    with pytest.raises(ComputeFailed) as caught:
+    with pytest.raises(FlagRefused) as caught:
         capture(stand_in, flags=("--page-size=x",))
     assert "argument --page-size: invalid int value: 'x'" in caught.value.message
     assert "launch_server --help" in str(caught.value.hint)

@@ -141,7 +141,8 @@ def test_the_curve_goes_from_2_bits_to_4_and_says_what_was_measured(result: Comp
     first, kept, last = (one for one in verified if one is not None)
     assert (first.divergence or 0) > (kept.divergence or 0) > (last.divergence or 0) > 0
     assert steps[1].predicted == pytest.approx(kept.divergence)
-    assert kept.change_percent is not None
+    assert None not in (first.change_percent, kept.change_percent)  # two rows that people compare
+    assert (first.recall is None) == (kept.recall is None)
     assert block(result).bits_at["8192"] == pytest.approx(4.5 + 16 * 10 / 8192)
 
 
@@ -162,7 +163,11 @@ def test_people_see_the_curve_in_the_table_the_report_and_info(
     print_result(result)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:2] == ["RAISED", "BITS"]
-    kept = next(line for line in lines if line.endswith("kept"))
+    legend = next(line for line in lines if line.startswith("RAISED:"))
+    for head in ("OF 2 BITS", "vs BF16", "RECALL"):
+        assert head in lines[0] and f"{head}:" in legend
+    two, kept = lines[1], next(line for line in lines if line.endswith("kept"))
+    assert two.startswith("2 bits") and two.count("%") == kept.count("%") >= 2
     assert kept.split()[:3] == [*found.kept.name.split(), "4.5"]
     assert f"Kept 4.5 bits per element (4 bits in 1 of 4 sides of layers: {found.kept.name}" in (
         "\n".join(lines)
@@ -188,6 +193,7 @@ def test_4_bits_everywhere_measure_no_single_raise(model: Path, tmp_path: Path) 
     assert found.manifest.recipe.bits_per_element == 6
     told = block(found)
     assert (len(told.steps), told.chosen, told.gains_k) == (2, 1, None)
+    assert all(one.verified and one.verified.change_percent is not None for one in told.steps)
     assert {"bits by layer", "bits verified"} < set(phases)
 
 
@@ -217,9 +223,9 @@ def test_auto_stays_below_its_bits(model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--bits", "2.4"], "from 2.5 to 4.5"),
-        (["--bits", "4.6"], "from 2.5 to 4.5"),
-        (["--bits", "many"], "a number of bits such as 2.5, or auto"),
+        (["--bits", "2.4"], "2 or 4 for all codes, a budget from 2.5 to 4.5, or auto"),
+        (["--bits", "4.6"], "2 or 4 for all codes, a budget from 2.5 to 4.5, or auto"),
+        (["--bits", "many"], "2 or 4 for all codes, a budget such as 2.75, or auto"),
         (["--bits", "3", "--max-loss", "0.1%"], "exclude each other"),
         (["--max-loss", "0%"], "percent above 0"),
         (["--max-loss", "a little"], "a number in percent"),

@@ -50,6 +50,7 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
             return {"error": f"exit {error.code}", "hint": None}
         return {
             "digest": artifact.digest,
+            "copy_digest": artifact.copy_digest,
             "settings": chosen.describe(),
             "warnings": chosen.warnings,
             "backend": config.attention_backend,

@@ -100,10 +100,11 @@ from oscar_zoo.errors import UsageError
     "--bits",
     metavar="BITS",
     help=(
-        "Bits of a stored element at most, on average, its share of scales and offsets included"
-        " (2.25 for codes of 2 bits in groups of 128): where it gains most, keys or values of a"
-        " layer get codes of 4 bits. 2 and 4 give all codes so many bits; auto takes the fewest"
-        " that keep the model's recall and 0.2 % of perplexity, up to 3.25. [default: 2]"
+        "2 or 4: all codes have so many bits. Another number is a budget: at most so many bits for"
+        " a stored element on average, its share of scales and offsets included, spent on codes of"
+        " 4 bits where they gain most (in groups of 128, codes of 2 bits cost 2.25 and codes of 4"
+        " bits 4.25). auto: the smallest budget up to 3.25 that keeps the model's recall and 0.2 %"
+        " of perplexity. [default: 2]"
     ),
 )
 @options.max_loss_option
@@ -154,7 +155,7 @@ def command(
     Examples:
       oscar-zoo compute Qwen/Qwen3-8B --calib-data prompts.jsonl --calib-tokens 8192
       oscar-zoo compute ./my-model --calib-data text.txt --output-dir ./my-rotation --method wush
-      oscar-zoo compute ./my-model --bits 2.5
+      oscar-zoo compute ./my-model --bits 2.75
       oscar-zoo compute ./my-model --engine sglang -- --attention-backend=flashinfer
     """
     from oscar_zoo.app.compute import compute

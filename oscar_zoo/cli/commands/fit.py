@@ -24,8 +24,8 @@ from oscar_zoo.cli.render import terminal
     "--bits",
     metavar="BITS",
     help=(
-        "As for compute: 2 or 4 for codes of so many bits everywhere; other numbers, and auto, are"
-        " measured with --model. [default: 2]"
+        "As for compute: 2 or 4 for all codes. A budget such as 2.75, and auto, are spent by"
+        " measurement and need --model. [default: 2]"
     ),
 )
 @options.max_loss_option

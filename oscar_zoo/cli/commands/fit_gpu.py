@@ -8,7 +8,7 @@ from oscar_zoo.cli import completing, options, parsing
 
 
 @click.command("fit-gpu")
-@click.argument("model", metavar="MODEL|DIR", shell_complete=completing.models)
+@click.argument("model", metavar="MODEL|NAME:TAG|DIR", shell_complete=completing.names_or_paths)
 @click.option("--memory", required=True, metavar="SIZE", help="Memory of one GPU, such as 24GB.")
 @click.option(
     "--context",
@@ -36,6 +36,14 @@ from oscar_zoo.cli import completing, options, parsing
     metavar="SIZE",
     help="Size of all weights, such as 16GB. [default: of its files, its shapes or its name]",
 )
+@click.option(
+    "--bits",
+    metavar="BITS",
+    help=(
+        "Bits of INT2 as for compute: 2 or 4 for all codes, or a budget such as 2.75."
+        " [default: those of the artifact, else 2]"
+    ),
+)
 @options.json_option
 def command(
     model: str,
@@ -44,19 +52,22 @@ def command(
     requests: int | None,
     gpus: int | None,
     weights: str | None,
+    bits: str | None,
     as_json: bool,
 ) -> None:
     """Estimate how many tokens and requests of a model fit a GPU, with a BF16, an FP8 and an INT2
     KV cache.
 
-    The model is a name of the zoo or a folder with a config.json; no hub is asked. Weights, the
-    BF16 windows of INT2, sliding windows and the states of hybrid models count, in 85 % of the
-    memory.
+    The model is a name of the zoo or a folder with a config.json; no hub is asked. INT2 has the
+    bits of the artifact: of NAME:TAG, of an artifact's folder, or of the one that this machine
+    knows for the model. Weights, the BF16 windows of INT2, sliding windows and the states of hybrid
+    models count, in 85 % of the memory.
 
     \b
     Examples:
       oscar-zoo fit-gpu Qwen3-8B --memory 24GB
       oscar-zoo fit-gpu Qwen3-32B --memory 80GB --tp 2 --context 32768
+      oscar-zoo fit-gpu Qwen3-8B --memory 24GB --bits 2.75
       oscar-zoo fit-gpu ./my-model --memory 141GB --requests 64 --json
     """
     from oscar_zoo.app.fit_gpu import FitRequest, fit
@@ -64,7 +75,7 @@ def command(
 
     size = None if weights is None else parsing.parse_memory(weights, "--weights")
     asked = parsing.parse_memory(memory, "--memory")
-    report = fit(FitRequest(model, asked, context, requests, gpus, size))
+    report = fit(FitRequest(model, asked, context, requests, gpus, size, parsing.parse_bits(bits)))
     if as_json:
         emit_fit(report)
     else:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import click
 
+ON_A_TERMINAL = 100
+"""Lines that people get to see, unless they ask for another number."""
+
 
 @click.command("logs")
 @click.argument("name", metavar="[NAME|PORT]", required=False)
@@ -11,14 +14,15 @@ import click
 @click.option(
     "-n",
     "--lines",
-    type=click.IntRange(1),
-    default=100,
-    show_default=True,
-    metavar="LINES",
-    help="How many lines of the end to show.",
+    metavar="N|all",
+    help=(
+        f"How many lines of the end to show, or all. [default: {ON_A_TERMINAL} on a terminal, else"
+        " all]"
+    ),
 )
-def command(name: str | None, follow: bool, lines: int) -> int:
-    """Show the end of the log of a server that `oscar-zoo serve` runs.
+def command(name: str | None, follow: bool, lines: str | None) -> int:
+    """Show the log of a server that `oscar-zoo serve` runs: its end on a terminal, and all of it in
+    a pipe or a file.
 
     A port also means the last server that ran there, so that you see why it ended.
 
@@ -26,16 +30,20 @@ def command(name: str | None, follow: bool, lines: int) -> int:
     Examples:
       oscar-zoo logs
       oscar-zoo logs 30000 -n 20
+      oscar-zoo logs 30000 --lines all
       oscar-zoo logs Qwen3-8B --follow
     """
     import sys
 
     from oscar_zoo.app import servers
+    from oscar_zoo.cli import parsing
     from oscar_zoo.cli.render import terminal
 
+    usual = ON_A_TERMINAL if sys.stdout.isatty() else None
+    number = usual if lines is None else parsing.parse_lines(lines)
     log, record = servers.log_of(name)
     alive = (lambda: record.process.alive) if follow and record is not None else None
-    for line in servers.read_log(log, lines=lines, follow=alive):
+    for line in servers.read_log(log, lines=number, follow=alive):
         sys.stdout.write(terminal.printable(line) + "\n")
         if follow:
             sys.stdout.flush()

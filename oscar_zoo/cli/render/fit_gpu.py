@@ -19,6 +19,9 @@ def emit_fit(report: FitReport) -> None:
         "cache_bytes": report.room,
         "context": report.context,
         "requests": report.requests,
+        "usual_requests": report.usual_requests,
+        "bits_per_element": report.bits,
+        "bits_source": report.bits_source,
         "other_layers_counted": report.other_layers,
         "caches": [
             {
@@ -66,11 +69,20 @@ def print_fit(report: FitReport, *, verdict: bool) -> None:
         cells += ["fits" if one.fits else "does not fit"] if verdict else []
         table.add_row(*cells)
     terminal.out().print(table)
+    terminal.prose(
+        f"INT2 stores {report.bits:g} bits per element with its scales ({report.bits_source})"
+    )
     *others, int2 = (one.cache.request for one in report.caches)
     beside = f", {terminal.megabytes(max(others))} with the others" if max(others) else ""
     terminal.prose(
         f"Beside its tokens a running request takes {terminal.megabytes(int2)} with INT2{beside}"
     )
+    most = max(report.requests, report.most_requests)
+    if most > report.usual_requests:
+        terminal.prose(
+            f"`serve` lets {report.usual_requests:,} requests run at a time unless it is told"
+            f" another number: oscar-zoo serve ... -- --max-running-requests={most}"
+        )
     if not report.other_layers:
         terminal.prose(
             "Its layers without full attention are not counted, because the zoo does not know"

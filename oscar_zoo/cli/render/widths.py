@@ -14,7 +14,7 @@ AROUND = 2
 
 
 def width_lines(found: WidthSelection) -> list[RenderableType]:
-    """The curve as a table, in which the kept step is marked, and the reason below it.
+    """The curve as a table, in which the kept step is marked, with a legend and the reason below.
 
     `KL` is the divergence of the next token's distribution from that with the exact cache.
     """
@@ -26,12 +26,17 @@ def width_lines(found: WidthSelection) -> list[RenderableType]:
             table.add_row(f".. {at - before - 1} more", *[""] * 8)
         table.add_row(*_cells(found, at), "kept" if at == found.chosen else "")
         before = at
+    legend = (
+        "RAISED: the side of a layer, K or V, that gets codes of 4 bits beside all above it; OF 2"
+        " BITS: the share of the KL with 2 bits that is left; vs BF16: rise of perplexity; RECALL:"
+        " digits of facts that are predicted right; -: not measured"
+    )
     text = (
         f"KL in nats per position, on {found.positions:,} positions of {found.prompts} held-out"
         " prompts; predicted from raises measured one by one"
     )
     kept = f"Kept {found.kept.bits:.4g} bits per element ({raises(found)}): {found.reason}"
-    return [table, text, kept, f"With the windows: {with_windows(found)}"]
+    return [table, legend, text, kept, f"With the windows: {with_windows(found)}"]
 
 
 def raises(found: WidthSelection) -> str:

@@ -25,7 +25,7 @@ from oscar_zoo.artifact.owners import TEMP_PREFIX
 from oscar_zoo.compute.capture import ranks
 from oscar_zoo.compute.capture.base import Progress, no_progress
 from oscar_zoo.compute.capture.engine_job import EndJob, EngineSetup, Job, Scalar
-from oscar_zoo.errors import ComputeFailed, MissingDependency, OscarZooError
+from oscar_zoo.errors import MissingDependency, OscarZooError
 
 _LOG = "engine.log"
 
@@ -36,21 +36,19 @@ class EngineProgram:
 
     Attributes:
         engine: name of the engine's distribution, recorded in manifests.
-        title: the engine's name in messages.
         command: starts the program; the path of the file with its `EngineSetup` is appended.
         environment: the whole environment of the program.
         arguments: `(model, tokens of the longest sequence, ranks, given)` to
             `EngineSetup.arguments`.
-        cause: from the log of the program to why it failed, one line without a full stop, and the
-            next step.
+        failure: from the log of the program and the model to the error that says why it failed, and
+            the next step.
     """
 
     engine: str
-    title: str
     command: tuple[str, ...]
     environment: Mapping[str, str]
     arguments: Callable[[str, int, int, Mapping[str, Scalar]], tuple[str, ...]]
-    cause: Callable[[Path], tuple[str, str]]
+    failure: Callable[[Path, str], OscarZooError]
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,9 @@ class EngineSession:
         """Run a job to its end; returns its result.
 
         Raises:
-            UnsupportedModel, OutputExists, IntegrityError, StorageError, ComputeFailed: as reported
-                by a rank, by the engine, or in its log. The engine is gone then.
+            UnsupportedModel, OutputExists, IntegrityError, StorageError, ComputeFailed,
+                FlagRefused: as reported by a rank, by the engine, or in its log. The engine is gone
+                then.
         """
         news: dict[str, Any] = {}
         assert self._child.stdin is not None
@@ -94,8 +93,7 @@ class EngineSession:
         ranks.raise_failure(self.folder)
         if "done" in news:
             return news["done"]
-        cause, step = self.program.cause(self.folder / _LOG)
-        raise ComputeFailed(f"{self.program.title} could not run {self.model}: {cause}.", hint=step)
+        raise self.program.failure(self.folder / _LOG, self.model)
 
     def new_folder(self) -> Path:
         """An empty folder inside `folder`.

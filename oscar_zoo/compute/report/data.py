@@ -9,14 +9,14 @@ a report that is read equals the one that was written. Needs no torch.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.files import mistaken_content
 from oscar_zoo.artifact.specs import Count, Spec, Text
 from oscar_zoo.artifact.width_selection import WidthSelection
@@ -269,14 +269,7 @@ class ReportData(Spec):
                 f"{what} has schema {str(found)[:60]!r}, not {SCHEMA}.",
                 hint="`oscar-zoo compute` writes reports",
             )
-        try:
-            return cls.model_validate_json(json.dumps(value))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "top level"
-            raise MalformedFile(
-                "report.schema", f"{what}: {where[:120]}: {first['msg']}."
-            ) from None
+        return validated(cls, value, code="report.schema", what=what)
 
     @classmethod
     def from_bytes(cls, data: bytes, *, what: str = "the report") -> Self:

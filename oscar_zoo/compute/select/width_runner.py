@@ -160,7 +160,9 @@ class WidthRunner:
         )
         one = len(self.task.prompts) + (len(questions.prompts) if questions else 0)
         rounds = ROUNDS if self.wish.bits is None else 1
-        self.meter.start(VERIFY, (rounds + (known is None)) * one + len(self.exact.prompts))
+        if known is None:
+            rounds += 1 if self.wish.bits is None else 2  # BF16, and the codes of 2 bits
+        self.meter.start(VERIFY, rounds * one + len(self.exact.prompts))
         if known is None:
             perplexity = self._run(self.task, None)
             self.asked = (
@@ -197,9 +199,10 @@ class WidthRunner:
         return self.model.measure(task, cache, tick=self.meter.tick)
 
     def result(self, curve: Curve | None, steps: int, reason: str) -> WidthChoice:
-        """The choice, after what is kept was measured."""
+        """The choice, after what is kept was measured, and the codes of 2 bits beside it."""
         raised = self.everything if curve is None else taken(curve, steps)
-        self.verify(raised)
+        for one in (NOTHING, raised):
+            self.verify(one)
         self.divergence(raised)
         assert self.base is not None
         block = self.model.block

@@ -91,7 +91,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         rows.oscar_rings = self.windows.rings
         if self.windows.shape.drafts > 1:
             pool.commit = self.cache.commit
-        logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
+        logger.info("INT2 KV cache: artifact %s; %s", artifact.told, chosen.describe())
         self._log_memory(runner)
 
     @property

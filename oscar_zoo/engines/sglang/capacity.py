@@ -114,6 +114,17 @@ def caches(
     return tuple(found)
 
 
+def stored_bits(geometry: Geometry, serving: ServingRecipe) -> float:
+    """Bits of an element of an INT2 cache in a server, its share of scales and offsets included,
+    on average.
+
+    Raises:
+        ValueError: the INT2 cache does not take such heads.
+    """
+    elements = sum(geometry.head_dims) * len(geometry.attention_layers)
+    return 8 * code_bytes(geometry, serving) / elements
+
+
 def code_bytes(geometry: Geometry, serving: ServingRecipe) -> int:
     """Bytes of a token's rows of codes with scales, of K and V in all layers of one head.
 

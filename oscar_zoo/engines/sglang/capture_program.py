@@ -14,6 +14,7 @@ from oscar_zoo.engines.sglang import capture_process
 from oscar_zoo.engines.sglang.launch.capture_flags import command_line
 from oscar_zoo.engines.sglang.launch.failure_cause import cause_in
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.errors import ComputeFailed, FlagRefused, OscarZooError
 
 NEXT_STEPS = (
     (
@@ -28,10 +29,6 @@ NEXT_STEPS = (
     (
         r"oscar_tap",
         "the plugin was not loaded: pip install oscar-zoo beside a supported version of sglang",
-    ),
-    (
-        r": error: ",
-        "see the flags of this release: python -m sglang.launch_server --help",
     ),
     (r"", "try to serve the model with this SGLang first"),
 )
@@ -54,16 +51,17 @@ def capture_program(
     }
     return EngineProgram(
         engine="sglang",
-        title="SGLang",
         command=(sys.executable, "-P", "-m", capture_process.__name__),
         environment={**environment, **variables},
         arguments=partial(command_line, flags=flags or UserFlags()),
-        cause=_cause_and_step,
+        failure=_failure,
     )
 
 
-def _cause_and_step(log: Path) -> tuple[str, str]:
-    """Why the engine that wrote `log` failed, and what to do about it."""
-    cause, step = cause_in(log)
-    known = next(step for words, step in NEXT_STEPS if re.search(words, cause, re.IGNORECASE))
-    return cause, step or known
+def _failure(log: Path, model: str) -> OscarZooError:
+    """Why the engine that wrote `log` could not run `model`, and what to do about it."""
+    cause = cause_in(log)
+    if cause.by_parser:
+        return FlagRefused.for_flags(cause.text)
+    known = next(step for words, step in NEXT_STEPS if re.search(words, cause.text, re.IGNORECASE))
+    return ComputeFailed(f"SGLang could not run {model}: {cause.text}.", hint=cause.hint or known)

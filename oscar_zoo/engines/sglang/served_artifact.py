@@ -9,7 +9,7 @@ know which of several candidates was meant.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from oscar_kernels.spec import CLIP_ALGORITHM, MIXED_QUANTIZER, QUANTIZER
@@ -46,6 +46,7 @@ class ServedArtifact:
         manifest: the `oscar.json` beside the files, or `None`.
         where: folder or name, for messages.
         names: file names of both sides.
+        copy_digest: digest of the files that were read, where they are a copy with other bytes.
     """
 
     k: RotationSet
@@ -54,6 +55,18 @@ class ServedArtifact:
     manifest: Manifest | None
     where: str
     names: Mapping[Role, str]
+    copy_digest: str | None = None
+
+    def copy_of(self, digest: str) -> ServedArtifact:
+        """The artifact `digest`, of which these files are a copy."""
+        return replace(self, digest=digest, copy_digest=self.digest)
+
+    @property
+    def told(self) -> str:
+        """What the log calls the artifact."""
+        if self.copy_digest is None:
+            return self.digest
+        return f"{self.digest}, read from a verified copy ({self.copy_digest})"
 
     @property
     def num_kv_heads(self) -> int | None:

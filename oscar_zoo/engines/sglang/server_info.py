@@ -58,6 +58,7 @@ def describe(
         "artifact": {
             "name": chosen.name,
             "digest": artifact.digest,
+            "copy_digest": artifact.copy_digest,
             "id": None if artifact.manifest is None else artifact.manifest.id,
             "format_version": max(artifact.k.format_version, artifact.v.format_version),
             "transform": {"k": artifact.k.transform, "v": artifact.v.transform},

@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oscar_zoo.artifact.names import parse_digest
 from oscar_zoo.engines.sglang.layer_values import CodeBits, parse_layers
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import InvalidName, UsageError
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,13 @@ def _name(text: str) -> str:
     if not text.isprintable():
         raise ValueError("must be one line of printable characters")
     return text
+
+
+def _digest(text: str) -> str:
+    try:
+        return parse_digest(text)
+    except InvalidName as error:
+        raise ValueError(error.hint) from None
 
 
 def _window_on_hit(text: str) -> str:
@@ -167,6 +175,13 @@ OPTIONS = {
         "OSCAR_INT2_NAME",
         _name,
         "how metrics and server information call the artifact",
+    ),
+    "copy_of": Option(
+        "--oscar-copy-of",
+        "OSCAR_INT2_COPY_OF",
+        _digest,
+        "digest of the artifact that the files are a verified copy of, which log, metrics and"
+        " server information then tell",
     ),
 }
 

@@ -89,6 +89,7 @@ class PluginSettings:
     window_on_hit: Setting[str]
     warnings: tuple[str, ...] = ()
     name: str | None = None
+    copy_of: str | None = None
 
     def check_layers(self, count: int) -> None:
         """Refuse lists that do not have an entry for each of `count` layers with full attention.
@@ -168,6 +169,7 @@ def read_settings(environ: Mapping[str, str], recipe: RecipeValues | None = None
         window_on_hit=given["window_on_hit"] or Setting("recompute", "default"),
         warnings=tuple(warnings),
         name=given["name"].value if given["name"] else None,
+        copy_of=given["copy_of"].value if given["copy_of"] else None,
     )
 
 

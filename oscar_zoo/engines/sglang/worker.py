@@ -48,6 +48,8 @@ def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
         given.source.value, given.expected_digest, model=os.environ.get(setting_flags.MODEL)
     )
     final = settings.read_settings(os.environ, artifact.recipe)
+    if final.copy_of is not None:
+        artifact = artifact.copy_of(final.copy_of)
     return replace(final, warnings=final.warnings + artifact.warnings), artifact
 
 

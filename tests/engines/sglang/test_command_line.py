@@ -29,6 +29,7 @@ pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(600)]
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 NAME = "tiny-qwen3-hard:seq512_prompt2_group64"
+OTHER = "sha256:" + "1" * 64
 FORK = {"SGLANG_OSCAR_K_CLIP_RATIO": "0.5", "SGLANG_MIXED_KV_RECENT_TOKENS": "128"}
 
 
@@ -107,6 +108,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "other digest": given(
             "--oscar-artifact", NAME, f"--oscar-rotation-sha256={'0' * 64}", env=cache
         ),
+        "copy": given("--oscar-artifact", NAME, f"--oscar-copy-of={OTHER}", env=cache),
+        "no digest": given("--oscar-artifact", NAME, "--oscar-copy-of=x", env=cache),
         "clip": given("--oscar-artifact", NAME, "--oscar-k-clip=1.5", env=cache),
         "without int2": {
             "argv": [f"--model-path={MODEL}", "--device=cpu", "--oscar-sink-size=1"],
@@ -155,6 +158,12 @@ def test_a_name_means_the_artifact_in_the_local_store(answers: dict[str, Any], c
         "(flag)" in answer["settings"]
         and f"sink {manifest.recipe.windows.sink} (recipe)" in answer["settings"]
     )
+
+
+def test_a_copy_is_called_by_the_digest_of_its_artifact(answers: dict[str, Any]) -> None:
+    answer, manifest = answers["copy"], Manifest.from_bytes(artifact_files()[FILE_NAME])
+    assert answer["digest"] == OTHER and answer["copy_digest"] == manifest.digest
+    assert answers["name"]["copy_digest"] is None
 
 
 def test_the_published_flags(answers: dict[str, Any]) -> None:
@@ -214,6 +223,7 @@ def test_the_artifact_of_the_model_is_found_in_a_folder_of_several(answers: dict
         ("changed file", V_NAME, ""),
         ("other digest", "expected " + "0" * 64, ""),
         ("clip", "exit 2", ""),
+        ("no digest", "exit 2", ""),
         ("two group sizes", "exit 2", ""),
         ("Lloyd-Max", "SGLANG_LLOYD_MAX=1 is not supported", "unset"),
         ("no windows", "SGLANG_ENABLE_MIXED_KV_WINDOWS=0 is not supported", "unset"),

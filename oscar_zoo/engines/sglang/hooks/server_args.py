@@ -185,7 +185,7 @@ def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
             args.model_path,
             artifact.where,
         )
-    logger.info("INT2 KV cache: artifact %s; %s", artifact.digest, chosen.describe())
+    logger.info("INT2 KV cache: artifact %s; %s", artifact.told, chosen.describe())
     compile_ahead.start(args)
 
 

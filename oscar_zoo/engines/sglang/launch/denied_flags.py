@@ -26,6 +26,7 @@ DENIED_FLAGS = {
     "--oscar-rotation-path": "serve gives the server its own verified copy",
     "--oscar-artifact": "serve gives the server its own verified copy",
     "--oscar-name": "serve says what it verified",
+    "--oscar-copy-of": "serve says what it verified",
     "--oscar-rotation-sha256": "serve sets it from the copy it wrote",
     "--oscar-front": "serve always has its front",
     "--device": "use --device in front of --",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from oscar_zoo import errors
@@ -27,13 +28,29 @@ FRAME = re.compile(
 CRASHED = re.compile(r"Subprocess (?P<name>\S+) \(pid=\d+\) crashed with exit code (?P<code>-?\d+)")
 """What SGLang says of a process of its own that ended without a word."""
 HINT = "hint: "
+PARSER_SAYS = ": error: "
+"""What stands between the name of a program and what is wrong with its arguments."""
 UNKNOWN = "no error in its log"
 """The cause that `cause_in` tells when it finds none."""
 
 
-def cause_in(log: Path) -> tuple[str, str | None]:
-    """Why the server that wrote `log` ended: one line without a full stop, and the next step where
-    it is known.
+@dataclass(frozen=True)
+class Cause:
+    """Why a server ended.
+
+    Attributes:
+        text: one line without a full stop.
+        hint: the next step, where it is known.
+        by_parser: whether the parser of its flags said so, and nothing was started.
+    """
+
+    text: str
+    hint: str | None = None
+    by_parser: bool = False
+
+
+def cause_in(log: Path) -> Cause:
+    """Why the server that wrote `log` ended.
 
     A refusal of ours counts before anything that follows it in the log, because the rest is a
     consequence.
@@ -50,27 +67,35 @@ def cause_in(log: Path) -> tuple[str, str | None]:
         if own is not None:
             after = lines[place + 1] if place + 1 < len(lines) else ""
             hint = after.removeprefix(HINT) if after.startswith(HINT) else None
-            return own["message"][:600].rstrip("."), hint
+            return Cause(own["message"][:600].rstrip("."), hint)
     seen = zip(lines, _frames(lines), strict=True)
     named = [
         _reason(*one) for one in seen if NAMES_ERROR.match(one[0]) or WORDLESS.fullmatch(one[0])
     ]
     roots = [line for line in named if not FOLLOWS.match(line)] or named
     if roots:
-        return roots[-1][:400].rstrip("."), None
+        refused = _refused(roots[-1], lines)
+        return Cause((refused or roots[-1])[:400].rstrip("."), by_parser=refused is not None)
     crashes = [found for line in lines if (found := CRASHED.search(line))]
-    return _crash(*crashes[0].groups()) if crashes else (UNKNOWN, None)
+    return _crash(*crashes[0].groups()) if crashes else Cause(UNKNOWN)
 
 
-def _crash(name: str, code: str) -> tuple[str, str | None]:
+def _refused(line: str, lines: Sequence[str]) -> str | None:
+    """What an argument parser says in `line`, after its usage; `None` of any other line."""
+    program, said, text = line.partition(PARSER_SAYS)
+    usage = any(one.startswith(f"usage: {program} ") for one in lines)
+    return text if said and usage else None
+
+
+def _crash(name: str, code: str) -> Cause:
     """A process `name` of SGLang that ended with `code` (negative: the signal), and the next
     step."""
     if int(code) >= 0:
-        return f"its process {name} ended with status {code}", None
+        return Cause(f"its process {name} ended with status {code}")
     if int(code) == -signal.SIGKILL:
         hint = "look into the kernel's log: a machine without free memory kills processes"
-        return f"its process {name} was killed", hint
-    return f"its process {name} was ended by signal {-int(code)}", None
+        return Cause(f"its process {name} was killed", hint)
+    return Cause(f"its process {name} was ended by signal {-int(code)}")
 
 
 def _frames(lines: Sequence[str]) -> Iterator[str]:

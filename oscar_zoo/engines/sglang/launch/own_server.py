@@ -175,6 +175,7 @@ def _options(
         port=ports.free_port() if wanted.port is None else wanted.port,
         config_file=engine,
         front=str(front),
+        copy_of=wanted.verified.digest,
         name=wanted.name,
         served_name=wanted.served_name,
         flags=wanted.flags,

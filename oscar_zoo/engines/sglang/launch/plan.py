@@ -44,6 +44,7 @@ class ServeOptions:
         revision: commit of the model on its hub.
         config_file: file with keys in the engine's own configuration format, or `None`.
         front: file with the settings of the front, or `on`; see `front.settings`.
+        copy_of: digest of the artifact, where the rotations are a copy of it with other bytes.
         name: how the server calls the artifact to those who ask.
         served_name: what requests call the model, unless `flags` say it.
         flags: engine flags of the user.
@@ -62,6 +63,7 @@ class ServeOptions:
     revision: str | None = None
     config_file: Path | None = None
     front: str = ON
+    copy_of: str | None = None
     name: str | None = None
     served_name: str | None = None
     flags: UserFlags = field(default_factory=UserFlags)
@@ -92,15 +94,20 @@ DRAFT_FORMAT = "--speculative-draft-load-format"
 
 
 def cache_flags(
-    rotations: ArtifactSource, rotations_sha256: str, recipe: ServingRecipe
+    rotations: ArtifactSource,
+    rotations_sha256: str,
+    recipe: ServingRecipe,
+    *,
+    copy_of: str | None,
 ) -> dict[str, str]:
     """The engine's flags for an INT2 cache with `rotations`, a folder or a name, and the settings
-    of `recipe`."""
+    of `recipe`; `copy_of` as for `ServeOptions`."""
     where = "--oscar-rotation-path" if rotations.artifact is None else "--oscar-artifact"
     return {
         "--kv-cache-dtype": "int2",
         where: str(rotations),
         "--oscar-rotation-sha256": rotations_sha256,
+        **({} if copy_of is None else {"--oscar-copy-of": copy_of}),
         "--oscar-sink-size": str(recipe.windows.sink),
         "--oscar-recent-size": str(recipe.windows.recent),
         **_code_flags(recipe),
@@ -132,7 +139,9 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
         "--model-path": options.model,
         "--host": options.host,
         "--port": str(options.port),
-        **cache_flags(options.rotations, options.rotations_sha256, options.recipe),
+        **cache_flags(
+            options.rotations, options.rotations_sha256, options.recipe, copy_of=options.copy_of
+        ),
         **device_flags(options.device),
         OPTIONS["front"].flag: options.front,
     }

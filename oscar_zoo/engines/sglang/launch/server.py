@@ -22,12 +22,12 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from oscar_zoo.engines.sglang.launch import processes, watchdog
-from oscar_zoo.engines.sglang.launch.failure_cause import UNKNOWN, cause_in
+from oscar_zoo.engines.sglang.launch.failure_cause import UNKNOWN, Cause, cause_in
 from oscar_zoo.engines.sglang.launch.plan import LOOPBACK, LaunchPlan
 from oscar_zoo.engines.sglang.launch.ports import client_url
 from oscar_zoo.engines.sglang.launch.private_log import LogPump, redacted_log
 from oscar_zoo.engines.sglang.launch.signals import Signals, in_main_thread
-from oscar_zoo.errors import ServerFailed
+from oscar_zoo.errors import FlagRefused, ServerFailed
 
 PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 15.0
@@ -71,6 +71,7 @@ class Server:
 
         Raises:
             ServerFailed: the child died (with the cause from its log), or time ran out.
+            FlagRefused: its parser refused a flag.
         """
         started = time.monotonic()
         while True:
@@ -110,12 +111,14 @@ class Server:
     def failure(self, what: str) -> ServerFailed:
         """The error for a child that ended: what happened, and why. Where the log
         gives no reason, its exit status is told."""
-        text, hint = self.cause()
-        steps = "; ".join(part for part in (hint, f"log: {self.log}") if part)
-        how = f" ({self.status})" if text == UNKNOWN else ""
-        return ServerFailed(f"{what}{how}: {text}.", hint=steps)
+        cause = self.cause()
+        if cause.by_parser:
+            return FlagRefused.for_flags(cause.text, self.log)
+        steps = "; ".join(part for part in (cause.hint, f"log: {self.log}") if part)
+        how = f" ({self.status})" if cause.text == UNKNOWN else ""
+        return ServerFailed(f"{what}{how}: {cause.text}.", hint=steps)
 
-    def cause(self) -> tuple[str, str | None]:
+    def cause(self) -> Cause:
         """Why the child ended; see `failure_cause.cause_in`."""
         self._pump.join(LAST_WORDS_SECONDS)
         return cause_in(self.log)

@@ -15,7 +15,7 @@ import pytest
 
 from oscar_zoo.engines.sglang.launch import ports, server
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
-from oscar_zoo.errors import PortInUse, ServerFailed
+from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
 
 SERVER = """
 import http.server, subprocess, sys
@@ -190,6 +190,20 @@ def test_how_a_child_ended_in_words(tmp_path: Path, dying: str, status: str, cau
             child.wait_until_healthy(300, lambda seconds: None)
     assert caught.value.message.startswith(f"the server ended while starting{status}: ")
     assert caught.value.message.endswith(f"{cause}.")
+
+
+@pytest.mark.parametrize("flags", ["'--frob=1'", "'--tp-size', 'two'"])
+def test_flags_that_its_parser_refuses_are_a_usage_error(tmp_path: Path, flags: str) -> None:
+    parsing = (
+        "import argparse; p = argparse.ArgumentParser('launch_server.py');"
+        f" p.add_argument('--tp-size', type=int); p.parse_args([{flags}])"
+    )
+    with pytest.raises(
+        UsageError, match=r"does not take the flags behind --: .*(frob|two)"
+    ) as told:
+        with server.running(plan(parsing), tmp_path / "log") as child:
+            child.wait_until_healthy(300, lambda seconds: None)
+    assert str(tmp_path / "log") in str(told.value.hint)
 
 
 REFUSING = """

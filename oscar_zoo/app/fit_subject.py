@@ -1,0 +1,113 @@
+"""What `fit-gpu` is asked about: a model, and the artifact whose bits an INT2 cache of it would
+have. No hub is asked over the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from oscar_zoo.app.known import known_entries, served_entry
+from oscar_zoo.app.model_needs import (
+    Needs,
+    needs_of_choice,
+    needs_of_manifest,
+    needs_of_recipe,
+)
+from oscar_zoo.app.refused_models import check_used
+from oscar_zoo.app.sources import Sources
+from oscar_zoo.app.targets import NameTarget, PathTarget, parse
+from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.artifact.names import Reference, is_path
+from oscar_zoo.errors import ArtifactNotFound, UsageError
+from oscar_zoo.next_step import Pull
+from oscar_zoo.registry.entries import Entry
+from oscar_zoo.registry.model_names import ModelChoice, choose_model, recorded_model
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model with a serving recipe.
+
+    Attributes:
+        name: of the model.
+        needs: what it takes on GPUs; `serving` is the recipe of the artifact, where there is one.
+        artifact: `<Model>:<tag>` of the artifact, or `None` where no artifact is known here.
+    """
+
+    name: str
+    needs: Needs
+    artifact: str | None
+
+
+def subject_of(text: str) -> Subject:
+    """The model and the artifact that `text` means: a model's name or folder, `NAME:TAG`, or an
+    artifact's folder.
+
+    Without a tag it is the artifact that `serve` would take for this model, as far as this machine
+    knows; where several have its name and none is the default, it is none.
+
+    Raises:
+        PathNotFound, ArtifactNotFound, InvalidName: nothing on this machine has this name.
+        UnsupportedModel, InvalidModel: the INT2 cache does not take the model, or it is damaged.
+        UsageError: the shapes of the model are not known.
+    """
+    target = _artifact_target(text)
+    if target is not None:
+        return _of_artifact(_entry(target))
+    choice = choose_model(text)
+    needs = _needs(choice)
+    if needs is None:
+        raise UsageError(
+            f"the shapes of {choice.name} are not known here.",
+            hint="give the folder that holds its config.json",
+        )
+    entry = served_entry(Reference(choice.name))
+    manifest = entry.manifest if entry is not None else None
+    if manifest is None or manifest.model.geometry != needs.geometry:
+        return Subject(choice.name, needs, None)
+    return Subject(
+        choice.name, replace(needs, serving=manifest.recipe), manifest.artifact_id.reference
+    )
+
+
+def _artifact_target(text: str) -> PathTarget | NameTarget | None:
+    """The artifact that `text` is written as; `None` for what names a model."""
+    if not is_path(text) and not set(":@") & set(text):
+        return None
+    target = parse(text)
+    if isinstance(target, PathTarget):
+        return target if (target.path / FILE_NAME).is_file() else None
+    return target if isinstance(target, NameTarget) else None
+
+
+def _entry(target: PathTarget | NameTarget) -> Entry:
+    try:
+        (entry,), _ = known_entries([target], Sources(offline=True))
+    except ArtifactNotFound as error:
+        raise ArtifactNotFound(
+            f"{target} is not on this machine, and fit-gpu asks no hub.",
+            hint=error.advice,
+            suggestions=error.suggestions,
+            next_step=Pull(str(target)),
+        ) from None
+    return entry
+
+
+def _of_artifact(entry: Entry) -> Subject:
+    name, manifest = entry.id.reference, entry.manifest
+    if manifest is None:
+        if entry.recipe is None:
+            raise UsageError(
+                f"{name} has no oscar.json, and the zoo does not know the shapes of its model.",
+                hint="give the folder of the model",
+            )
+        return Subject(entry.recipe.name, needs_of_recipe(entry.recipe), name)
+    choice = recorded_model(manifest.model.id)
+    needs = _needs(choice)
+    if needs is None or needs.geometry != manifest.model.geometry:
+        needs = needs_of_manifest(manifest)
+    return Subject(choice.name, replace(needs, serving=manifest.recipe), name)
+
+
+def _needs(choice: ModelChoice) -> Needs | None:
+    check_used(choice)
+    return needs_of_choice(choice)
