@@ -29,6 +29,7 @@ VALUES = {
 """Values of the flags that are no switches."""
 DRAFTS = "--speculative-algorithm=NGRAM"
 ALSO = {
+    "--enable-linear-replayssm-spec": [DRAFTS],
     "--enable-mixed-chunk": [DRAFTS],
     "--enable-multi-layer-eagle": ["--speculative-eagle-topk=2"],
     "--pp-size": [DRAFTS],
