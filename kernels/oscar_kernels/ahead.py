@@ -77,8 +77,9 @@ class Recorder:
 
     @property
     def jobs(self) -> list[Job]:
-        """All of it. Those that take longest are about the first of each kind."""
-        return [*self.builds, *self.launches.values()]
+        """All of it, roughly in the order of their costs, so that no long one is left for the end:
+        the last launches do most."""
+        return [*self.builds, *reversed(self.launches.values())]
 
 
 class _Device:
