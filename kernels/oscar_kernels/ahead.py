@@ -13,6 +13,8 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -23,6 +25,7 @@ from oscar_kernels.nvrtc.compile import Build
 
 WARP = 32
 MOST_PROCESSES = 16
+NICE = 5
 PR_SET_PDEATHSIG = 1
 
 
@@ -77,8 +80,9 @@ class Recorder:
 
     @property
     def jobs(self) -> list[Job]:
-        """All of it. Those that take longest are about the first of each kind."""
-        return [*self.builds, *self.launches.values()]
+        """All of it, roughly in the order of their costs, so that no long one is left for the end:
+        the last launches do most."""
+        return [*self.builds, *reversed(self.launches.values())]
 
 
 class _Device:
@@ -146,17 +150,26 @@ def compile_all(jobs: Sequence[Job], processes: int | None = None) -> list[str]:
     usual = min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
     number = min(len(jobs), usual if processes is None else processes)
     _JOBS[:] = jobs
-    with multiprocessing.get_context("fork").Pool(number, _begin, (os.getpid(),)) as pool:
-        told = pool.imap_unordered(_failure, range(len(jobs)))
-        return [line for line in told if line is not None]
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(number, context, _begin, (os.getpid(),)) as pool:
+        told = [pool.submit(_failure, place) for place in range(len(jobs))]
+        return [line for one in told if (line := _result(one)) is not None]
 
 
 _JOBS: list[Job] = []
 """Forks read them from here, because launches cannot be pickled."""
 
 
+def _result(job: Future[str | None]) -> str | None:
+    try:
+        return job.result()
+    except BrokenProcessPool:
+        return "a process that compiles was killed"
+
+
 def _begin(parent: int) -> None:
-    """End this fork with its parent."""
+    """End this fork with its parent, and leave CPUs to others that want them."""
+    os.nice(NICE)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -158,7 +158,8 @@ def extend_batch(
     total = sum(extend_lens)
     request = torch.repeat_interleave(both[1].long(), output_size=total)
     positions = torch.arange(total, dtype=torch.int32, device=device) + (both[0] - both[3])[request]
-    targets = TokenTargets(out_loc, rows[request], positions, (both[0] + both[1])[request])
+    ends = (both[0] + both[1]).long()[request]  # the type of a decode step: one compiled write
+    targets = TokenTargets(out_loc, rows[request], positions, ends)
     view = BatchView(indptr[0], kv_indices, rows, windows)
     return Batch(
         "extend",

@@ -16,10 +16,12 @@ of a completion, and what the plugin says of its kernels.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -116,7 +118,10 @@ def run(side: str, work: Path, home: Path, given: argparse.Namespace) -> Start:
             return _watch(process, began, log, port, home / "output")
         finally:
             process.terminate()
-            process.wait(60)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _watch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -61,6 +62,17 @@ def test_what_cannot_be_compiled_is_told_by_whoever_needs_it(folder: Path) -> No
     assert len(kept(folder)) == 1
     with pytest.raises(nvrtc.CompilationFailed):
         bad.code()
+
+
+class Killed:
+    """A job whose process the system kills, for example because memory is short."""
+
+    def code(self) -> object:
+        return os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_is_no_reason_to_wait() -> None:
+    assert ahead.compile_all([Killed()], 1) == ["a process that compiles was killed"]
 
 
 def test_nobody_compiles_again_what_was_compiled_ahead(

@@ -190,14 +190,13 @@ def refusal(job: dict[str, Any]) -> str:
 def probe() -> dict[str, Any]:
     """Do the targets of the hooks exist, are they patched, and does the command line know our
     flags?"""
-    from sglang.srt.plugins import hook_registry, load_plugins
+    from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import ServerArgs
 
     from oscar_zoo.engines.sglang.compat import hook_targets
 
     load_plugins()
     paths = [place.path for places in hook_targets.targets().values() for place in places]
-    wrappers = {hook_targets.__file__, hook_registry.__file__}
     found, patched = [], list[str]()
     for path in dict.fromkeys(paths):
         module, owner, name = path.rsplit(".", 2)
@@ -205,7 +204,7 @@ def probe() -> dict[str, Any]:
         holder = holder or importlib.import_module(f"{module}.{owner}")
         there = getattr(holder, name, None)
         found.append((path, callable(there)))
-        if callable(there) and there.__code__.co_filename in wrappers:
+        if callable(there) and there.__code__.co_filename == hook_targets.__file__:
             patched.append(path)
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)

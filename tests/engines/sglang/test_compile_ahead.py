@@ -13,6 +13,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tiny_artifacts import payload, write_folder
+
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.engines.sglang import compile_ahead, compile_lock
 from oscar_zoo.engines.sglang.compile_program import Request
@@ -37,6 +39,20 @@ REQUEST = Request(
         max_tokens=2048,
     ),
 )
+
+PROGRAM = """
+import sys
+from oscar_kernels.chips import CHIPS, Target
+from oscar_zoo.engines.sglang import compile_program, served_artifact
+from oscar_zoo.engines.sglang.settings import ArtifactSource
+
+artifact = served_artifact.load(ArtifactSource(folder=sys.argv[1]), None)
+request = compile_program.Request.parse(sys.stdin.read())
+for capability in ((9, 0), (8, 9)):
+    target = Target(capability, CHIPS[capability].shared_bytes, 100)
+    jobs = compile_program.jobs(request, artifact, target)
+    print(*(x.source.main if hasattr(x, "source") else x.kernel.__name__ for x in jobs))
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -93,3 +109,20 @@ def test_a_process_that_fails_says_so_and_holds_nobody_up(
     assert "INT2 KV cache: nothing is compiled ahead (UsageError: " in out
     assert out.count("\n") == 1 and err == ""
     assert not Path(os.environ[compile_lock.VARIABLE]).exists()
+
+
+def test_what_an_artifact_needs_is_found_without_a_gpu(tmp_path: Path) -> None:
+    pair = write_folder(tmp_path / "pair", payload())
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(pair)],
+        input=str(REQUEST),
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    hopper, ada = (line.split() for line in ran.stdout.splitlines())
+    assert hopper.count("decode.cu") == 1 and hopper.count("write.cu") == 1
+    assert ada.count("decode.cu") == 1 and "write.cu" not in ada
+    assert "_write_kv_int2_kernel" in ada and "_write_kv_int2_kernel" not in hopper

@@ -1,14 +1,16 @@
-"""Where hooks attach in the installed version of SGLang, and their registration.
+"""Where hooks attach in the installed version of SGLang, and how.
 
-SGLang's registry looks for each function that it wraps in every module, which takes 20 ms. Other
-modules hold functions, but no methods, so methods are wrapped here, as the registry would.
+Hooks have the kinds of SGLang's registry, and wrap functions as it does. The registry itself looks
+for each function in every module, which takes 20 ms for each of 40 hooks in every process. Here one
+look finds all of them.
 """
 
 from __future__ import annotations
 
 import functools
 import pkgutil
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +32,10 @@ class Target:
     path: str
     kind: str
 
-    def method(self) -> tuple[type, str] | None:
-        """Class and name of a method; `None` for a function of a module."""
+    def place(self) -> tuple[Any, str]:
+        """Class or module, and name in it."""
         owner, _, name = self.path.rpartition(".")
-        found = pkgutil.resolve_name(owner)
-        return (found, name) if isinstance(found, type) else None
+        return pkgutil.resolve_name(owner), name
 
 
 def targets() -> dict[str, tuple[Target, ...]]:
@@ -177,36 +178,36 @@ def install(
     """
     from sglang.srt import server_args
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     server_args.add_attention_backend_choices([backend])
     register_attention_backend(backend)(make_backend)
-    wanted = [(hooks[name], place) for name, places in targets().items() for place in places]
-    methods = [place.method() for _, place in wanted]  # all are found before any is wrapped
-    for (hook, place), method in zip(wanted, methods, strict=True):
-        if method is None:
-            HookRegistry.register(place.path, hook, HookType[place.kind])
-        else:
-            _wrap_method(*method, hook, place.kind)
+    _attach((hooks[name], place) for name, places in targets().items() for place in places)
     _add_to_scheduler(scheduler_methods)
 
 
 def install_tap(hook: Hook, scheduler_methods: Mapping[str, Hook]) -> None:
-    """Register the hook around every attention layer, and what `collective_rpc` may call for it."""
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-    HookRegistry.register(
-        "sglang.srt.layers.radix_attention.RadixAttention.forward", hook, HookType.AROUND
-    )
+    """Attach the hook around every attention layer, and add what `collective_rpc` may call for
+    it."""
+    path = "sglang.srt.layers.radix_attention.RadixAttention.forward"
+    _attach([(hook, Target(path, "AROUND"))])
     _add_to_scheduler(scheduler_methods)
 
 
-def _wrap_method(owner: type, name: str, hook: Hook, kind: str) -> None:
-    """Attach a hook to a method; static and class methods stay what they are."""
-    given: Any = vars(owner).get(name)
-    unbound = isinstance(given, (classmethod, staticmethod))
-    original = given.__func__ if unbound else getattr(owner, name)
+def _attach(wanted: Iterable[tuple[Hook, Target]]) -> None:
+    """Attach hooks to functions and methods. All places are found before any of them changes."""
+    functions: dict[tuple[Any, str], Hook] = {}
+    for hook, kind, (owner, name) in [(hook, x.kind, x.place()) for hook, x in wanted]:
+        given: Any = vars(owner).get(name)
+        unbound = isinstance(given, (classmethod, staticmethod))
+        original = given.__func__ if unbound else getattr(owner, name)
+        wrapped = _wrapped(original, hook, kind)
+        setattr(owner, name, type(given)(wrapped) if unbound else wrapped)
+        if not isinstance(owner, type):
+            functions.setdefault((owner, name), original)
+    _replace_imported({id(was): getattr(*place) for place, was in functions.items()})
 
+
+def _wrapped(original: Hook, hook: Hook, kind: str) -> Hook:
     @functools.wraps(original)
     def wrapped(*args: Any, **named: Any) -> Any:
         if kind == "AROUND":
@@ -218,7 +219,16 @@ def _wrap_method(owner: type, name: str, hook: Hook, kind: str) -> None:
         changed = hook(result, *args, **named)
         return result if changed is None else changed
 
-    setattr(owner, name, type(given)(wrapped) if unbound else wrapped)
+    return wrapped
+
+
+def _replace_imported(replaced: Mapping[int, Hook]) -> None:
+    """Replace functions, by their `id`, where a module has imported them by name."""
+    for module in list(sys.modules.values()):
+        names = list(getattr(module, "__dict__", {}).items())
+        for name, value in names:
+            if id(value) in replaced:
+                setattr(module, name, replaced[id(value)])
 
 
 def _add_to_scheduler(methods: Mapping[str, Hook]) -> None:
