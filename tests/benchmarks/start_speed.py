@@ -5,7 +5,7 @@ kernels and with those of the start before.
 
 The model has the shape of Qwen3-8B but for its hidden size, 36 layers with random weights of 0.5 GB
 (4 layers on a CPU), so there is less time than usual in which kernels can be compiled while weights
-are loaded. Stock SGLang starts without any flag of ours. Ours is `oscar-zoo serve`, from its first
+are loaded. Stock SGLang starts with its usual cache and without our plugin. Ours is `oscar-zoo serve`, from its first
 instruction on. One start of each is not counted: it fills the disk cache of the system and the
 cache of FlashInfer. With `--cold` there is none, and a first start has no cache at all.
 
@@ -20,6 +20,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -38,7 +39,7 @@ from oscar_zoo.bench import dummy
 from oscar_zoo.engines.sglang.flags import device_flags, device_switches
 from oscar_zoo.engines.sglang.launch.environment import child_environment
 from oscar_zoo.engines.sglang.launch.phases import PHASES
-from oscar_zoo.engines.sglang.launch.stock_server import NO_PLUGIN
+from oscar_zoo.engines.sglang.launch.stock_server import BACKENDS, NO_PLUGIN
 from oscar_zoo.models.folder_geometry import geometry_of_folder
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
@@ -64,6 +65,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--cold", action="store_true")
     parser.add_argument("--drafts", action="store_true")
+    parser.add_argument("--engine-flags", default="", help="more flags for SGLang, as one string")
     given = parser.parse_args()
     found: dict[str, list[Start]] = {}
     with tempfile.TemporaryDirectory(prefix="start-speed-") as name:
@@ -91,13 +93,13 @@ def run(side: str, work: Path, home: Path, given: argparse.Namespace) -> Start:
     own = {"XDG_CACHE_HOME": str(home / "cache"), "OSCAR_ZOO_STATE": str(home / "state")}
     if given.cold:
         own["HOME"] = str(home)
-    extra = [*(DRAFTS if given.drafts else ()), f"--port={port}"]
+    more = shlex.split(given.engine_flags)
+    extra = [*(DRAFTS if given.drafts else ()), *more, f"--port={port}"]
     flags = [f"{flag}={value}" for flag, value in device_flags("cpu").items()]
     on_cpu = [*flags, *device_switches("cpu")] if given.device == "cpu" else []
     if side == "stock":
-        backend = ["--attention-backend=torch_native"] if on_cpu else []
         command = [sys.executable, "-m", "sglang.launch_server", f"--model-path={work / 'model'}"]
-        command += [*on_cpu, *backend, *extra]
+        command += [*on_cpu, f"--attention-backend={BACKENDS[given.device]}", *extra]
         env = child_environment(os.environ, device=given.device, kernels=home / "kernels")
         env |= own | {"SGLANG_PLUGINS": NO_PLUGIN}
     else:
