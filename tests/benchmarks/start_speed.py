@@ -5,9 +5,10 @@ kernels and with those of the start before.
 
 The model has the shape of Qwen3-8B but for its hidden size, 36 layers with random weights of 0.5 GB
 (4 layers on a CPU), so there is less time than usual in which kernels can be compiled while weights
-are loaded. Stock SGLang starts with its usual cache and without our plugin. Ours is `oscar-zoo serve`, from its first
-instruction on. One start of each is not counted: it fills the disk cache of the system and the
-cache of FlashInfer. With `--cold` there is none, and a first start has no cache at all.
+are loaded. Stock SGLang starts with its usual cache and without our plugin. Ours is `oscar-zoo
+serve`, from its first instruction on. One start of each is not counted: it fills the disk cache of
+the system and the cache of FlashInfer. With `--cold` there is none, and a first start has no cache
+at all.
 
 A row is the second in which a phase began, as the log tells, then the first answer of `/health` and
 of a completion, and what the plugin says of its kernels.
