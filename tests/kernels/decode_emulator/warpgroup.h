@@ -57,6 +57,11 @@ DEV void stmatrix_trans(u32 at, const u32 (&x)[N]) {
     }
   for (int i = 0; i < 8 * N; i++) machine::stored(to[i]);
 }
+DEV int uniform(int x) {
+  const u32* all = machine::exchange((u32)x, 42);
+  machine::check(std::all_of(all, all + 32, [=](u32 y) { return y == all[0]; }), "a number that is not the same for all lanes");
+  return x;
+}
 DEV void group_sync(int id) { machine::arrive_and_wait(id, 128); }
 DEV bool group_any(int id, bool x) { return machine::arrive_and_wait(id, 128, x); }
 DEV void fence_for_products() { machine::self().unfenced.clear(); }

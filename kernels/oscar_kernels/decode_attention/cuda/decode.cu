@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Seat seat(warp);
 #if WARPGROUP
-  const Group shared(shared_address(memory + RING_BYTES), __shfl_sync(ALL, warp, 0));
+  const Group shared(shared_address(memory + RING_BYTES), uniform(warp));
 #endif
   const Shares work(p, prefix[2 * p.batch]);
   u32 at = min(work.total, work.each * blockIdx.x);

@@ -56,9 +56,9 @@ struct GroupTile {
   static constexpr int TOKENS = 2 * WARPGROUP, LOADS = PARTS_K * KC / 2, STEPS = 2 * IN_BYTE_K;
   u32 k_offset[LOADS], v_offset[PARTS_V], affine_offset, field;
   // Of the last tile: its values, its weights, which are in shared memory too, and its offsets.
-  u32 values[TOKEN_STEPS][FRAGMENTS][4], turn;
+  u32 values[TOKEN_STEPS][FRAGMENTS][4], turn, weights;
   float weight[NT][TOKENS], v_offs[TOKENS][GV];
-  DEV GroupTile(const Group& at, int lane, int head) : turn(0) {
+  DEV GroupTile(const Group& at, int lane, int head) : turn(0), weights(operand(at.weights)) {
     UNROLL for (int k = 0; k < TOKEN_STEPS; k++) UNROLL for (int f = 0; f < FRAGMENTS; f++)
         UNROLL for (int i = 0; i < 4; i++) values[k][f][i] = 0;
     UNROLL for (int o = 0; o < TOKENS; o++) {
@@ -77,21 +77,29 @@ struct GroupTile {
     affine_offset = affine_place(at.tokens + 16 * at.warp + lane / 4, head);
     field = fields<BITS_V>(0x00010001u, 0) << BITS_V * (at.quarter(0) % IN_BYTE_V);
   }
-  // Begins the products of the query with codes of `u` times 64 tokens.
-  DEV void scores(const Group& at, u32 stage, int u, u32 (&codes)[LOADS][STEPS][4], float (&x)[GK][NUMBERS]) const {
+  // Begins the products of the query with codes, and with half of them under way takes those with values as done.
+  DEV void scores(const Group& at, GroupState& s, u32 stage, u32 (&codes)[WARPGROUP][LOADS][STEPS][4],
+                  float (&x)[WARPGROUP][GK][NUMBERS]) {
+    const u32 query = uniform(operand(at.query));
     UNROLL for (int load = 0; load < LOADS; load++) {
-      u32 a[4];
-      ldmatrix4(a, stage + k_offset[load] + 64 * u * ROW_UNITS * 16);
+      u32 a[WARPGROUP][4];
+      UNROLL for (int u = 0; u < WARPGROUP; u++) ldmatrix4(a[u], stage + k_offset[load] + 64 * u * ROW_UNITS * 16);
       UNROLL for (int e = 0; e < 2; e++) {
-        UNROLL for (int i = 0; i < IN_BYTE_K; i++) UNROLL for (int j = 0; j < 4; j++)
-            codes[load][e * IN_BYTE_K + i][j] = a[j] & fields<BITS_K>(0x00010001u, i);
+        UNROLL for (int i = 0; i < IN_BYTE_K; i++) UNROLL for (int u = 0; u < WARPGROUP; u++)
+            UNROLL for (int j = 0; j < 4; j++)
+            codes[u][load][e * IN_BYTE_K + i][j] = a[u][j] & fields<BITS_K>(0x00010001u, i);
         products_begin();
-        UNROLL for (int i = 0; i < IN_BYTE_K; i++) {
+        UNROLL for (int i = 0; i < IN_BYTE_K; i++) UNROLL for (int u = 0; u < WARPGROUP; u++) {
           const int quarter = load / (KC / 2) * IN_BYTE_K + i, v = quarter * GK / 4;
-          group_multiply(x[v], codes[load][e * IN_BYTE_K + i], GroupQuery::operand_of(at, load, e, i),
+          group_multiply(x[u][v], codes[u][load][e * IN_BYTE_K + i], query + GroupQuery::step(load, e, i) / 16,
                          load % (KC / 2) != 0 || e != 0 || quarter != v * 4 / GK);
         }
-        UNROLL for (int j = 0; j < 4; j++) a[j] >>= 8;
+        if (2 * load + e + 1 == LOADS) {
+          products_commit();
+          products_wait<1>();
+          finish(s);
+        }
+        UNROLL for (int u = 0; u < WARPGROUP; u++) UNROLL for (int j = 0; j < 4; j++) a[u][j] >>= 8;
       }
     }
   }
@@ -107,6 +115,7 @@ struct GroupTile {
     UNROLL for (int k = 0; k < TOKEN_STEPS; k++) UNROLL for (int f = 0; f < FRAGMENTS; f++)
         UNROLL for (int i = 0; i < 4; i++)
             values[k][f][i] = a[k][f / EACH][i] & (field << BITS_V * IN_BYTE_V / EACH * (f % EACH));
+    UNROLL for (int k = 0; k < TOKEN_STEPS; k++) UNROLL for (int f = 0; f < FRAGMENTS; f++) settled(values[k][f]);
   }
   // The weights of logits `x` less their maxima, and, times value scale, in shared memory; their sum.
   DEV float weigh(const Group& at, const GroupState& s, const float (&x)[NT][TOKENS],
@@ -146,13 +155,11 @@ struct GroupTile {
     u32 codes[WARPGROUP][LOADS][STEPS][4];
     float y[WARPGROUP][GK][NUMBERS], x[NT][TOKENS];
     float k_scale[TOKENS][GK], k_offs[TOKENS][GK], v_scale[TOKENS][GV];
-    add(at, s);
-    UNROLL for (int u = 0; u < WARPGROUP; u++) scores(at, stage, u, codes[u], y[u]);
+    add(s);
+    scores(at, s, stage, codes, y);
     products_commit();
     UNROLL for (int o = 0; o < TOKENS; o++)
         load_affine(stage + affine_offset + token_of(o) * AFFINE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
-    products_wait<1>();
-    finish(s);
     load_values(at, stage);
     __syncwarp();
     if (lane == 0) arrive(empty);
@@ -165,6 +172,7 @@ struct GroupTile {
     hide(p, sight, valid, lane, x);
     float largest = v_scale[0][0];
     UNROLL for (int o = 0; o < TOKENS; o++) UNROLL for (int v = 0; v < GV; v++) largest = fmaxf(largest, v_scale[o][v]);
+    weights = uniform(operand(at.weights + (turn ^ 1) * WEIGHT_BYTES));
     bool low = first || largest * s.value_scale > 64.f;
     while (true) {  // at most twice
       const float sum = weigh(at, s, x, v_scale, lane);
@@ -186,8 +194,7 @@ struct GroupTile {
     }
   }
   // Adds the last tile's weights, and begins their products with values; `finish` when they have been waited for.
-  DEV void add(const Group& at, GroupState& s) const {
-    const u32 weights = operand(at.weights + turn * WEIGHT_BYTES);
+  DEV void add(GroupState& s) const {
     products_begin();
     UNROLL for (int k = 0; k < TOKEN_STEPS; k++) UNROLL for (int f = 0; f < FRAGMENTS; f++) {
       const int step = Group::quantization_group(f) * TOKEN_STEPS + k;
@@ -212,6 +219,7 @@ DEV void group_segment(const Params& p, GroupState& s, Ring& ring, const Request
                        const QueryRows& rows, const Group& at, int head, int lo, int hi, int warp, int lane,
                        bool& ahead) {
   constexpr int TURNS = WARPS / COPIERS;
+  lo = uniform(lo), hi = uniform(hi), ring.stage = uniform(ring.stage), ring.round = uniform(ring.round);
   const Loader loader(p, r, block, warp % COPIERS * (32 * COPIED));
   u32 slot[2][COPIED];
   int mine = lo + warp / COPIERS;  // the tile that this warp copies next
@@ -236,7 +244,7 @@ DEV void group_segment(const Params& p, GroupState& s, Ring& ring, const Request
     ring = ring.plus(1);
     left -= TILE;
   }
-  tile.add(at, s);
+  tile.add(s);
   products_wait<0>();
   tile.finish(s);
 }

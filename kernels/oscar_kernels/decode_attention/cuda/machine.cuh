@@ -113,6 +113,9 @@ DEV void mma_f16_half(float (&c)[4], u32 a0, u32 a1, u32 b0) {
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(b0));
 }
+// What is the same for all lanes of a warp, as a number that the compiler may keep once for all of them.
+DEV int uniform(int x) { return __shfl_sync(ALL, x, 0); }
+
 // Products of a warpgroup, four warps, for compute capability 9.0. One waits in registers and in shared memory until
 // `products_wait`.
 template <int N>
@@ -190,14 +193,14 @@ template <int N>
 DEV void products_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-// What products had in registers is used, and changed, no earlier than here.
+// What products have in registers is made no later than here, and used, and changed, no earlier.
 template <int N>
 DEV void settled(float (&x)[N]) {
   UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
 }
 template <int N>
 DEV void settled(u32 (&x)[N]) {
-  UNROLL for (int i = 0; i < N; i++) asm volatile("" ::"r"(x[i]) : "memory");
+  UNROLL for (int i = 0; i < N; i++) asm volatile("" : "+r"(x[i])::"memory");
 }
 
 DEV void prefetch(const void* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }

@@ -79,6 +79,9 @@ struct Query16 {
   }
 };
 
+// Whether registers have no room for keys and values at a time.
+constexpr bool WIDE = DK + DV > 384;
+
 // Of the rows the kernel in front has written only the last, the newest tokens.
 DEV void window_segment(const Params& p, State& s, const Request& r, int b, int head, const QueryRows& rows, int group,
                         int lo, int hi, bool& ahead) {
@@ -95,11 +98,14 @@ DEV void window_segment(const Params& p, State& s, const Request& r, int b, int 
       const unsigned short* row = w.row(min(token, w.count - 1), p.sink_k, p.ring_k, DK);
       UNROLL for (int j = 0; j < DK / 32; j++) k[i][j] = load_row(row, 4 * j + t, token < w.count);
     }
-    UNROLL for (int i = 0; i < 4; i++) {
-      const int token = base + 2 * t + (i & 1) + 8 * (i >> 1);
-      const unsigned short* row = w.row(min(token, w.count - 1), p.sink_v, p.ring_v, DV);
-      UNROLL for (int j = 0; j < VC; j++) v[i][j] = load_row(row, 8 * j + g, token < w.count);
-    }
+    const auto load_values = [&] {
+      UNROLL for (int i = 0; i < 4; i++) {
+        const int token = base + 2 * t + (i & 1) + 8 * (i >> 1);
+        const unsigned short* row = w.row(min(token, w.count - 1), p.sink_v, p.ring_v, DV);
+        UNROLL for (int j = 0; j < VC; j++) v[i][j] = load_row(row, 8 * j + g, token < w.count);
+      }
+    };
+    if constexpr (!WIDE) load_values();
     if (step + 1 < hi) prefetch_rows(p, w, base + STEP, lane);
     meet(ahead);
     if (step == lo) q.load(p, rows, lane);
@@ -112,6 +118,7 @@ DEV void window_segment(const Params& p, State& s, const Request& r, int b, int 
         if constexpr (NT > 1 && QUERY) mma_bf16(c[j], a0, a1, a2, a3, q.lo[j][n][0], q.lo[j][n][1]);
       }
     }
+    if constexpr (WIDE) load_values();
     bool raise = false;
     const bool partly = DRAFTS && w.partly_seen(p, r, base);
     UNROLL for (int n = 0; n < NT; n++) {
