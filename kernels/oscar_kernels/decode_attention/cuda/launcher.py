@@ -18,7 +18,6 @@ from oscar_kernels.chips import LOWEST, WRITE
 from oscar_kernels.decode_attention.cuda.parameters import arguments, scratch_sizes
 from oscar_kernels.decode_attention.cuda.variant import (
     PLAN_BYTES,
-    WARPS,
     AttentionVariant,
     fitting,
     misfit,
@@ -243,7 +242,7 @@ def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         threads = {f"oscar_decode_stage2_{n}": 512 if n == 1 else 256 for n in MERGED_ROWS}
-        stage1, *stage2 = driver.load(code, {"oscar_decode_stage1": 32 * WARPS, **threads})
+        stage1, *stage2 = driver.load(code, {"oscar_decode_stage1": 32 * made.warps, **threads})
         ring = ring_bytes(flags)
         stage1.allow_shared(ring + PLAN_BYTES)
         resident = max(1, min(made.tiles.resident, stage1.blocks_per_multiprocessor(ring + 1024)))
