@@ -27,8 +27,7 @@ struct GroupTile {
     field = fields<BITS_V>(0x00010001u, 0) << BITS_V * (at.quarter(0) % IN_BYTE_V);
   }
   // Begins the products of the query with codes, and with half of them under way takes those with values as done.
-  DEV void scores(const Group& at, GroupState& s, u32 stage, u32 (&codes)[WARPGROUP][LOADS][STEPS][4],
-                  float (&x)[WARPGROUP][GK][NUMBERS]) {
+  DEV void scores(const Group& at, GroupState& s, u32 stage) {
     const u32 query = uniform(operand(at.query));
     UNROLL for (int load = 0; load < LOADS; load++) {
       u32 a[WARPGROUP][4];
@@ -40,7 +39,7 @@ struct GroupTile {
         products_begin();
         UNROLL for (int i = 0; i < IN_BYTE_K; i++) UNROLL for (int u = 0; u < WARPGROUP; u++) {
           const int quarter = load / (KC / 2) * IN_BYTE_K + i, v = quarter * GK / 4;
-          group_multiply<false>(x[u][v], codes[u][load][e * IN_BYTE_K + i], query + GroupQuery::step(load, e, i) / 16,
+          group_multiply<false>(y[u][v], codes[u][load][e * IN_BYTE_K + i], query + GroupQuery::step(load, e, i) / 16,
                          load % (KC / 2) != 0 || e != 0 || quarter != v * 4 / GK);
         }
         if (2 * load + e + 1 == LOADS) {
@@ -51,18 +50,28 @@ struct GroupTile {
         if (LEAN && e && load + 1 < LOADS) {
           products_commit();
           products_wait<0>();
-          UNROLL for (int v = 0; v < GK; v++) UNROLL for (int u = 0; u < WARPGROUP; u++) settled(x[u][v]);
+          UNROLL for (int v = 0; v < GK; v++) UNROLL for (int u = 0; u < WARPGROUP; u++) settled(y[u][v]);
           UNROLL for (int i = 0; i < STEPS; i++) UNROLL for (int u = 0; u < WARPGROUP; u++) settled(codes[u][load][i]);
         }
         UNROLL for (int u = 0; u < WARPGROUP; u++) UNROLL for (int j = 0; j < 4; j++) a[u][j] >>= 8;
       }
     }
+    products_commit();
+  }
+  DEV void settle_scores() {
+    products_wait<0>();
+    UNROLL for (int u = 0; u < WARPGROUP; u++) {
+      UNROLL for (int i = 0; i < LOADS; i++) UNROLL for (int j = 0; j < STEPS; j++) settled(codes[u][i][j]);
+      UNROLL for (int v = 0; v < GK; v++) settled(y[u][v]);
+    }
   }
   // The codes of all tokens in the warp's channels, as operands.
-  DEV void load_values(const Group& at, u32 stage) {
+  DEV void load_values(const Group& at, u32 stage, u32 empty, int lane) {
     u32 a[TOKEN_STEPS][PARTS_V][4];
     UNROLL for (int k = 0; k < TOKEN_STEPS; k++) UNROLL for (int j = 0; j < PARTS_V; j++)
         ldmatrix4_trans(a[k][j], stage + v_offset[j] + 16 * k * ROW_UNITS * 16);
+    __syncwarp();
+    if (lane == 0) arrive(empty);
     if (at.odd)
       UNROLL for (int k = 0; k < TOKEN_STEPS; k++) UNROLL for (int j = 0; j < PARTS_V; j++)
           UNROLL for (int i = 0; i < 4; i++) a[k][j][i] >>= 8;
@@ -108,28 +117,33 @@ struct GroupTile {
     fence_for_products();
     return all;
   }
-  // All of a tile but the products with its values, which `add` begins while codes of the next one are unpacked. Its
-  // stage is free when the warp has arrived at `empty`.
-  DEV void compute(const Params& p, GroupState& s, const GroupQuery& q, const Group& at, const Sight& sight, u32 stage,
-                   u32 empty, int valid, bool first, int lane) {
-    u32 codes[WARPGROUP][LOADS][STEPS][4];
-    float y[WARPGROUP][GK][NUMBERS], x[NT][TOKENS];
-    float k_scale[TOKENS][GK], k_offs[TOKENS][GK], v_scale[TOKENS][GV], v_offs[TOKENS][GV];
-    add(s);
-    scores(at, s, stage, codes, y);
-    products_commit();
+  // All of a tile whose scores are there, but the products with its values. Those of the tile before, and the scores of
+  // the next one, go on while weights are made. With LEAN scores are made and waited for. The tile's stage is free when
+  // the warp has arrived at `empty`.
+  DEV void compute(const Params& p, GroupState& s, const GroupQuery& q, const Group& at, const Sight& sight,
+                   const Ring& ring, int valid, bool first, bool last, int lane) {
+    const u32 stage = ring.data();
+    float x[NT][TOKENS], k_scale[TOKENS][GK], k_offs[TOKENS][GK], v_scale[TOKENS][GV], v_offs[TOKENS][GV];
+    if (LEAN) {
+      wait_phase(ring.full(), ring.round);
+      add(s);
+      scores(at, s, stage);
+    }
     UNROLL for (int o = 0; o < TOKENS; o++)
         load_affine(stage + affine_offset + token_of(o) * AFFINE_ROW, k_scale[o], k_offs[o], v_scale[o], v_offs[o]);
-    load_values(at, stage);
-    __syncwarp();
-    if (lane == 0) arrive(empty);
-    products_wait<0>();
-    UNROLL for (int u = 0; u < WARPGROUP; u++) {
-      UNROLL for (int i = 0; i < LOADS; i++) UNROLL for (int j = 0; j < STEPS; j++) settled(codes[u][i][j]);
-      UNROLL for (int v = 0; v < GK; v++) settled(y[u][v]);
+    if (LEAN) {
+      load_values(at, stage, ring.empty(), lane);
+      settle_scores();
     }
-    logits(p, s, q, y, k_scale, k_offs, x);
+    logits(p, s, q, k_scale, k_offs, x);
     hide(p, sight, valid, lane, x);
+    if (!LEAN) {
+      add(s);
+      const Ring next = ring.plus(1);
+      if (!last) wait_phase(next.full(), next.round);
+      scores(at, s, next.data());  // behind the last tile of nothing, and nobody asks for them
+      load_values(at, stage, ring.empty(), lane);
+    }
     float largest = v_scale[0][0];
     UNROLL for (int o = 0; o < TOKENS; o++) UNROLL for (int v = 0; v < GV; v++) largest = fmaxf(largest, v_scale[o][v]);
     weights = uniform(operand(at.weights + (turn ^ 1) * WEIGHT_BYTES));
@@ -146,9 +160,9 @@ struct GroupTile {
       UNROLL for (int v = 0; v < GV; v++) s.z[n][v] = sums.z[n][v];
     }
     turn ^= 1;
+    if (!LEAN) settle_scores();
   }
-  DEV void logits(const Params& p, const GroupState& s, const GroupQuery& q, const float (&y)[WARPGROUP][GK][NUMBERS],
-                  const float (&ks)[TOKENS][GK], const float (&ko)[TOKENS][GK], float (&x)[NT][TOKENS]) const {
+  DEV void logits(const Params& p, const GroupState& s, const GroupQuery& q, const float (&ks)[TOKENS][GK], const float (&ko)[TOKENS][GK], float (&x)[NT][TOKENS]) const {
     UNROLL for (int n = 0; n < NT; n++) UNROLL for (int o = 0; o < TOKENS; o++) {
       float z = CAPPED ? 0.f : -s.m[n];
       UNROLL for (int v = 0; v < GK; v++)
@@ -190,6 +204,8 @@ struct GroupTile {
     }
   }
   u32 operands[LEAN ? 2 : 1][FRAGMENTS][4];
+  u32 codes[WARPGROUP][LOADS][STEPS][4];  // of keys
+  float y[WARPGROUP][GK][NUMBERS];        // products of the query with them
 };
 
 // As `int2_segment`, but COPIERS warps copy a tile together, and slots are asked for two turns ahead.
@@ -209,19 +225,24 @@ DEV void group_segment(const Params& p, GroupState& s, Ring& ring, const Request
     mine += TURNS;
     loader.fetch(mine + TURNS, hi, slot[1], lane);
   };
-  UNROLL_1 while (mine < min(lo + AHEAD, hi)) copy(ring.plus(mine - lo));
+  UNROLL_1 while (mine <= min(lo + AHEAD, hi - 1)) copy(ring.plus(mine - lo));
   GroupTile tile(at, lane, head);
   int left = loader.at.count - lo * TILE - at.tokens - 16 * at.warp;
   meet(ahead);
   GroupQuery q;
   q.load(p, rows, at, lane);
   s.begin();
-  for (int i = lo; i < hi; i++) {
-    if (i + AHEAD == mine) copy(ring.plus(AHEAD));
+  if (!LEAN) {
     wait_phase(ring.full(), ring.round);
-    tile.compute(p, s, q, at, Sight{p, r, b, rows.skip, lane % 4}, ring.data(), ring.empty(), left, i == lo, lane);
+    tile.scores(at, s, ring.data());
+    tile.settle_scores();
+  }
+  for (int i = lo; i < hi; i++) {
+    tile.compute(p, s, q, at, Sight{p, r, b, rows.skip, lane % 4}, ring, left, i == lo, i + 1 == hi, lane);
     ring = ring.plus(1);
     left -= TILE;
+    // Right behind a fence, since the next one waits for what has been asked for.
+    if (i + 1 + AHEAD == mine) copy(ring.plus(AHEAD));
   }
   tile.add(s);
   products_wait<0>();

@@ -237,12 +237,12 @@ def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
     fitted = fitting(made, shared)
     _refuse(too_large(fitted, shared))
     flags = fitted.flags
-    arch = f"sm_{major}{minor}{'a' if made.warpgroup else ''}"
+    arch = f"sm_{major}{minor}{'a' if fitted.warpgroup else ''}"
     code = nvrtc.compiled(SOURCE, flags, arch, driver=driver.version())
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         threads = {f"oscar_decode_stage2_{n}": 512 if n == 1 else 256 for n in MERGED_ROWS}
-        stage1, *stage2 = driver.load(code, {"oscar_decode_stage1": 32 * made.warps, **threads})
+        stage1, *stage2 = driver.load(code, {"oscar_decode_stage1": 32 * fitted.warps, **threads})
         ring = ring_bytes(flags)
         stage1.allow_shared(ring + PLAN_BYTES)
         resident = max(1, min(made.tiles.resident, stage1.blocks_per_multiprocessor(ring + 1024)))

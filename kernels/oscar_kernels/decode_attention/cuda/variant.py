@@ -221,12 +221,15 @@ def _warpgroup(query: Tensor, cache: LayerCache, rows: int, tiles: CudaTiles) ->
 
 def fitting(made: AttentionVariant, shared: int) -> AttentionVariant:
     """The variant with as many stages as fit the shared memory of a block, but at least
-    `LEAST_STAGES`."""
+    `LEAST_STAGES`; without products of a warpgroup if those leave too little room."""
+    asked = made.tiles
     while (
         made.tiles.stages > LEAST_STAGES
         and ring_bytes(made.flags) + PLAN_BYTES + STATIC_BYTES > shared
     ):
         made = replace(made, tiles=replace(made.tiles, stages=made.tiles.stages - 1))
+    if made.warpgroup and too_large(made, shared):
+        return fitting(replace(made, tiles=asked, warpgroup=0), shared)
     return made
 
 
