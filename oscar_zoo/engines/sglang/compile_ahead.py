@@ -45,7 +45,8 @@ def start(args: Any) -> None:
         driver.version()
         spawn(request(args, resolved))
     except Exception as error:  # see above
-        logger.debug("INT2 KV cache: nothing is compiled ahead: %s", error)
+        told = f"{type(error).__name__}: {error}"
+        logger.info("INT2 KV cache: nothing is compiled ahead (%s)", " ".join(told.split()))
 
 
 def request(args: Any, resolved: Any) -> compile_program.Request:
