@@ -489,8 +489,10 @@ def test_a_server_in_the_background_from_start_to_stop(artifact: Path, tmp_path:
 
 
 def all_children(pid: int) -> list[int]:
-    direct = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+    direct, tasks = [], list[Path]()
+    with contextlib.suppress(OSError):  # a process that has ended meanwhile
+        tasks += Path(f"/proc/{pid}/task").glob("*/children")
+    for task in tasks:
         with contextlib.suppress(OSError):  # a thread that has ended meanwhile
             direct += [int(child) for child in task.read_text().split()]
     return [found for child in direct for found in (child, *all_children(child))]
