@@ -227,15 +227,11 @@ def test_query_heads_of_a_kv_head(group: int) -> None:
     assert_right(*random_case(group=group))
 
 
-WARPGROUPS = [
-    dataclasses.replace(tuning.CUDA, warpgroup=1),
-    dataclasses.replace(tuning.CUDA, warpgroup=2),
-    dataclasses.replace(tuning.CUDA, warpgroup=1, warpgroups=4),
-]
+WARPGROUPS = [dataclasses.replace(tuning.CUDA, warpgroup=x) for x in (1, 2)]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tiles", WARPGROUPS, ids=lambda x: f"{x.warpgroups} x {64 * x.warpgroup}")
+@pytest.mark.parametrize("tiles", WARPGROUPS, ids=lambda x: f"{64 * x.warpgroup} tokens")
 @pytest.mark.parametrize("heads", [1, 4])
 @pytest.mark.parametrize("group", [5, 8, 16])
 def test_products_of_a_warpgroup(tiles: tuning.CudaTiles, group: int, heads: int) -> None:

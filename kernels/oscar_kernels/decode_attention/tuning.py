@@ -160,7 +160,6 @@ class CudaTiles:
         alone: stage 2 of a single request finds its parts before stage 1 has ended.
         warpgroup: how many times 64 tokens of a tile a warpgroup multiplies with its query at a
             time, 1 or 2, where it can; 0: each warp by itself. Rows of 256 channels have 1.
-        warpgroups: of a block, 2 or 4, if `warpgroup` is not 0.
     """
 
     stages: int = 6
@@ -170,7 +169,6 @@ class CudaTiles:
     early: int = 4
     alone: bool = True
     warpgroup: int = 0
-    warpgroups: int = 2
 
 
 WHOLE_BATCH = 4
@@ -207,8 +205,7 @@ VARIANTS = (
     replace(CUDA, stages=4, resident=2),
     replace(CUDA, warpgroup=1),
     replace(CUDA, warpgroup=2),
-    replace(CUDA, warpgroup=1, warpgroups=4),
-    replace(CUDA, warpgroup=1, warpgroups=4, stages=4),
+    replace(CUDA, warpgroup=2, stages=4),
 )
 
 

@@ -48,7 +48,6 @@ struct Product {              // of a warpgroup, of one thread
   std::vector<float> columns; // 16 numbers of each column of the thread; empty: not read yet
   u32 operand;
   int batch;
-  float (*number)(u16);
 };
 struct Started {
   u32 operand;

@@ -20,14 +20,6 @@ DEV void shared_load(u32* x, u32 at) {
   memcpy(x, machine::at(at, 4 * N), 4 * N);
 }
 DEV void load_once(uint4& x, const void* at) { x = machine::load<uint4>(at); }
-template <int N>
-DEV void load_words(u32 (&x)[N], const void* at) {
-  struct alignas(4 * N) Words {
-    u32 x[N];
-  };
-  const Words y = machine::load<Words>(at);
-  std::copy(y.x, y.x + N, x);
-}
 DEV void not_before(float2&) {}
 DEV void worked_out(const u8*&) {}
 

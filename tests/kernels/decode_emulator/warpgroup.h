@@ -12,11 +12,11 @@ inline std::vector<Started>& started(int warpgroup) {  // products of a warpgrou
 }
 inline void stored(u32 address) { self().unfenced.push_back(address); }
 // Number k of column n.
-inline u16 element(u32 operand, int n, int k) {
+inline float element(u32 operand, int n, int k) {
   const u32 step = operand >> 16 << 4, address = (operand & 0x3FFF) << 4;
   u16 x;
   memcpy(&x, at(address + n / 8 * 256 + k / 8 * step + n % 8 * 16 + k % 8 * 2, 2), 2);
-  return x;
+  return from_float16(x);
 }
 inline void read_columns(Product& product) {
   const u32 begin = (product.operand & 0x3FFF) << 4, end = begin + product.numbers * 64;
@@ -25,7 +25,7 @@ inline void read_columns(Product& product) {
       check(address + 16 <= begin || address >= end, "a product reads what no fence followed");
   for (int j = 0; j < product.numbers / 2; j++)
     for (int k = 0; k < 16; k++)
-      product.columns.push_back(product.number(element(product.operand, j / 2 * 8 + current % 4 * 2 + j % 2, k)));
+      product.columns.push_back(element(product.operand, j / 2 * 8 + current % 4 * 2 + j % 2, k));
 }
 inline void finish(Product& product) {
   if (product.columns.empty()) read_columns(product);
@@ -57,17 +57,12 @@ DEV void stmatrix_trans(u32 at, const u32 (&x)[N]) {
     }
   for (int i = 0; i < 8 * N; i++) machine::stored(to[i]);
 }
-DEV int uniform(int x) {
-  const u32* all = machine::exchange((u32)x, 42);
-  machine::check(std::all_of(all, all + 32, [=](u32 y) { return y == all[0]; }), "a number that is not the same for all lanes");
-  return x;
-}
 DEV void group_sync(int id) { machine::arrive_and_wait(id, 128); }
 DEV bool group_any(int id, bool x) { return machine::arrive_and_wait(id, 128, x); }
 DEV void fence_for_products() { machine::self().unfenced.clear(); }
 DEV u32 operand(u32 at) { return (at >> 4 & 0x3FFF) + (8u << 16); }
 DEV void products_begin() { machine::self().ordered = true; }
-template <bool BFLOAT, int N>
+template <int N>
 DEV void group_multiply(float (&x)[N], const u32 (&a)[4], u32 operand, bool more) {
   machine::Thread& t = machine::self();
   machine::check(t.ordered, "no products_begin in front of a product");
@@ -75,13 +70,12 @@ DEV void group_multiply(float (&x)[N], const u32 (&a)[4], u32 operand, bool more
   if (t.started == (int)others.size()) others.push_back({operand, N, more});
   const machine::Started& same = others[t.started++];
   machine::check(same.operand == operand && same.numbers == N && same.more == more, "warps whose products differ");
-  const auto number = BFLOAT ? machine::from_bfloat16 : machine::from_float16;
-  machine::Product product{x, N, more, {}, {}, operand, t.batches, number};
+  machine::Product product{x, N, more, {}, {}, operand, t.batches};
   const auto all = machine::exchange(a, 40);
   const int first = machine::current % 32 / 4 * 4;
   for (int i = 0; i < 4; i++)
     for (int k = 0; k < 8; k++)
-      product.rows[i % 2][i / 2 * 8 + k] = number(machine::half(all[i][first + k / 2], k % 2));
+      product.rows[i % 2][i / 2 * 8 + k] = machine::from_float16(machine::half(all[i][first + k / 2], k % 2));
   if (machine::eager) machine::read_columns(product);
   t.sums.try_emplace(x, x, x + N);
   for (float& y : x) y = NAN;

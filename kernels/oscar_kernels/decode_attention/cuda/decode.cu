@@ -37,10 +37,8 @@
 
 #if WARPGROUP
 #include "group_tile.cuh"
-#include "group_window.cuh"
 #else
 #include "int2.cuh"
-#include "warp_window.cuh"
 constexpr int GROUP_BYTES = 0;
 #endif
 
@@ -58,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Seat seat(warp);
 #if WARPGROUP
-  const Group shared(shared_address(memory + RING_BYTES), uniform(warp));
+  const Group shared(shared_address(memory + RING_BYTES), __shfl_sync(ALL, warp, 0));
 #endif
   const Shares work(p, prefix[2 * p.batch]);
   u32 at = min(work.total, work.each * blockIdx.x);
@@ -77,30 +75,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
     const QueryRows rows(p, b, head, seat.part);
     const Request& r = requests[b];
 #if WARPGROUP
-    GroupState s;
-    s.clear();
-    if (x.low % 2)
-      group_window_segment(p, s, r, b, head, rows, shared, seat.group / 4, (x.lo + WINDOW_COST - 1) / WINDOW_COST,
-                           (x.hi + WINDOW_COST - 1) / WINDOW_COST, lane, ahead);
-    else
+    if (x.low % 2 == 0) {
+      GroupState s;
+      s.clear();
       group_segment(p, s, ring, r, b, x.block, rows, shared, seat.head, x.lo, x.hi, warp, lane, ahead);
-#else
+      at += x.hi - x.lo;
+      const size_t segment = blockIdx.x + (size_t)x.block * 2 * p.batch + x.low;
+      store_group(p, s, shared, (segment * WARPS + warp / 4 * 4) * GW, lane);
+      continue;
+    }
+#endif
     State s;
     s.clear();
     if (x.low % 2)
       window_segment(p, s, r, b, head, rows, seat.group, (x.lo + WINDOW_COST - 1) / WINDOW_COST,
                      (x.hi + WINDOW_COST - 1) / WINDOW_COST, ahead);
+#if !WARPGROUP
     else
       int2_segment(p, s, ring, r, b, x.block, rows, seat.head, seat.group, x.lo, x.hi, warp, lane, ahead);
 #endif
     at += x.hi - x.lo;
     meet(ahead);  // a warp without tokens has not; the kernel in front may still read what is stored here
     const size_t segment = blockIdx.x + (size_t)x.block * 2 * p.batch + x.low;
-#if WARPGROUP
-    store_group(p, s, shared, (segment * RESULTS + warp / 4) * GW, x.low % 2, lane);
-#else
     store_partial(p, s, (segment * WARPS + warp) * GW, x.low % 2, lane);
-#endif
   }
   meet(ahead);
   if (blockIdx.x == 0) store_prefix(p, prefix);

@@ -8,19 +8,15 @@
 // 4 + t, ... as in `State`. Channels of values: FRAGMENTS products have 16 of every warp each.
 constexpr int COLUMNS = 8 * PAIRS, FRAGMENTS = DV / 64, NUMBERS = COLUMNS / 2;  // numbers of a product in a thread
 constexpr int STEP_BYTES = 32 * COLUMNS;                                        // operand of one product
-constexpr int QUERY_BYTES = (QUERY ? 2 : 1) * DK / 16 * STEP_BYTES,  // windows have two halves of a float16 query
-              TOKEN_STEPS = 4 * WARPGROUP,
+constexpr int QUERY_BYTES = DK / 16 * STEP_BYTES, TOKEN_STEPS = 4 * WARPGROUP,
               WEIGHT_BYTES = TOKEN_STEPS * GV * STEP_BYTES, EXCHANGE_BYTES = (1 + GV) * NT * 64;
 constexpr int GROUP_BYTES = QUERY_BYTES + 2 * WEIGHT_BYTES + (EXCHANGE_BYTES + 16 + 127) / 128 * 128;
-
-// Whether registers are few: operands are made where they are used, and wait for those before.
-constexpr bool LEAN = THREADS > 256;
 
 struct Group {
   u32 query, weights, exchange;  // in shared memory; weights of two tiles
   int warp, tokens, barrier;     // of the four; of the tile, where those of the warpgroup begin; its barrier
   bool odd;                      // whether the warp has odd bytes of values, else even ones
-  DEV Group(u32 shared, int warp_of_block)
+  DEV Group(u32 shared, int warp_of_block)  // which is the same for all lanes, as the compiler should know
       : warp(warp_of_block % 4), tokens(warp_of_block / (4 * HB) * (64 * WARPGROUP)), barrier(1 + warp_of_block / 4),
         odd((warp_of_block + warp_of_block / 4) % 2) {
     query = shared + warp_of_block / 4 * GROUP_BYTES;
@@ -66,6 +62,9 @@ struct Group {
 struct GroupQuery {
   float scale, sum[NT][GK];
   DEV static constexpr int step(int load, int e, int i) { return ((load * 2 + e) * IN_BYTE_K + i) * STEP_BYTES; }
+  DEV static u32 operand_of(const Group& at, int load, int e, int i) {
+    return operand(at.query) + step(load, e, i) / 16;
+  }
   DEV void load(const Params& p, const QueryRows& rows, const Group& at, int lane) {
     const int g = lane / 4, t = lane % 4, r = at.warp;  // its quarter of the channels
     float x[PAIRS][KC][4], largest = 0.f;
@@ -95,7 +94,7 @@ struct GroupQuery {
         UNROLL for (int i = 0; i < IN_BYTE_K; i++) {
       const int quarter = load / (KC / 2) * IN_BYTE_K + i, v = quarter * GK / 4;
       const u32 one = 0x3C003C00u + 0x04000400u * field_bit<BITS_K>(quarter), ones[4] = {one, one, one, one};
-      group_multiply<false>(y[v], ones, operand(at.query) + step(load, e, i) / 16,
+      group_multiply(y[v], ones, operand_of(at, load, e, i),
                      load % (KC / 2) != 0 || e != 0 || quarter != v * 4 / GK);
     }
     products_commit();

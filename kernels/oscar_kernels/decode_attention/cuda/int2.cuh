@@ -1,7 +1,6 @@
 // INT2 tokens, every warp by itself: the arithmetic of a tile in shared memory, and a whole segment.
 #pragma once
 
-#include "query.cuh"
 #include "ring.cuh"
 #include "tokens.cuh"
 

@@ -18,6 +18,7 @@ from oscar_kernels.chips import LOWEST, WRITE, Target
 from oscar_kernels.decode_attention.cuda.parameters import arguments, scratch_sizes
 from oscar_kernels.decode_attention.cuda.variant import (
     PLAN_BYTES,
+    WARPS,
     AttentionVariant,
     fitting,
     misfit,
@@ -246,15 +247,12 @@ def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
     """Compile and load once per variant and device."""
     capability = torch.cuda.get_device_capability(device)
     shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    gpu = Target(capability, shared, _multiprocessors(device), driver.version())
-    wanted = build(made, gpu)
+    wanted = build(made, Target(capability, shared, _multiprocessors(device), driver.version()))
     code = wanted.code()
     with torch.cuda.device(device):
         torch.cuda.current_stream()
         threads = {f"oscar_decode_stage2_{n}": 512 if n == 1 else 256 for n in MERGED_ROWS}
-        stage1, *stage2 = driver.load(
-            code, {"oscar_decode_stage1": 32 * fitting(made, shared).warps, **threads}
-        )
+        stage1, *stage2 = driver.load(code, {"oscar_decode_stage1": 32 * WARPS, **threads})
         ring = ring_bytes(dict(wanted.flags))
         stage1.allow_shared(ring + PLAN_BYTES)
         resident = max(1, min(made.tiles.resident, stage1.blocks_per_multiprocessor(ring + 1024)))

@@ -46,6 +46,9 @@ struct State {
   }
 };
 
+// `x` is the logit in base 2, or twice the logit over the cap in base 2, see the launcher.
+DEV float logit(const Params& p, float x) { return CAPPED ? p.cap * (1.f - __fdividef(2.f, 1.f + ex2(x))) : x; }
+
 // Partial results of a warp's query heads; `at`: the first of them. Lane (g, t) has channels of heads t, 4 + t, ...
 DEV void store_partial(const Params& p, State& s, size_t at, bool window, int lane) {
   const int g = lane / 4, t = lane % 4;

@@ -1,7 +1,7 @@
 // What a warp knows of its tokens of a tile: scales, offsets, and which of them its query rows see.
 #pragma once
 
-#include "drafts.cuh"
+#include "query.cuh"
 
 // Of the tokens of lane `g = lane / 4`, the `o`-th is `token_of(o) + g`.
 DEV constexpr int token_of(int o) { return WARPGROUP ? o / 2 * 64 + o % 2 * 8 : 8 * o; }

@@ -17,8 +17,6 @@ constexpr int GW = (GROUP + VH - 1) / VH, NT = GW <= 4 && !WARPGROUP ? 1 : (GW +
               MT = DV / 16;
 // With more than four query heads a warp takes them in float16, as long as they have 16 bits.
 constexpr bool HALF_QUERY = NT > 1 && QUERY != 2;
-// Warps that leave one result together, results of a segment, and how many of them a KV head has.
-constexpr int TOGETHER = WARPGROUP ? 4 : 1, RESULTS = WARPS / TOGETHER, GROUPS = TW / TOGETHER;
 // Tokens of a tile: a warp has 32, or of every 64 that a warpgroup takes at a time 16. COPIERS warps copy a tile
 // together, COPIED times 32 tokens each.
 constexpr int TILE = (WARPGROUP ? 16 * WARPGROUP : 32) * TW, SLOTS = TILE / 32;
@@ -40,8 +38,8 @@ struct Params {
   const SLOT_T* slots;
   const ROW_T* rows;
   const int *sink_block, *sink_from, *ring_start;
-  float* partial;        // [segments, RESULTS, GW, DV]
-  float2* stats;         // [segments, RESULTS, GW]: running maximum (base 2), sum
+  float* partial;        // [segments, WARPS, GW, DV]
+  float2* stats;         // [segments, WARPS, GW]: running maximum (base 2), sum
   int* prefix;           // [2 * batch + 1] units
   void* out;             // [batch * NODES, heads * HEADS, DV]
   const float* partner;  // [1 | heads, DV, DV] or null
@@ -59,6 +57,9 @@ struct Seat {
   DEV explicit Seat(int warp)
       : head(WARPGROUP ? warp / 4 % HB : warp % HB), part(WARPGROUP ? 0 : warp / HB % VH),
         group(WARPGROUP ? warp / (4 * HB) * 4 + warp % 4 : warp / (HB * VH)) {}
+  DEV static int warp(int head, int part, int group) {
+    return WARPGROUP ? (group / 4 * HB + head) * 4 + group % 4 : group * (HB * VH) + part * HB + head;
+  }
 };
 
 struct Request {
@@ -79,8 +80,6 @@ DEV constexpr u32 fields(u32 ones, int i) {
 DEV float low_affine(u32 x) { return AFFINE_BF16 ? low_bf16(x) : low_f16(x); }
 DEV float high_affine(u32 x) { return AFFINE_BF16 ? high_bf16(x) : high_f16(x); }
 
-// `x` is the logit in base 2, or twice the logit over the cap in base 2, see the launcher.
-DEV float logit(const Params& p, float x) { return CAPPED ? p.cap * (1.f - __fdividef(2.f, 1.f + ex2(x))) : x; }
 // The same once, if `ahead` of its end.
 DEV void meet(bool& ahead) {
   if (ahead) wait_for_previous();

@@ -67,16 +67,11 @@ class AttentionVariant:
         return self.group * max(1, self.drafts)
 
     @property
-    def warps(self) -> int:
-        """Warps of a block."""
-        return WARPGROUP * self.tiles.warpgroups if self.warpgroup else WARPS
-
-    @property
     def flags(self) -> dict[str, str | int]:
         """Values of the `-D` flags."""
         whole = self.rows <= 8 or (self.whole and self.rows <= WARP_ROWS) or self.warpgroup > 0
         halves = 1 if whole else 2
-        together = math.gcd(self.heads, self.warps // (WARPGROUP if self.warpgroup else halves))
+        together = math.gcd(self.heads, WARPS // (WARPGROUP if self.warpgroup else halves))
         wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.rows > 4
         tiles = self.tiles
         shorter = 2 // self.warpgroup if self.warpgroup else 1  # a tile than 32 tokens of a warp
@@ -91,7 +86,7 @@ class AttentionVariant:
             "DRAFTS": self.drafts,
             "HB": together,
             "VH": halves,
-            "TW": self.warps // halves // together,
+            "TW": WARPS // halves // together,
             "WARPGROUP": self.warpgroup,
             "STAGES": tiles.stages,
             "SLOT_T": self.slot,
@@ -215,22 +210,19 @@ def _warpgroup(query: Tensor, cache: LayerCache, rows: int, tiles: CudaTiles) ->
         {k_spec.head_dim, v_spec.head_dim} <= set(WARPGROUP_DIMS)
         and query.dtype != torch.float32
         and v_spec.num_groups <= v_spec.head_dim // 64
-        and (rows <= WARP_ROWS if wide else 4 < rows <= 2 * WARP_ROWS)
+        and (rows <= 8 if wide else 4 < rows <= WARP_ROWS)
     )
     return (min(1, tiles.warpgroup) if wide else tiles.warpgroup) if fits else 0
 
 
 def fitting(made: AttentionVariant, shared: int) -> AttentionVariant:
     """The variant with as many stages as fit the shared memory of a block, but at least
-    `LEAST_STAGES`; without products of a warpgroup if those leave too little room."""
-    asked = made.tiles
+    `LEAST_STAGES`."""
     while (
         made.tiles.stages > LEAST_STAGES
         and ring_bytes(made.flags) + PLAN_BYTES + STATIC_BYTES > shared
     ):
         made = replace(made, tiles=replace(made.tiles, stages=made.tiles.stages - 1))
-    if made.warpgroup and too_large(made, shared):
-        return fitting(replace(made, tiles=asked, warpgroup=0), shared)
     return made
 
 
@@ -257,6 +249,5 @@ def ring_bytes(flags: nvrtc.Flags) -> int:
     pairs = -(-size["GROUP"] // 8)
     weights = 8 * size["WARPGROUP"] * size["GV"]
     exchange = (1 + size["GV"]) * pairs * 128 + 16
-    query = (2 if size["QUERY"] else 1) * size["DK"] // 16
-    group = (query + weights) * pairs * 256 + -(-exchange // 128) * 128
-    return ring + size["HB"] * size["TW"] // WARPGROUP * group
+    group = (size["DK"] // 16 + weights) * pairs * 256 + -(-exchange // 128) * 128
+    return ring + WARPS // WARPGROUP * group
