@@ -19,7 +19,6 @@ from oscar_kernels.cache import Drafts
 from oscar_kernels.decode_attention import reference
 from oscar_kernels.decode_attention.cuda import launcher, parameters
 from oscar_kernels.decode_attention.cuda import variant as variants
-from oscar_kernels.decode_attention.tuning import CUDA, CudaTiles
 from oscar_kernels.spec import QuantSpec
 
 SHARED = 227 << 10
@@ -61,7 +60,6 @@ def job(
     group: int = 4,
     heads: int = 2,
     head_dim: int = 128,
-    groups: int = 1,
     bits: tuple[int, int] = (2, 2),
     lengths: tuple[int, ...] = LENGTHS,
     spare: int = 0,
@@ -73,7 +71,7 @@ def job(
     The last request is padding. A ring has `spare` rows more than it needs. Sinks
     and rings hold positions from `starts` on, or each of them all, some or none.
     """
-    k_spec, v_spec = (QuantSpec(head_dim, head_dim // groups, 0.96, bits=x) for x in bits)
+    k_spec, v_spec = (QuantSpec(head_dim, head_dim, 0.96, bits=x) for x in bits)
     found = [*(length + nodes for length in lengths), 0]
     filling = testing.random_cache(
         found,
@@ -107,15 +105,11 @@ def trees(requests: int, nodes: int) -> Tensor:
     return torch.tensor(masks, dtype=torch.int32)
 
 
-def emulate(
-    emulator: Emulator, job: Job, *, blocks: int, merged: int, stable: bool, tiles: CudaTiles = CUDA
-) -> Tensor:
+def emulate(emulator: Emulator, job: Job, *, blocks: int, merged: int, stable: bool) -> Tensor:
     """Both stages with poisoned scratch and output; `merged` rows for each block of stage 2."""
     cache, batch, query, drafts = job.filling.cache, job.filling.batch, job.query, job.drafts
     assert variants.misfit(query, cache, batch, drafts) is None
-    cap = job.options["logit_cap"]
-    made = variants.variant(query, cache, batch, cap, tiles, drafts, warpgroups=True)
-    assert made.warpgroup == tiles.warpgroup
+    made = variants.variant(query, cache, batch, job.options["logit_cap"], drafts=drafts)
     flags = variants.fitting(made, SHARED).flags
     library, message = emulator.library(flags), ctypes.create_string_buffer(201)
     requests, heads = len(batch.rows), cache.num_kv_heads
@@ -147,12 +141,12 @@ def emulate(
     return out
 
 
-def assert_right(emulator: Emulator, job: Job, tiles: CudaTiles = CUDA) -> None:
+def assert_right(emulator: Emulator, job: Job) -> None:
     """Shares of a block end within a request or take in several; with the tolerance of the tests on
     a GPU."""
     nodes = job.drafts.count if job.drafts else 1
     for blocks, merged, stable in ((5, 1, False), (16, 8, True)):
-        out = emulate(emulator, job, blocks=blocks, merged=merged, stable=stable, tiles=tiles)
+        out = emulate(emulator, job, blocks=blocks, merged=merged, stable=stable)
         testing.assert_as_good_as_torch(out, job.expected, [job.query])
         assert not out[-nodes:].any()
 
@@ -176,51 +170,6 @@ def test_a_decode_step(emulator: Emulator, group: int, options: dict[str, Any]) 
 def test_drafts(emulator: Emulator, nodes: int, options: dict[str, Any], tree: bool) -> None:
     assert_right(emulator, job(nodes, tree=tree, starts=0, **options))
     assert_right(emulator, job(nodes, tree=tree, spare=5, lengths=OTHER_LENGTHS, **options))
-
-
-WARPGROUPS = (replace(CUDA, warpgroup=1), replace(CUDA, warpgroup=2))
-
-
-@pytest.mark.parametrize("tiles", WARPGROUPS, ids=lambda x: f"{64 * x.warpgroup} tokens")
-@pytest.mark.parametrize(
-    ("group", "options"),
-    [(5, {"bits": (4, 2), "groups": 2}), (8, {"heads": 1}), (16, {"bits": (2, 4)})],
-    ids=["5 rows, K4V2", "8 rows, one head", "16 rows, K2V4"],
-)
-def test_a_decode_step_by_warpgroups(
-    emulator: Emulator, group: int, options: dict[str, Any], tiles: CudaTiles
-) -> None:
-    assert_right(emulator, job(group=group, starts=0, **options), tiles)
-    assert_right(emulator, job(group=group, spare=7, lengths=OTHER_LENGTHS, **options), tiles)
-
-
-@pytest.mark.parametrize(
-    ("group", "options"), [(8, {"groups": 2}), (3, {"groups": 4, "bits": (4, 4)})], ids=str
-)
-def test_a_decode_step_of_rows_of_256(
-    emulator: Emulator, group: int, options: dict[str, Any]
-) -> None:
-    assert_right(emulator, job(group=group, head_dim=256, **options), WARPGROUPS[0])
-
-
-@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-@pytest.mark.parametrize("tiles", WARPGROUPS, ids=lambda x: f"{64 * x.warpgroup} tokens")
-def test_drafts_by_warpgroups(emulator: Emulator, tiles: CudaTiles, tree: bool) -> None:
-    shape = {"tree": tree, "group": 4, "logit_cap": 2.5 if tree else 0.0}
-    assert_right(emulator, job(4, starts=0, **shape), tiles)
-    assert_right(emulator, job(4, spare=5, lengths=OTHER_LENGTHS, **shape), tiles)
-
-
-@pytest.mark.parametrize("tiles", WARPGROUPS, ids=lambda x: f"{64 * x.warpgroup} tokens")
-def test_values_and_logits_that_grow(emulator: Emulator, tiles: CudaTiles) -> None:
-    """Scales that grow a thousandfold along a sequence, and logits with them."""
-    long = job(group=8, lengths=(1500,), starts=0, sm_scale=0.02)
-    affine, slots = long.filling.cache.affine, long.filling.batch.kv_indices[:1500].long()
-    growth = torch.logspace(-3, 2.5, 1500)[:, None, None]
-    affine[slots] = (affine[slots].float() * growth).to(affine.dtype)
-    for blocks in (1, 3):
-        out = emulate(emulator, long, blocks=blocks, merged=8, stable=True, tiles=tiles)
-        testing.assert_as_good_as_torch(out, long.expected, [long.query])
 
 
 def test_the_transform_of_values_is_undone(emulator: Emulator) -> None:

@@ -17,7 +17,7 @@ from oscar_kernels.bench import baselines, cases, checks, ops, roofline
 from oscar_kernels.bench.plain_rows import Baseline
 from oscar_kernels.bench.results import ResultRow, row
 from oscar_kernels.bench.timing import timed
-from oscar_kernels.cache import Drafts, LayerCache
+from oscar_kernels.cache import LayerCache
 from oscar_kernels.decode_attention import tuning
 from oscar_kernels.decode_attention.cuda import launcher as cuda_attention
 from oscar_kernels.kv_read.launcher import materialize_prefix
@@ -29,48 +29,31 @@ NEW_TOKENS = (4, 16, 32, 64, 128, 256)
 
 
 def decode(bench: ops.OpBench) -> Iterator[ResultRow]:
-    """Decode attention by every variant of `decode_attention.tuning`, on every shape; and the
-    verification of drafts, if the plan has some."""
-    for drafts in dict.fromkeys((0, bench.plan.drafts)):
-        checked = set[tuning.CudaTiles]()
-        for number, length in bench.plan.decode:
-            yield from _decode(bench, number, length, drafts, checked)
-
-
-def _decode(
-    bench: ops.OpBench, number: int, length: int, drafts: int, checked: set[tuning.CudaTiles]
-) -> Iterator[ResultRow]:
-    heads, plan, lengths = bench.plan.heads, bench.plan, [length] * number
-    moved = roofline.extend(heads, lengths, drafts) if drafts else roofline.decode(heads, lengths)
-    count, case = cases.layers(moved, plan.layers), f"{number} x {length}"
-    job = cases.attention_layers(heads, lengths, count, drafts=drafts)
-    given = Drafts(drafts) if drafts else None
-    case += f", {drafts} drafts" if drafts else ""
-    reason = ops.cuda_cannot_decode(job, given)
-    if reason:
-        bench.note(f"decode {case}: no CUDA path: {reason}")
-        return
-    seen = list[object]()
-    for tiles in tuning.VARIANTS:
-        made = cuda_attention.chosen(job.query, job.caches[0], job.batch, tiles=tiles, drafts=given)
-        if made.flags in seen:
-            continue
-        seen.append(made.flags)
-        op = partial(cuda_attention.decode_attention, tiles=tiles)
-        if tiles not in checked:
-            _check(heads, op, drafts)
-            checked.add(tiles)
-        calls = ops.decode_calls(cuda_attention, job, tiles=tiles, drafts=given)
-        timing = timed(calls, replays=plan.replays)
-        yield row("decode", case, f"cuda {words(tiles)}", timing, moved, bench.bandwidth)
-
-
-def _check(heads: roofline.Heads, op: Callable[..., Tensor], drafts: int) -> None:
-    if drafts:
-        checks.verify(heads, op, drafts)
-    else:
-        checks.decode(heads, op)
-        checks.decode(heads, op, [9000])  # a single request has a way of its own
+    """Decode attention by every variant of `decode_attention.tuning`, on every shape."""
+    heads, plan, checked = bench.plan.heads, bench.plan, set[tuning.CudaTiles]()
+    for number, length in plan.decode:
+        lengths = [length] * number
+        moved = roofline.decode(heads, lengths)
+        job = cases.attention_layers(heads, lengths, cases.layers(moved, plan.layers))
+        reason = ops.cuda_cannot_decode(job)
+        if reason:
+            bench.note(f"decode {number} x {length}: no CUDA path: {reason}")
+            return
+        for tiles in tuning.VARIANTS:
+            op = partial(cuda_attention.decode_attention, tiles=tiles)
+            if tiles not in checked:
+                checks.decode(heads, op)
+                checks.decode(heads, op, [9000])  # a single request has a way of its own
+                checked.add(tiles)
+            calls = ops.decode_calls(cuda_attention, job, tiles=tiles)
+            yield row(
+                "decode",
+                f"{number} x {length}",
+                f"cuda {words(tiles)}",
+                timed(calls, replays=plan.replays),
+                moved,
+                bench.bandwidth,
+            )
 
 
 def words(tiles: tuning.CudaTiles) -> str:

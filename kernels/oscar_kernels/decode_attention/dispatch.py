@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oscar_kernels._signature import signature_of
 from oscar_kernels.cache import BatchView, Drafts, LayerCache
-from oscar_kernels.chips import WRITE, Target
+from oscar_kernels.chips import Target
 from oscar_kernels.decode_attention import launcher as triton_launcher
 from oscar_kernels.decode_attention.cuda import launcher as cuda_launcher
 from oscar_kernels.decode_attention.cuda.variant import misfit, variant
@@ -75,10 +75,7 @@ def planned(
     if _too_wide(cache) or sink_logits is not None or misfit(query, cache, batch, drafts):
         return None
     try:
-        made = variant(
-            query, cache, batch, logit_cap, drafts=drafts, warpgroups=gpu.capability == WRITE
-        )
-        return cuda_launcher.build(made, gpu)
+        return cuda_launcher.build(variant(query, cache, batch, logit_cap, drafts=drafts), gpu)
     except cuda_launcher.NoAttentionVariant:
         return None
 

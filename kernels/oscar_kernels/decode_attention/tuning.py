@@ -158,8 +158,6 @@ class CudaTiles:
         early: a block with at most this many units of work requests its bytes before the kernel in
             front has ended; 0 for no block. If the prefix is stable, every block does.
         alone: stage 2 of a single request finds its parts before stage 1 has ended.
-        warpgroup: how many times 64 tokens of a tile a warpgroup multiplies with its query at a
-            time, 1 or 2, where it can; 0: each warp by itself. Rows of 256 channels have 1.
     """
 
     stages: int = 6
@@ -168,7 +166,6 @@ class CudaTiles:
     many_rows_cost: int = 3
     early: int = 4
     alone: bool = True
-    warpgroup: int = 0
 
 
 WHOLE_BATCH = 4
@@ -203,9 +200,6 @@ VARIANTS = (
     replace(CUDA, window_cost=3, many_rows_cost=2),
     replace(CUDA, early=0, alone=False),
     replace(CUDA, stages=4, resident=2),
-    replace(CUDA, warpgroup=1),
-    replace(CUDA, warpgroup=2),
-    replace(CUDA, warpgroup=2, stages=4),
 )
 
 

@@ -40,28 +40,8 @@ struct Copy {
   u32 to, bytes;
   const void* from;  // null: zeros
 };
-struct Product {              // of a warpgroup, of one thread
-  float* x;                   // what it adds to
-  int numbers;                // of it
-  bool more;                  // else it is overwritten
-  float rows[2][16];          // rows g and g + 8 of the warp, g = lane / 4
-  std::vector<float> columns; // 16 numbers of each column of the thread; empty: not read yet
-  u32 operand;
-  int batch;
-};
-struct Started {
-  u32 operand;
-  int numbers;
-  bool more;
-};
 struct Held {
   std::vector<Copy> copies;  // since the last arrival
-  std::vector<Product> products;
-  std::map<float*, std::vector<float>> sums;  // of products that go on
-  std::vector<u32> unfenced;                  // addresses of stores to shared memory, of up to 16 bytes
-  int batches = 0, started = 0;               // of products; products
-  std::vector<Started> products_of_all;        // of a warpgroup, in order, for its first thread
-  bool ordered = false;                        // behind products_begin
 };
 struct Range {
   const u8* begin;

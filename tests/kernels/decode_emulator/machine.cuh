@@ -221,5 +221,3 @@ DEV void wait_phase(u32 at, u32 parity) {
   });
 }
 DEV void wait_for_previous() {}
-
-#include "warpgroup.h"

@@ -13,7 +13,6 @@
 #include <ucontext.h>
 
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <memory>
 #include <random>
@@ -39,12 +38,11 @@ struct Exchange {         // of one warp: two rounds, since no lane is two ahead
 struct Barrier {
   int arrived = 0;
   u64 round = 0;
-  bool any[2] = {};  // of the values of a round
 };
 
 inline std::vector<Thread> threads;
 inline std::vector<Exchange> warps;
-inline std::array<Barrier, 16> barriers;  // 0: of the block
+inline Barrier barrier;  // of the block
 inline std::vector<u8> shared;
 inline std::vector<std::unique_ptr<char[]>> stacks;  // of the threads, for one block after the other
 inline jmp_buf scheduler;
@@ -96,19 +94,14 @@ inline u8* at(u32 address, u32 size) {
   check(address % size == 0, "address not aligned");
   return &shared[address - BASE];
 }
-// At barrier `id` of `count` threads; whether one of them has a true `x`.
-inline bool arrive_and_wait(int id, int count, bool x = false) {
-  Barrier& barrier = barriers[id];
+inline void arrive_and_wait() {
   const u64 round = barrier.round;
-  barrier.any[round % 2] |= x;
-  if (++barrier.arrived == count) {
+  if (++barrier.arrived == (int)threads.size()) {
     barrier.arrived = 0;
-    barrier.any[++barrier.round % 2] = false;
+    barrier.round++;
   }
-  wait([&barrier, round] { return barrier.round > round; });
-  return barrier.any[round % 2];
+  wait([round] { return barrier.round > round; });
 }
-inline void arrive_and_wait() { arrive_and_wait(0, (int)threads.size()); }
 // Word by word the values of all lanes of this warp.
 template <int N>
 const u32 (*exchange(const u32 (&values)[N], u32 tag))[32] {
@@ -131,7 +124,7 @@ inline const u32* exchange(u32 value, u32 tag) {
 inline void run_block(int size, u32 bytes, std::mt19937& random, void (*fiber)()) {
   shared.assign(bytes, 0xFF);  // NaN
   warps.assign(size / 32, Exchange{});
-  barriers = {};
+  barrier = {};
   threads = std::vector<Thread>(size);
   std::vector<int> order(size);
   while ((int)stacks.size() < size) stacks.emplace_back(new char[STACK]);

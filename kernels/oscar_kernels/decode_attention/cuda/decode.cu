@@ -2,8 +2,7 @@
 //
 // Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row, GK GV groups of a
 // row, BITS_K BITS_V bits of a code, GROUP query rows of a KV head, HB KV heads and TW token groups of a block, VH
-// warps that share the query heads of a KV head, WARPGROUP how many times 64 tokens a warpgroup multiplies with its
-// query at a time, or 0: every warp by itself, STAGES of the ring of tiles, SLOT_T INDPTR_T ROW_T integer types,
+// warps that share the query heads of a KV head, STAGES of the ring of tiles, SLOT_T INDPTR_T ROW_T integer types,
 // QUERY 0 bfloat16 1 float16 2 float32, AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST; DRAFTS of a
 // request that are verified, or 0; EARLY_UNITS ALONE, see below.
 //
@@ -35,29 +34,19 @@
 
 #include "merge.cuh"
 
-#if WARPGROUP
-#include "group_tile.cuh"
-#else
-#include "int2.cuh"
-constexpr int GROUP_BYTES = 0;
-#endif
-
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage1(const __grid_constant__ Params p) {
   u8* memory = dynamic_shared();
-  int* prefix = reinterpret_cast<int*>(memory + RING_BYTES + WARPS / 4 * GROUP_BYTES);
+  int* prefix = reinterpret_cast<int*>(memory + RING_BYTES);
   Request* requests = reinterpret_cast<Request*>(prefix + 2 * p.batch + 1);
   Ring ring(shared_address(memory));
   if (threadIdx.x == 0)
     for (Ring x = ring; x.round == 0; x = x.plus(1)) {
-      barrier_init(x.full(), 32 * COPIERS);
+      barrier_init(x.full(), 32);
       barrier_init(x.empty(), WARPS);
     }
   plan(p, prefix, requests);
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const Seat seat(warp);
-#if WARPGROUP
-  const Group shared(shared_address(memory + RING_BYTES), __shfl_sync(ALL, warp, 0));
-#endif
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, local = warp % HB, part = warp / HB % VH,
+            group = warp / (HB * VH);
   const Shares work(p, prefix[2 * p.batch]);
   u32 at = min(work.total, work.each * blockIdx.x);
   const u32 end = min(work.total, at + work.each);
@@ -65,35 +54,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
   if (!ahead) {
     if (OVERLAPS && EARLY_UNITS && at < end && work.each <= EARLY_UNITS) {
       const Segment x(work, prefix, p.batch, at, end);
-      prefetch_segment(p, requests[x.low / 2], x, x.low / 2, x.block * HB + seat.head, seat.group, warp, lane);
+      prefetch_segment(p, requests[x.low / 2], x, x.low / 2, x.block * HB + local, group, warp, lane);
     }
     wait_for_previous();
   }
   while (at < end) {
     const Segment x(work, prefix, p.batch, at, end);
-    const int b = x.low / 2, head = x.block * HB + seat.head;
-    const QueryRows rows(p, b, head, seat.part);
+    const int b = x.low / 2, head = x.block * HB + local;
+    const QueryRows rows(p, b, head, part);
     const Request& r = requests[b];
-#if WARPGROUP
-    if (x.low % 2 == 0) {
-      GroupState s;
-      s.clear();
-      group_segment(p, s, ring, r, b, x.block, rows, shared, seat.head, x.lo, x.hi, warp, lane, ahead);
-      at += x.hi - x.lo;
-      const size_t segment = blockIdx.x + (size_t)x.block * 2 * p.batch + x.low;
-      store_group(p, s, shared, (segment * WARPS + warp / 4 * 4) * GW, lane);
-      continue;
-    }
-#endif
     State s;
     s.clear();
     if (x.low % 2)
-      window_segment(p, s, r, b, head, rows, seat.group, (x.lo + WINDOW_COST - 1) / WINDOW_COST,
+      window_segment(p, s, r, b, head, rows, group, (x.lo + WINDOW_COST - 1) / WINDOW_COST,
                      (x.hi + WINDOW_COST - 1) / WINDOW_COST, ahead);
-#if !WARPGROUP
     else
-      int2_segment(p, s, ring, r, b, x.block, rows, seat.head, seat.group, x.lo, x.hi, warp, lane, ahead);
-#endif
+      int2_segment(p, s, ring, r, b, x.block, rows, local, group, x.lo, x.hi, warp, lane, ahead);
     at += x.hi - x.lo;
     meet(ahead);  // a warp without tokens has not; the kernel in front may still read what is stored here
     const size_t segment = blockIdx.x + (size_t)x.block * 2 * p.batch + x.low;

@@ -1,8 +1,7 @@
-// INT2 tokens, every warp by itself: the arithmetic of a tile in shared memory, and a whole segment.
+// INT2 tokens: the arithmetic of a tile in shared memory.
 #pragma once
 
-#include "ring.cuh"
-#include "tokens.cuh"
+#include "query.cuh"
 
 // One tile of a warp: 32 tokens of one KV head, the first `valid` of which count.
 struct Tile {
@@ -19,7 +18,9 @@ struct Tile {
                 piece = KP + (VC == 1 ? j : 2 * j + (lane >> 3 & 1));
       v_offset[j] = (row * ROW_UNITS + swizzle<ROW_UNITS>(row, head * PIECES + piece)) * 16;
     }
-    affine_offset = affine_place(32 * group + lane / 4, head);
+    const int row = 32 * group + lane / 4, at = head * AFFINE;
+    affine_offset = CODE_BYTES + row * AFFINE_ROW +
+                    (AFFINE_TURNED ? swizzle<AFFINE_UNITS>(row, at / 16) * 16 + at % 16 : at);
   }
   DEV static void begin(State& s) {
     if (HALF_QUERY)
@@ -45,6 +46,20 @@ struct Tile {
     u32 b[PAIRS][4][GV];
     weigh(s, x, v_scale, v_offs, lane, b);
     UNROLL for (int u = 0; u < 2; u++) values(s, b, stage, u);
+  }
+  // Logits of tokens that a row may not see become -infinity.
+  DEV static void hide(const Params& p, const Sight& sight, int valid, int lane, float (&x)[NT][4]) {
+    const int g = lane / 4;
+    if (DRAFTS && valid < 31 + DRAFTS) {  // some rows read the last tokens from their ring
+      const int end = Positions(sight.r, int2_end(p, sight.r)).count;
+      UNROLL for (int n = 0; n < NT; n++) {
+        const int mine = valid - end + Positions(sight.r, sight.exact_from(sight.drafts(n))).count;
+        UNROLL for (int o = 0; o < 4; o++) x[n][o] = 8 * o + g < mine ? x[n][o] : -__int_as_float(0x7F800000);
+      }
+    } else if (valid < 32) {
+      UNROLL for (int o = 0; o < 4; o++) UNROLL for (int n = 0; n < NT; n++)
+          x[n][o] = 8 * o + g < valid ? x[n][o] : -__int_as_float(0x7F800000);
+    }
   }
   // From logits less their maximum, which become weights, to the weights of octet o times value scale in `b`: token
   // pairs of column g.
@@ -98,6 +113,24 @@ struct Tile {
     u32 b[PAIRS][4][GV];
     weigh(s, x, v_scale, v_offs, lane, b);
     UNROLL for (int u = 0; u < 2; u++) values(s, b, stage, u);
+  }
+  DEV static void load_affine(u32 at, float (&ks)[GK], float (&ko)[GK], float (&vs)[GV], float (&vo)[GV]) {
+    u32 w[GK + GV];
+    if constexpr ((GK + GV) % 4 == 0 && AU == 16) {
+      UNROLL for (int i = 0; i < GK + GV; i += 4) shared_load<4>(w + i, at ^ (4 * i));
+    } else if constexpr (GK + GV == 2) {
+      shared_load<2>(w, at);
+    } else {
+      UNROLL for (int i = 0; i < GK + GV; i++) shared_load<1>(w + i, at + 4 * i);
+    }
+    UNROLL for (int v = 0; v < GK; v++) {
+      ks[v] = low_affine(w[v]);
+      ko[v] = high_affine(w[v]);
+    }
+    UNROLL for (int v = 0; v < GV; v++) {
+      vs[v] = low_affine(w[GK + v]);
+      vo[v] = high_affine(w[GK + v]);
+    }
   }
   // Logits of tokens 16u + g and 16u + 8 + g.
   DEV void scores(const Params& p, const Query8& q, u32 stage, int u, const float (&ks)[4][GK],
@@ -201,36 +234,3 @@ struct Tile {
     }
   }
 };
-
-DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, int b, int block, const QueryRows& rows,
-                      int head, int group, int lo, int hi, int warp, int lane, bool& ahead) {
-  const Loader loader(p, r, block);
-  u32 slot[TW];
-  int mine = lo + warp;  // the tile that this warp copies next
-  loader.fetch(mine, hi, slot, lane);
-  if (mine < min(lo + AHEAD, hi)) {
-    loader.copy(p, ring.plus(warp), mine, slot, lane);
-    mine += WARPS;
-    loader.fetch(mine, hi, slot, lane);
-  }
-  Tile tile;
-  tile.place(lane, head, group);
-  int left = loader.at.count - lo * TILE - 32 * group;
-  meet(ahead);
-  Query q;
-  q.load(p, rows, lane);
-  tile.begin(s);
-  for (int i = lo; i < hi; i++) {
-    if (i + AHEAD == mine) {
-      if (mine < hi) loader.copy(p, ring.plus(AHEAD), mine, slot, lane);
-      mine += WARPS;
-      loader.fetch(mine, hi, slot, lane);
-    }
-    wait_phase(ring.full(), ring.round);
-    tile.compute(p, s, q, Sight{p, r, b, rows.skip, lane % 4}, ring.data(), left, i == lo, lane);
-    __syncwarp();
-    if (lane == 0) arrive(ring.empty());
-    ring = ring.plus(1);
-    left -= TILE;
-  }
-}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.cache import BatchView, Drafts, LayerCache
-from oscar_kernels.chips import LOWEST, WRITE, Target
+from oscar_kernels.chips import LOWEST, Target
 from oscar_kernels.decode_attention.cuda.parameters import arguments, scratch_sizes
 from oscar_kernels.decode_attention.cuda.variant import (
     PLAN_BYTES,
@@ -83,21 +83,7 @@ def unbuildable(
 ) -> str | None:
     """Why the variant that these need cannot be compiled and loaded, in one line; `None` once it
     is."""
-    return _build_failure(chosen(query, cache, batch, logit_cap, drafts=drafts), query.device)
-
-
-def chosen(
-    query: Tensor,
-    cache: LayerCache,
-    batch: BatchView,
-    logit_cap: float = 0.0,
-    *,
-    tiles: CudaTiles = CUDA,
-    drafts: Drafts | None = None,
-) -> AttentionVariant:
-    """The variant that runs these on their device."""
-    warpgroups = torch.cuda.get_device_capability(query.device) == WRITE
-    return variant(query, cache, batch, logit_cap, tiles, drafts, warpgroups=warpgroups)
+    return _build_failure(variant(query, cache, batch, logit_cap, drafts=drafts), query.device)
 
 
 def decode_workspace_numel(
@@ -161,8 +147,7 @@ def decode_attention(
     sizes = _parts(cache, query.shape[1] * count, requests)
     if requests == 0:
         return out
-    made = chosen(query, cache, batch, logit_cap, tiles=tiles, drafts=drafts)
-    loaded = _load(made, query.device)
+    loaded = _load(variant(query, cache, batch, logit_cap, tiles, drafts), query.device)
     rows = query.shape[0] * (query.shape[1] // heads)
     rows_per_block = _rows_per_block(rows, heads, query.device)
     parameters = arguments(
@@ -238,7 +223,7 @@ def build(made: AttentionVariant, target: Target) -> nvrtc.Build:
     """
     fitted = fitting(made, target.shared_bytes)
     _refuse(too_large(fitted, target.shared_bytes))
-    arch = "sm_{}{}{}".format(*target.capability, "a" if fitted.warpgroup else "")
+    arch = "sm_{}{}".format(*target.capability)
     return nvrtc.Build.of(SOURCE, fitted.flags, arch, target.driver)
 
 

@@ -5,16 +5,10 @@
 
 // Partial results of one query head of one request: those of its INT2 segments, then those of its window.
 struct Parts {
-  // Groups of a segment that leave a result, and groups of tokens of each.
-  static constexpr int TOGETHER = WARPGROUP ? 4 : 1, INT2 = TW / TOGETHER;
   u32 base[2];
   int split, count;
   DEV u32 operator[](int i) const {
-    if (!WARPGROUP) return (i < split ? base[0] : base[1]) + (i / TW * WARPS + i % TW * (HB * VH)) * GW;
-    const bool window = i >= split;
-    const int j = window ? i - split : i, groups = window ? TW : INT2;
-    return (window ? base[1] : base[0]) +
-           (j / groups * WARPS + Seat::warp(0, 0, j % groups * (window ? 1 : TOGETHER))) * GW;
+    return (i < split ? base[0] : base[1]) + (i / TW * WARPS + i % TW * (HB * VH)) * GW;
   }
 };
 
@@ -27,12 +21,11 @@ DEV void find_parts(const Params& p, const int* prefix, Parts (&parts)[ROWS], in
   const int from = prefix[2 * b + kind], to = prefix[2 * b + kind + 1];
   const int owner = (int)((block * work.units + (lane % 2 ? to - 1 : from)) / work.each);
   const int first = __shfl_sync(ALL, owner, lane & ~1), last = __shfl_sync(ALL, owner, lane | 1);
-  const int groups = WARPGROUP && kind == 0 ? Parts::INT2 : TW,
-            count = row < p.batch * GROUP && to > from ? (last - first + 1) * groups : 0,
+  const int count = row < p.batch * GROUP && to > from ? (last - first + 1) * TW : 0,
             before = __shfl_sync(ALL, count, lane & ~3);
-  const int warp = WARPGROUP ? head % HB * 4 : query_head / GW * HB + head % HB;
-  const u32 base = ((first + block * 2 * p.batch + 2 * b + kind - (kind && !WARPGROUP ? before / TW : 0)) * WARPS +
-                    warp) * GW + query_head % GW;
+  const int warp = query_head / GW * HB + head % HB;
+  const u32 base = ((first + block * 2 * p.batch + 2 * b + kind - (kind ? before / TW : 0)) * WARPS + warp) * GW +
+                   query_head % GW;
   if (lane / 4 < ROWS && lane % 2 == 0) {
     parts[lane / 4].base[kind] = base;
     if (kind) {

@@ -1,7 +1,7 @@
-// INT2 tokens on their way: the ring of tiles, and copies.
+// INT2 tokens on their way: the ring of tiles, copies, and a whole segment.
 #pragma once
 
-#include "drafts.cuh"
+#include "int2.cuh"
 
 // The ring of tiles. Tile k of a block uses stage k % STAGES; `full` is passed when its copies have landed, `empty`
 // when all warps have read it. Each tile is copied by one warp, in turn, AHEAD tiles before it is read; nothing else
@@ -58,51 +58,48 @@ struct Place {
 struct Loader {
   const SLOT_T* slots;
   Positions at;
-  int first;  // of a tile's tokens
   const u8 *codes, *affine, *own;
   // Whether a lane's copies are of one unit of every token, so that its address is worked out once. Kernels of few query
   // heads are faster as the compiler does it by itself.
   static constexpr bool OWN = HALF_QUERY && Place<ROW_UNITS>::PERIOD == 1;
-  DEV Loader(const Params& p, const Request& r, int block, int first = 0)
-      : slots(p.slots + r.first), at(r, int2_end(p, r)), first(first) {
+  DEV Loader(const Params& p, const Request& r, int block) : slots(p.slots + r.first), at(r, int2_end(p, r)) {
     codes = p.codes + block * (ROW_UNITS * 16);
     affine = p.affine + block * AFFINE_ROW;
     own = codes + Place<ROW_UNITS>(0, threadIdx.x % 32).unit * 16;
     if (OWN) worked_out(own);
   }
-  // Slot of token `first + 32 * i + lane` of a tile; 0, the dummy, behind the last token.
-  template <int COUNT>
-  DEV void fetch(int tile, int hi, u32 (&slot)[COUNT], int lane) const {
-    UNROLL for (int i = 0; i < COUNT; i++) {
-      const int j = tile * TILE + first + 32 * i + lane;
+  // Slot of token 32 * i + lane of a tile; 0, the dummy, behind the last token.
+  DEV void fetch(int tile, int hi, u32 (&slot)[TW], int lane) const {
+    UNROLL for (int i = 0; i < TW; i++) {
+      const int j = tile * TILE + 32 * i + lane;
       slot[i] = tile < hi && j < at.count ? (u32)__ldg(slots + at[j]) : 0u;
     }
   }
   // Slots of a group of 32 tokens.
-  DEV static u32 pick(const u32 (&slot)[COPIED], int group) {
+  DEV static u32 pick(const u32 (&slot)[TW], int group) {
     u32 found = slot[0];
-    UNROLL for (int i = 1; i < COPIED; i++) found = group == i ? slot[i] : found;
+    UNROLL for (int i = 1; i < TW; i++) found = group == i ? slot[i] : found;
     return found;
   }
   template <bool FULL>
   DEV void code(const Params& p, u32 stage, u32 slots, int i, int left, int lane) const {
     const Place<ROW_UNITS> at(i, lane);
-    copy_async<16>(stage + first * (ROW_UNITS * 16) + at.to<true>() * 16,
+    copy_async<16>(stage + at.to<true>() * 16,
                    (OWN ? own : codes + at.unit * 16) + (u64)__shfl_sync(ALL, slots, at.token()) * p.code_stride,
                    FULL || at.token() < left);
   }
   template <bool FULL>
   DEV void scale(const Params& p, u32 stage, u32 slots, int i, int left, int lane) const {
     const Place<AFFINE_UNITS> at(i, lane);
-    copy_async<AU>(stage + CODE_BYTES + first * AFFINE_ROW + at.to<AFFINE_TURNED>() * AU,
+    copy_async<AU>(stage + CODE_BYTES + at.to<AFFINE_TURNED>() * AU,
                    affine + at.unit * AU + (u64)__shfl_sync(ALL, slots, at.token()) * p.affine_stride,
                    FULL || at.token() < left);
   }
-  // This warp's tokens of a tile, as soon as its stage is free.
-  DEV void copy(const Params& p, const Ring& to, int tile, const u32 (&slot)[COPIED], int lane) const {
-    const int left = at.count - tile * TILE - first;
+  // All of a tile, as soon as its stage is free.
+  DEV void copy(const Params& p, const Ring& to, int tile, const u32 (&slot)[TW], int lane) const {
+    const int left = at.count - tile * TILE;
     wait_phase(to.empty(), to.round ^ 1);
-    if (left >= 32 * COPIED) {
+    if (left >= TILE) {
       UNROLL for (int i = 0; i < COPIES; i++) code<true>(p, to.data(), slot[i / ROW_UNITS], i, left, lane);
       UNROLL for (int i = 0; i < AFFINE_COPIES; i++) scale<true>(p, to.data(), slot[i / AFFINE_UNITS], i, left, lane);
     } else {
@@ -113,3 +110,36 @@ struct Loader {
     arrive_copies(to.full());
   }
 };
+
+DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, int b, int block, const QueryRows& rows,
+                      int head, int group, int lo, int hi, int warp, int lane, bool& ahead) {
+  const Loader loader(p, r, block);
+  u32 slot[TW];
+  int mine = lo + warp;  // the tile that this warp copies next
+  loader.fetch(mine, hi, slot, lane);
+  if (mine < min(lo + AHEAD, hi)) {
+    loader.copy(p, ring.plus(warp), mine, slot, lane);
+    mine += WARPS;
+    loader.fetch(mine, hi, slot, lane);
+  }
+  Tile tile;
+  tile.place(lane, head, group);
+  int left = loader.at.count - lo * TILE - 32 * group;
+  meet(ahead);
+  Query q;
+  q.load(p, rows, lane);
+  tile.begin(s);
+  for (int i = lo; i < hi; i++) {
+    if (i + AHEAD == mine) {
+      if (mine < hi) loader.copy(p, ring.plus(AHEAD), mine, slot, lane);
+      mine += WARPS;
+      loader.fetch(mine, hi, slot, lane);
+    }
+    wait_phase(ring.full(), ring.round);
+    tile.compute(p, s, q, Sight{p, r, b, rows.skip, lane % 4}, ring.data(), left, i == lo, lane);
+    __syncwarp();
+    if (lane == 0) arrive(ring.empty());
+    ring = ring.plus(1);
+    left -= TILE;
+  }
+}

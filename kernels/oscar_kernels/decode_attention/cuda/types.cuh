@@ -13,19 +13,14 @@ constexpr int SUMS = IN_BYTE_K < 4 / GK ? IN_BYTE_K : 4 / GK;                   
 // Query rows of a KV head: HEADS of each query token of a request, of which there is one, or one for each draft.
 constexpr int NODES = DRAFTS ? DRAFTS : 1, HEADS = GROUP / NODES;
 // Query heads of a warp, in n-tiles of four; two of these share the eight columns of a product with values.
-constexpr int GW = (GROUP + VH - 1) / VH, NT = GW <= 4 && !WARPGROUP ? 1 : (GW + 7) / 8 * 2, PAIRS = (NT + 1) / 2,
-              MT = DV / 16;
+constexpr int GW = (GROUP + VH - 1) / VH, NT = GW <= 4 ? 1 : (GW + 7) / 8 * 2, PAIRS = (NT + 1) / 2, MT = DV / 16;
 // With more than four query heads a warp takes them in float16, as long as they have 16 bits.
 constexpr bool HALF_QUERY = NT > 1 && QUERY != 2;
-// Tokens of a tile: a warp has 32, or of every 64 that a warpgroup takes at a time 16. COPIERS warps copy a tile
-// together, COPIED times 32 tokens each.
-constexpr int TILE = (WARPGROUP ? 16 * WARPGROUP : 32) * TW, SLOTS = TILE / 32;
-constexpr int COPIERS = WARPGROUP ? (SLOTS < 4 ? SLOTS : 4) : 1, COPIED = SLOTS / COPIERS;
-constexpr int ROW_UNITS = HB * PIECES, AFFINE = 4 * (GK + GV), AFFINE_ROW = HB * AFFINE;
+constexpr int TILE = 32 * TW, ROW_UNITS = HB * PIECES, AFFINE = 4 * (GK + GV), AFFINE_ROW = HB * AFFINE;
 constexpr int AU = AFFINE_ROW % 16 == 0 ? 16 : AFFINE_ROW % 8 == 0 ? 8 : 4, AFFINE_UNITS = AFFINE_ROW / AU;
 constexpr bool AFFINE_TURNED = AU == 16 && (16 % AFFINE == 0 || AFFINE % 16 == 0);  // no word leaves its 16 bytes
 constexpr int CODE_BYTES = TILE * ROW_UNITS * 16, STAGE_BYTES = (CODE_BYTES + TILE * AFFINE_ROW + 127) / 128 * 128;
-constexpr int COPIES = COPIED * ROW_UNITS, AFFINE_COPIES = COPIED * AFFINE_UNITS;  // of a lane
+constexpr int COPIES = TILE * ROW_UNITS / 32, AFFINE_COPIES = TILE * AFFINE_UNITS / 32;  // of a lane
 constexpr int RING_BYTES = STAGES * (STAGE_BYTES + 16);  // tiles, then two barriers for each
 constexpr int STEP = 16 * TW;                            // window tokens of one step of a block
 constexpr float NEVER = -1e30f, HEADROOM = 8.f;
@@ -49,17 +44,6 @@ struct Params {
   int prefix_stable;               // all rows but the NODES newest of every request are older than the kernel in front
   int ring_rows;                   // positions of a ring, at least `recent`
   const int* mask;                 // [batch, DRAFTS]: bit i of node j: j sees i; null for a chain
-};
-
-// Where a warp stands in its block. Four warps one after the other are a warpgroup, which has one KV head.
-struct Seat {
-  int head, part, group;  // of the KV heads, of the query rows, and of the groups of tokens
-  DEV explicit Seat(int warp)
-      : head(WARPGROUP ? warp / 4 % HB : warp % HB), part(WARPGROUP ? 0 : warp / HB % VH),
-        group(WARPGROUP ? warp / (4 * HB) * 4 + warp % 4 : warp / (HB * VH)) {}
-  DEV static int warp(int head, int part, int group) {
-    return WARPGROUP ? (group / 4 * HB + head) * 4 + group % 4 : group * (HB * VH) + part * HB + head;
-  }
 };
 
 struct Request {

@@ -24,9 +24,6 @@ MAX_GROUP = 16
 WARP_ROWS = 16
 """Most query rows of a warp; two warps share more of a KV head."""
 WARPS = 8
-WARPGROUP = 4
-"""Warps whose products are one (`wgmma`)."""
-WARPGROUP_DIMS = (128, 256)
 KEY_DIMS = (64, 128, 192, 256)
 VALUE_DIMS = (64, 128, 256)
 PLAN_BYTES = 28 * MAX_BATCH + 4
@@ -57,9 +54,6 @@ class AttentionVariant:
     drafts: int = 0
     """Drafts of a request that are verified, with a query row for each query head; 0 for a decode
     step."""
-    warpgroup: int = 0
-    """How many times 64 tokens a warpgroup multiplies with its query at a time; 0: every warp by
-    itself."""
 
     @property
     def rows(self) -> int:
@@ -69,12 +63,10 @@ class AttentionVariant:
     @property
     def flags(self) -> dict[str, str | int]:
         """Values of the `-D` flags."""
-        whole = self.rows <= 8 or (self.whole and self.rows <= WARP_ROWS) or self.warpgroup > 0
-        halves = 1 if whole else 2
-        together = math.gcd(self.heads, WARPS // (WARPGROUP if self.warpgroup else halves))
+        halves = 1 if self.rows <= 8 or (self.whole and self.rows <= WARP_ROWS) else 2
+        together = math.gcd(self.heads, WARPS // halves)
         wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.rows > 4
         tiles = self.tiles
-        shorter = 2 // self.warpgroup if self.warpgroup else 1  # a tile than 32 tokens of a warp
         return {
             "DK": self.k_spec.head_dim,
             "DV": self.v_spec.head_dim,
@@ -87,7 +79,6 @@ class AttentionVariant:
             "HB": together,
             "VH": halves,
             "TW": WARPS // halves // together,
-            "WARPGROUP": self.warpgroup,
             "STAGES": tiles.stages,
             "SLOT_T": self.slot,
             "INDPTR_T": self.indptr,
@@ -96,8 +87,7 @@ class AttentionVariant:
             "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
             "CAPPED": int(self.capped),
             "BLOCKS": 1 if wide else tiles.resident,
-            "WINDOW_COST": shorter
-            * (tiles.window_cost if self.rows <= 8 else tiles.many_rows_cost),
+            "WINDOW_COST": tiles.window_cost if self.rows <= 8 else tiles.many_rows_cost,
             "EARLY_UNITS": tiles.early,
             "ALONE": int(tiles.alone),
         }
@@ -173,18 +163,11 @@ def variant(
     logit_cap: float,
     tiles: CudaTiles = CUDA,
     drafts: Drafts | None = None,
-    *,
-    warpgroups: bool = False,
 ) -> AttentionVariant:
-    """The variant for a query, a cache and a batch that are no `misfit`.
-
-    Args:
-        warpgroups: whether the device has products of a warpgroup.
-    """
+    """The variant for a query, a cache and a batch that are no `misfit`."""
     group = query.shape[1] // cache.num_kv_heads
     count = drafts.count if drafts else 0
-    rows = group * max(1, count)
-    whole = rows > 8 and _whole(query, cache)
+    whole = group * max(1, count) > 8 and _whole(query, cache)
     return AttentionVariant(
         cache.k_spec,
         cache.v_spec,
@@ -198,21 +181,7 @@ def variant(
         tiles,
         whole and (count > 0 or query.shape[0] >= WHOLE_BATCH),
         count,
-        _warpgroup(query, cache, rows, tiles) if warpgroups else 0,
     )
-
-
-def _warpgroup(query: Tensor, cache: LayerCache, rows: int, tiles: CudaTiles) -> int:
-    """`AttentionVariant.warpgroup` on a device that has products of a warpgroup."""
-    k_spec, v_spec = cache.k_spec, cache.v_spec
-    wide = max(k_spec.head_dim, v_spec.head_dim) > WHOLE_DIM
-    fits = (
-        {k_spec.head_dim, v_spec.head_dim} <= set(WARPGROUP_DIMS)
-        and query.dtype != torch.float32
-        and v_spec.num_groups <= v_spec.head_dim // 64
-        and (rows <= 8 if wide else 4 < rows <= WARP_ROWS)
-    )
-    return (min(1, tiles.warpgroup) if wide else tiles.warpgroup) if fits else 0
 
 
 def fitting(made: AttentionVariant, shared: int) -> AttentionVariant:
@@ -237,17 +206,9 @@ def too_large(made: AttentionVariant, shared: int) -> str | None:
 
 
 def ring_bytes(flags: nvrtc.Flags) -> int:
-    """Bytes of shared memory in front of the plan: `RING_BYTES` of decode.cu, and `GROUP_BYTES` of
-    every warpgroup."""
+    """`RING_BYTES` of decode.cu."""
     size = {name: int(value) for name, value in flags.items() if not isinstance(value, str)}
-    tokens = (16 * size["WARPGROUP"] or 32) * size["TW"]
+    tokens = 32 * size["TW"]
     codes = (size["DK"] * size["BITS_K"] + size["DV"] * size["BITS_V"]) // 8
     rows = tokens * size["HB"] * (codes + 4 * (size["GK"] + size["GV"]))
-    ring = size["STAGES"] * (-(-rows // 128) * 128 + 16)
-    if not size["WARPGROUP"]:
-        return ring
-    pairs = -(-size["GROUP"] // 8)
-    weights = 8 * size["WARPGROUP"] * size["GV"]
-    exchange = (1 + size["GV"]) * pairs * 128 + 16
-    group = (size["DK"] // 16 + weights) * pairs * 256 + -(-exchange // 128) * 128
-    return ring + WARPS // WARPGROUP * group
+    return size["STAGES"] * (-(-rows // 128) * 128 + 16)

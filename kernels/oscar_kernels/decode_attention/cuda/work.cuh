@@ -93,9 +93,9 @@ DEV void prefetch_segment(const Params& p, const Request& r, const Segment& x, i
     prefetch_rows(p, Window(p, r, b, head), (x.lo + WINDOW_COST - 1) / WINDOW_COST * STEP + 16 * group, lane);
   } else if (x.lo + warp < x.hi) {
     const Loader loader(p, r, x.block);
-    u32 slot[SLOTS];
+    u32 slot[TW];
     loader.fetch(x.lo + warp, x.hi, slot, lane);
-    UNROLL for (int i = 0; i < SLOTS; i++) {
+    UNROLL for (int i = 0; i < TW; i++) {
       const u8 *codes = loader.codes + (u64)slot[i] * p.code_stride,
                *affine = loader.affine + (u64)slot[i] * p.affine_stride;
       UNROLL for (int at = 0; at < ROW_UNITS * 16; at += 128) prefetch(codes + at);
