@@ -253,8 +253,9 @@ def _reuse(run: ServerRun, recent: int, step: int) -> list[str]:
                 continue
             whole = len(earlier.prompt) + len(earlier.talking.ids)
             most = min(whole, len(later.prompt) - recent)
-            # An engine may stop before it caches the last token that it generates.
-            if not step * ((most - 1) // step) <= later.talking.cached <= most:
+            # An engine may stop before it caches the last token that it generates, and one with a
+            # draft model finds pairs of tokens, of which there is one fewer.
+            if not step * ((most - 2) // step) <= later.talking.cached <= most:
                 wrong.append(
                     f"a turn reused {later.talking.cached:,} of {most:,} tokens of the conversation"
                     " before it"

@@ -111,4 +111,5 @@ def _ask(client: ServerClient) -> Answers:
 
 
 if __name__ == "__main__":
-    main(*(argument for argument in sys.argv[1:] if argument != "--"))
+    paths, flags = sys.argv[1:3], [flag for flag in sys.argv[3:] if flag != "--"]
+    main(*(str(Path(path).resolve()) for path in paths), *flags)

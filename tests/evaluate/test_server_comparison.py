@@ -113,7 +113,7 @@ def test_reuse_that_is_missing_or_must_not_be_is_told(judge: Judge, right: Serve
     assert judge(replace(right, warm=none)).violations == ("a repeated prefix was not reused",)
     stale = tuple(Scored(s.values, 4) for s in right.cold)
     assert judge(replace(right, cold=stale)).violations == ("tokens were reused after a flush",)
-    for cached, fine in ((36, False), (40, True), (42, True), (43, False)):
+    for cached, fine in ((36, False), (39, False), (40, True), (42, True), (43, False)):
         talks = tuple(
             (first, replace(later, talking=replace(later.talking, cached=cached)))
             for first, later in right.talks

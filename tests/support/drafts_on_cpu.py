@@ -58,7 +58,9 @@ def install(answers: Sequence[Sequence[int]], shape: str, counts: str = "") -> N
     torch.cuda.synchronize = lambda *_: None  # a layer for later tokens calls it without asking
 
 
-def keep_states(kept: Tensor, made: Tensor, slots: Tensor, steps: Tensor) -> None:
+def keep_states(
+    kept: Tensor, made: Tensor, slots: Tensor, steps: Tensor, rows: Tensor | None = None
+) -> None:
     """The state behind the last accepted draft of every request, which goes to its slot.
 
     Args:
@@ -66,10 +68,12 @@ def keep_states(kept: Tensor, made: Tensor, slots: Tensor, steps: Tensor) -> Non
         made: `[layers, requests, drafts, ...]`.
         slots: of every request.
         steps: drafts of every request; -1 for none.
+        rows: of `made`, for every request; the first ones without it.
     """
-    for request, (slot, step) in enumerate(zip(slots.tolist(), steps.tolist(), strict=True)):
+    places = range(len(slots)) if rows is None else rows.tolist()
+    for row, slot, step in zip(places, slots.tolist(), steps.tolist(), strict=True):
         if step >= 0:
-            kept[:, slot] = made[:, request, step]
+            kept[:, slot] = made[:, row, step]
 
 
 def links_of_trees(

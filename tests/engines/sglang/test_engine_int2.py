@@ -137,6 +137,7 @@ def test_the_server_says_what_it_serves(engines: Engines) -> None:
         "id": given.id,
         "format_version": 1,
         "transform": {"k": "oscar", "v": "oscar"},
+        "copy_digest": None,
     }
     clip = given.recipe.clip
     recipe = {

@@ -61,6 +61,10 @@ SERVER_CASES = {
         "enable_multi_layer_eagle": True,
         "speculative_eagle_topk": 2,
     },
+    "--enable-linear-replayssm-spec": {
+        "enable_linear_replayssm_spec": True,
+        "speculative_algorithm": "NEXTN",
+    },
     "--pp-size": {"pp_size": 2, "speculative_algorithm": "NGRAM"},
     "--enable-mixed-chunk": {"enable_mixed_chunk": True, "speculative_algorithm": "NGRAM"},
     "--disaggregation-mode": {"disaggregation_mode": "decode"},
