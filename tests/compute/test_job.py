@@ -21,6 +21,7 @@ from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
+from oscar_zoo.compute.capture import state
 from oscar_zoo.compute.job import ComputeOptions, ComputeResult, compute_artifact
 from oscar_zoo.errors import (
     ComputeFailed,
@@ -208,7 +209,12 @@ def test_an_artifact_is_not_replaced_by_accident(result: ComputeResult) -> None:
 
 
 @pytest.mark.parametrize("phase", ["load", "capture", "fit", "write"])
-def test_an_interrupt_leaves_nothing(tmp_path: Path, phase: str) -> None:
+def test_an_interrupt_leaves_nothing(
+    tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the capture took so short that nothing of it was saved."""
+    monkeypatch.setattr(state, "MIN_SECONDS", float("inf"))
+
     def interrupt(done: int, total: int, text: str) -> None:
         if text == phase:
             raise KeyboardInterrupt
