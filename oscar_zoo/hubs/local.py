@@ -101,14 +101,14 @@ class LocalHub:
                 if self._must_exist or self.root.exists():
                     raise PathNotFound(
                         f"no such folder for a hub: {self.root}",
-                        hint="check the path of the hub",
+                        hint="check the path of the hub, and OSCAR_ZOO_HUB if it names the hub",
                     )
                 return ()
             found = self._listed()
             if not found and self._must_exist and _holds_other_files(self.root):
                 raise PathNotFound(
                     f"there is no hub at {self.name}: the folder holds other files.",
-                    hint="check the path of the hub",
+                    hint="check the path of the hub, and OSCAR_ZOO_HUB if it names the hub",
                 )
             return found
 
