@@ -378,6 +378,7 @@ TESTS = (
     "tests/runtime/test_flashinfer_prefill.py",
     "tests/runtime/test_executor_gpu.py",
     "tests/runtime/test_verify_gpu.py",
+    "tests/runtime/test_rehearsal_gpu.py",
     "tests/compute/test_products.py",
     "tests/compute/test_capture_transformers.py",
 )
