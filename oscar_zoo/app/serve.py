@@ -19,8 +19,9 @@ from oscar_zoo.app.serve_request import PORT, TIMEOUT, ServeRequest
 from oscar_zoo.app.servers import check_port, serve_log
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import Clip
+from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.engines.sglang.front.addresses import parse_origin
-from oscar_zoo.engines.sglang.launch import flag_refusals, plan
+from oscar_zoo.engines.sglang.launch import devices, flag_refusals, plan
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer
 from oscar_zoo.models import nvidia_smi
 
@@ -85,7 +86,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     """Start a server and wait until it is ready.
 
     Raises:
-        UsageError: an option or flag that makes no sense here.
+        UsageError: an option or flag that makes no sense here, or needs more devices.
         MissingDependency, UnsupportedMachine: no supported SGLang is installed.
         PortInUse: another process listens there.
         ServerFailed: the server did not start.
@@ -103,6 +104,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     check_port(host, request.port, lambda port: again(port=port))
     device, gpu = nvidia_smi.pick_serving_device(request.device)
     flag_refusals.check_flags(flags, device)
+    devices.check_devices(Layout.of_flags(size, tp=size.tensor_parallel or 1), device, gpu)
     model = targets.parse_given_model(request.model, observer)
     check_served(model or request.target.choice, request.revision)
     artifact = open_to_serve(request.target, model, sources, wish, observer, again=again)

@@ -203,11 +203,25 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
         2,
         ("--grpc-port is not allowed",),
     ),
+    "more ranks than the CPU has places for": (
+        lambda t: [
+            *t.environment("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),
+            *("--device", "cpu", "--", "--tp=3"),
+        ],
+        2,
+        (
+            "the flags need 3 GPUs",
+            "here",
+            "SGLANG_CPU_OMP_THREADS_BIND names 2 of 3",
+            "Leave out --tp",
+        ),
+    ),
     "no number of GPUs": (lambda t: ["--", "--tp=many"], 2, ("--tp 'many'",)),
     "the fork": (lambda t: ["--engine", "oscar-fork"], 2, ("stock SGLang only", "--print")),
 }
 ONLY_HERE = {
     "no GPU",
+    "more ranks than the CPU has places for",
     "weights larger than memory",
     "too many requests at a time",
     "no SGLang",

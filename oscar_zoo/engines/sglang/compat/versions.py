@@ -17,6 +17,18 @@ FIRST = _number(TESTED[0])
 BEYOND = (*_number(TESTED[-1])[:2], _number(TESTED[-1])[2] + 1)
 """Supported versions: `FIRST <= version < BEYOND`, the release after the last tested one."""
 
+COUNTS_ALL_CPU_RANKS = (0, 5, 21)
+"""From here on every rank of a CPU server needs cores of its own; before, those of one
+tensor-parallel group share them with the other groups."""
+
+
+def installed_from(first: tuple[int, ...]) -> bool:
+    """Whether the installed sglang is `first` or later, as its metadata says."""
+    try:
+        return _number(version("sglang")) >= first
+    except PackageNotFoundError:
+        return False
+
 
 def sglang_version() -> str:
     """Version of the installed sglang.

@@ -15,8 +15,9 @@ from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.engines.sglang import concurrency, config_refusals
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags, device_flags
-from oscar_zoo.errors import NotEnoughMemory, UsageError
-from oscar_zoo.models import host_memory, model_folder, nvidia_smi
+from oscar_zoo.engines.sglang.launch.devices import check_gpus
+from oscar_zoo.errors import NotEnoughMemory
+from oscar_zoo.models import host_memory, model_folder
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.folder_code import refuse_chosen_code
 
@@ -176,20 +177,7 @@ def free_memory(
     """
     if device == "cpu":
         return host_memory.available_ram()
-    seen = nvidia_smi.visible(nvidia_smi.gpus(environ), environ)
-    if not seen:
-        return None
-    if gpu + number > len(seen):
-        raise UsageError(
-            f"{number} GPUs are wanted{f' from cuda:{gpu} on' if gpu else ''}, {len(seen)} are"
-            " here.",
-            hint=(
-                f"spread the model over fewer: -- --tp={len(seen) - gpu}"
-                if len(seen) > gpu
-                else None
-            ),
-        )
-    return min(card.free for card in seen[gpu : gpu + number])
+    return min((card.free for card in check_gpus(gpu, number, environ)), default=None)
 
 
 def _fraction(server: ServerDemand) -> float:
