@@ -98,6 +98,11 @@ def check_extra_flags(extra: Sequence[str]) -> None:
             )
 
 
+def is_denied(flag: str) -> bool:
+    """Whether `serve` refuses `flag`, which is written with hyphens."""
+    return _reason_against(flag) is not None
+
+
 def _reason_against(name: str) -> str | None:
     """Why the flag `name`, or a flag that the engine would complete it to, is refused; else
     `None`."""

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from oscar_zoo.engines.sglang import fork_environment, refusal, refusals
+from oscar_zoo.engines.sglang.launch.known_flags import check_known
 from oscar_zoo.engines.sglang.launch.plan import DRAFT_MODEL
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.setting_flags import OPTIONS
@@ -42,11 +43,12 @@ def check_flags(flags: UserFlags, device: str) -> None:
         device: `cpu` or `cuda`.
 
     Raises:
-        UsageError: as `refusals.check_server`, or a value that an option of the cache does not
-            take.
+        UsageError: as `refusals.check_server` and `check_known`, or a value that an option of the
+            cache does not take.
     """
     config = _configuration(flags, device)
     refusal.check_rows(config, refusals.SERVER, UsageError)
+    check_known(flags)
     _check_drafts(getattr(config, "speculative_algorithm", None), flags, device)
     for option in OPTIONS.values():
         text = flags.text(*option.names)

@@ -78,7 +78,7 @@ def test_second_names_are_found(other: str) -> None:
         ["--cuda-graph-backend-prefill=breakable", "--cuda-graph-backend-decode", "full"],
         ["--pp-size=2", "--enable-mixed-chunk"],
         [DRAFTS, "--speculative-num-draft-tokens=32", "--pp-size=1"],
-        ["--served-model-name", "--enable-mis-take"],
+        ["--served-model-name=--enable-mis"],
         ["-1", "x"],
     ],
 )
