@@ -17,6 +17,7 @@ from typing import Any
 from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.app.serve_request import ServeRequest
 from oscar_zoo.app.servers import check_port, serve_log
+from oscar_zoo.engines.sglang.launch.flag_refusals import replaced_backends
 from oscar_zoo.engines.sglang.launch.phases import PhaseReader
 from oscar_zoo.engines.sglang.launch.plan import LOOPBACK
 from oscar_zoo.engines.sglang.launch.private_log import open_private
@@ -44,6 +45,8 @@ def start_detached(
     check_port(host, port, lambda other: request.command_line(port=other))
     log = serve_log(port)
     log.unlink(missing_ok=True)  # the phases of an earlier server would be shown
+    for warning in replaced_backends(request.flags):  # the child's words are in a file
+        observer.note(Note("server.environment", warning))
     text = f"Starting a server in the background (log: {log})"
     observer.note(Note("server.detached", text, {"log": str(log)}, kind="step"))
     with _child(request.arguments(detach=None, json=True), port) as child:

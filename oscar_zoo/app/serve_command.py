@@ -42,7 +42,7 @@ class ServeCommand:
         argv: the argument list.
         environment: variables to set.
         unset: variables to remove, because they run code or lower a guard.
-        warnings: remarks about the environment, one sentence each.
+        warnings: remarks about flags and the environment, one sentence each.
         artifact_warnings: codes of verification, and sentences about the status of the artifact.
         artifact: label of the artifact.
         digest: digest of the artifact.
@@ -146,7 +146,8 @@ def _stock(
         flags=flags,
     )
     planned = plan.plan(options, os.environ)
-    warnings = flag_refusals.check_environment(planned.env)
+    replaced = flag_refusals.replaced_backends(flags)
+    warnings = (*replaced, *flag_refusals.check_environment(planned.env))
     environment = dict(planned.sets)
     if artifact.installed and STORE in os.environ:
         environment[STORE] = os.environ[STORE]

@@ -216,6 +216,16 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
             "Leave out --tp",
         ),
     ),
+    "more memory than there is": (
+        lambda t: ["--", "--mem-fraction-static=8"],
+        2,
+        ("--mem-fraction-static '8' is no share of the memory", "-- --mem-fraction-static=0.8"),
+    ),
+    "a misspelt flag": (
+        lambda t: ["--", "--mem-fracton-static=0.8"],
+        2,
+        ("has no flag --mem-fracton-static", "Did you mean --mem-fraction-static?"),
+    ),
     "no number of GPUs": (lambda t: ["--", "--tp=many"], 2, ("--tp 'many'",)),
     "the fork": (lambda t: ["--engine", "oscar-fork"], 2, ("stock SGLang only", "--print")),
 }

@@ -17,7 +17,7 @@ from oscar_zoo.engines.sglang import fork_environment, refusal, refusals
 from oscar_zoo.engines.sglang.launch.known_flags import check_known
 from oscar_zoo.engines.sglang.launch.plan import DRAFT_MODEL
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
-from oscar_zoo.engines.sglang.setting_flags import OPTIONS
+from oscar_zoo.engines.sglang.setting_flags import BACKEND, OPTIONS
 from oscar_zoo.errors import NotFoundError, UsageError
 
 OTHER_NAMES = {
@@ -32,6 +32,7 @@ OTHER_NAMES = {
 ALGORITHM = "--speculative-algorithm"
 NEED_DRAFT_MODELS = ("EAGLE", "EAGLE3", "STANDALONE")
 """Not `NEXTN`, whose drafts come from layers of the model itself."""
+MEMORY = "--mem-fraction-static"
 GRAPHS = re.compile(r"cuda_graph_backend_(?P<phase>prefill|decode)")
 
 
@@ -43,17 +44,45 @@ def check_flags(flags: UserFlags, device: str) -> None:
         device: `cpu` or `cuda`.
 
     Raises:
-        UsageError: as `refusals.check_server` and `check_known`, or a value that an option of the
-            cache does not take.
+        UsageError: as `refusals.check_server` and `check_known`, a share of memory that is none,
+            or a value that an option of the cache does not take.
     """
     config = _configuration(flags, device)
     refusal.check_rows(config, refusals.SERVER, UsageError)
     check_known(flags)
+    _check_fraction(flags.text(MEMORY))
     _check_drafts(getattr(config, "speculative_algorithm", None), flags, device)
     for option in OPTIONS.values():
         text = flags.text(*option.names)
         if text is not None:
             option.parse(text, option.flag)
+
+
+def replaced_backends(flags: UserFlags) -> tuple[str, ...]:
+    """One sentence for each attention backend of the user that the plugin replaces by its own."""
+    names = ["--" + name.replace("_", "-") for name in refusals.BACKENDS]
+    return tuple(
+        f"{name} {text} is replaced by {BACKEND}, which alone reads an INT2 cache"
+        for name in names
+        if (text := flags.text(name)) in refusals.FORK_BACKENDS
+    )
+
+
+def _check_fraction(text: str | None) -> None:
+    """Refuse a share of memory outside of 0 to 1, which SGLang itself accepts.
+
+    Raises:
+        UsageError: the value, and what it may be.
+    """
+    try:
+        possible = text is None or 0.0 < float(text) <= 1.0
+    except ValueError:
+        possible = False
+    if not possible:
+        raise UsageError(
+            f"{MEMORY} {text!r} is no share of the memory: it lies above 0 and is at most 1.",
+            hint=f"for example -- {MEMORY}=0.8",
+        )
 
 
 def _check_drafts(algorithm: Any, flags: UserFlags, device: str) -> None:

@@ -38,7 +38,7 @@ class StartNews(Protocol):
         """About twice a second: what the server is doing, and the seconds since its start."""
 
     def warn(self, text: str) -> None:
-        """A warning about the environment, as one sentence."""
+        """A warning about the flags or the environment, as one sentence."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,8 @@ def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]
         options = _options(wanted, staged, digest, *staging.write_front(private, front))
         planned = plan.plan(options, {**os.environ, **wanted.environment})
         planned = replace(planned, secrets=front.secrets)
-        for warning in flag_refusals.check_environment(planned.env):
+        warnings = flag_refusals.check_environment(planned.env)
+        for warning in (*flag_refusals.replaced_backends(wanted.flags), *warnings):
             news.warn(warning)
         news.starting(wanted.log)
         with server.running(planned, wanted.log) as child:

@@ -131,3 +131,25 @@ def test_values_of_the_cache_are_read_before_anything_starts(flag: str, said: st
         return
     with pytest.raises(UsageError, match=said):
         check_flags(UserFlags([flag]), "cuda")
+
+
+@pytest.mark.parametrize("value", ["8", "0", "-0.5", "nan", "inf", "80%", "1.01"])
+def test_a_share_of_memory_that_is_none(value: str) -> None:
+    with pytest.raises(UsageError, match="is no share of the memory") as caught:
+        check_flags(UserFlags([f"--mem_fraction_static={value}"]), "cuda")
+    assert caught.value.hint == "for example -- --mem-fraction-static=0.8"
+
+
+@pytest.mark.parametrize("value", ["0.8", "1", "1e-3", ".9"])
+def test_a_share_of_memory(value: str) -> None:
+    check_flags(UserFlags([f"--mem-fraction-static={value}"]), "cuda")
+
+
+def test_backends_that_are_replaced_are_told() -> None:
+    given = ["--attention-backend=fa3", "--decode-attention-backend", "triton", "--tp=2"]
+    told = flag_refusals.replaced_backends(UserFlags(given))
+    assert [text.partition(" is replaced by oscar_int2,")[0] for text in told] == [
+        "--attention-backend fa3",
+        "--decode-attention-backend triton",
+    ]
+    assert flag_refusals.replaced_backends(UserFlags([f"--attention-backend={BACKEND}"])) == ()
