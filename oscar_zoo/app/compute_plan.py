@@ -17,6 +17,7 @@ from oscar_zoo.app.compute_request import ComputeRequest
 from oscar_zoo.app.compute_wish import ComputeWish
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.app.requirements import require_compute
+from oscar_zoo.artifact.names import path_text
 from oscar_zoo.errors import ArtifactNotAsked, NetworkError, OscarZooError
 from oscar_zoo.next_step import Compute
 from oscar_zoo.registry.model_names import ModelChoice
@@ -94,7 +95,7 @@ def plan_instead(
 
     Raises:
         OscarZooError: `error` when nothing shall be computed, with `command` as the next step
-            unless the model cannot be fetched either; else as `plan_computing`.
+            unless the model cannot be fetched either or a path was meant; else as `plan_computing`.
     """
     if wish.may_compute(error):
         plan = plan_computing(choice, wish, error, observer)
@@ -102,10 +103,30 @@ def plan_instead(
             return plan
     from oscar_zoo.models.model_hub import is_here
 
-    unasked = isinstance(error, NetworkError | ArtifactNotAsked)
-    if not unasked or is_here(choice.source):
+    here, place = is_here(choice.source), Path(choice.source)
+    if _meant_as_path(choice, here=here):
+        if not os.path.lexists(place):
+            error.advise(f"a path begins with ./, and nothing is at {path_text(place)}")
+        raise error
+    if here or not isinstance(error, NetworkError | ArtifactNotAsked):
         error.next_step = Compute(choice.name, command)
+        if _has_slash(choice) and not (here or error.suggestions or error.advice):
+            error.advice = f"a folder would be written {path_text(place)}"
     raise error
+
+
+def _has_slash(choice: ModelChoice) -> bool:
+    """Whether a name that the zoo does not know could be a path as well as the id of a model."""
+    return choice.recipe is None and "/" in choice.source
+
+
+def _meant_as_path(choice: ModelChoice, *, here: bool) -> bool:
+    """Whether a name is rather a path without `./`: it exists, or the folder that it begins with
+    does and no such model is `here`."""
+    if not _has_slash(choice):
+        return False
+    first = Path(choice.source.partition("/")[0])
+    return os.path.lexists(choice.source) or (first.is_dir() and not here)
 
 
 def plan_computing(

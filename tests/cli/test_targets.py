@@ -99,6 +99,23 @@ def test_a_name_that_nobody_knows_asks_whether_the_folder_was_meant(
     assert "Did you mean the file ./rotation?" in failure(capsys, 3, command, "rotation", *hub)
 
 
+@pytest.mark.parametrize("command", ["serve", "pull"])
+def test_nothing_is_computed_for_a_path_without_its_dot(
+    capsys: pytest.CaptureFixture[str], here: Path, command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "hub").mkdir()
+    hub = ("--hub", f"file:{tmp_path}/hub")
+    line = failure(capsys, 3, command, "try/rotation", *hub)
+    assert "A folder would be written ./try/rotation; to compute one: " in line
+    (here / "try").mkdir()
+    line = failure(capsys, 3, command, "try/rotation", *hub)
+    assert "nothing is at ./try/rotation" in line and "--compute" not in line
+    (here / "try" / "rotation").mkdir()
+    line = failure(capsys, 3, command, "try/rotation", *hub)
+    assert "--compute" not in line
+    assert ("Did you mean the folder ./try/rotation?" in line) == (command == "serve")
+
+
 def test_files_are_paths_by_their_ending(
     capsys: pytest.CaptureFixture[str], here: Path, stored: str
 ) -> None:
