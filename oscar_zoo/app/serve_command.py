@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from oscar_zoo.app import targets
@@ -26,7 +27,7 @@ from oscar_zoo.engines.sglang.launch import flag_refusals, fork_command, plan, s
 from oscar_zoo.engines.sglang.launch.environment import HARMFUL_VARIABLES
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.settings import ArtifactSource
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import ArtifactNotAsked, NetworkError, UsageError
 from oscar_zoo.models.nvidia_smi import pick_serving_device
 
 Engine = Literal["sglang", "oscar-fork"]
@@ -98,7 +99,11 @@ def command(
     model = targets.parse_given_model(request.model, observer)
     again = partial(request.command_line, print=True, engine=None if stock else engine)
     check_served(model or request.target.choice, request.revision)
-    artifact = open_to_serve(request.target, model, sources, wish, observer, again=again)
+    try:
+        artifact = open_to_serve(request.target, model, sources, wish, observer, again=again)
+    except (NetworkError, ArtifactNotAsked) as error:
+        error.advice = "; ".join(filter(None, (_what_is_missing(request), error.advice)))
+        raise
     prepared = prepare(
         artifact,
         observer,
@@ -113,6 +118,15 @@ def command(
     if not stock:
         return _fork(prepared, size, request.port, request.revision, flags)
     return _stock(prepared, request.port, request.revision, flags, offline=request.offline)
+
+
+def _what_is_missing(request: ServeRequest) -> str:
+    """What to do where no hub can be asked for the artifact, without which there is no command."""
+    fetch = f"oscar-zoo pull {quote(str(request.target))}"
+    return (
+        f"--print reads the artifact for its digest: fetch it once with a network ({fetch}),"
+        " or name a folder that holds it"
+    )
 
 
 def _stock(

@@ -265,3 +265,14 @@ def test_a_model_of_the_zoo_with_linear_attention(
     assert recipe.hf_id in capsys.readouterr().out
     fork = ["--engine", "oscar-fork", "--", "--attention-backend=triton"]
     assert run(["serve", folder, "--print", *fork]) == 0
+
+
+def test_without_network_it_says_what_the_command_needs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Neither a manifest of the package nor a digest alone makes a command that would run."""
+    assert run(["serve", "Qwen3-8B", "--print", "--offline", "--device", "cuda"]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "Qwen3-8B is not on this machine" in line
+    assert "--print reads the artifact for its digest: fetch it once" in line
+    assert "(oscar-zoo pull Qwen3-8B), or name a folder that holds it" in line
