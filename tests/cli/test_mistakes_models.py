@@ -53,6 +53,17 @@ def test_a_server_that_dies_while_serving(
     assert "it fell over. Log: " in capsys.readouterr().err
 
 
+def test_a_backend_that_is_replaced_is_told_before_the_start(
+    capsys: pytest.CaptureFixture[str], artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = fake_sglang.take_its_place(monkeypatch, dies=True)
+    place = ["--model", str(MODEL), "--port", str(port), "--device", "cpu"]
+    assert run(["serve", str(artifact), *place, "--", "--attention-backend=fa3"]) == 1
+    told = capsys.readouterr().err
+    note = "note: --attention-backend fa3 is replaced by oscar_int2"
+    assert note in told and told.index(note) < told.index("Starting SGLang")
+
+
 def test_an_address_of_another_machine(
     capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path
 ) -> None:
