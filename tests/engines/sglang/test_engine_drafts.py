@@ -200,9 +200,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     windowed = write_config("gemma3_text", made.folder / "windowed")
     change_config(windowed, architectures=["Gemma3ForCausalLM"])
     hybrid = {**DRAFTS, "model_path": str(windowed)}
+    both = write_config("falcon_h1", made.folder / "both")  # states beside attention, in each layer
+    change_config(both, architectures=["FalconH1ForCausalLM"])
     wide = {**DRAFTS, "speculative_num_draft_tokens": 33}
     states = str(model(made.folder / STATES, STATES))
     branching = [{**one, "model_path": states} for one in (DRAFTS, BRANCHES)]
+    branching.append({**DRAFTS, "model_path": str(both)})
     refused = [{"engine": engine} for engine in (hybrid, wide, *branching)]
     made.plain("int2", WINDOWS, alone(), refused=refused)
     made.drafts("tree", LOSSLESS, [*alone(), *together()], of="lossless")
@@ -264,6 +267,7 @@ def test_what_drafts_do_not_work_with_is_refused_before_weights_are_loaded(runs:
     assert "--speculative-num-draft-tokens does not work with an INT2 KV cache" in wide
     for said in branching:
         assert "a tree of drafts does not work with an INT2 KV cache of this model" in said
+    assert len(branching) == 3
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
