@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -12,6 +12,7 @@ from typing import Literal
 from oscar_zoo.app import targets
 from oscar_zoo.app.artifact_model import both_sides
 from oscar_zoo.app.artifacts import Artifact
+from oscar_zoo.app.draft_choice import DraftChoice, choose_drafts, wish_of
 from oscar_zoo.app.prepare_serve import Prepared, prepare
 from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.refused_models import check_served
@@ -22,7 +23,7 @@ from oscar_zoo.artifact.formats import Role
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import served_artifact
 from oscar_zoo.engines.sglang.flags import SizeFlags
-from oscar_zoo.engines.sglang.launch import flag_refusals, fork_command, plan, staging
+from oscar_zoo.engines.sglang.launch import draft_flags, flag_refusals, fork_command, plan, staging
 from oscar_zoo.engines.sglang.launch.environment import HARMFUL_VARIABLES
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.settings import ArtifactSource
@@ -50,6 +51,7 @@ class ServeCommand:
         recipe: serving recipe in force.
         device: `cpu` or `cuda`.
         tensor_parallel: number of GPUs.
+        drafts: what was chosen for speculative decoding, in words; `None` where nobody asked.
     """
 
     argv: tuple[str, ...]
@@ -63,6 +65,7 @@ class ServeCommand:
     recipe: ServingRecipe
     device: str
     tensor_parallel: int
+    drafts: str | None = None
 
 
 def command(
@@ -74,7 +77,7 @@ def command(
         UsageError: a key, which no command line may show, or an artifact that the fork cannot read.
         OscarZooError: as `check_served`, `open_to_serve` and `prepare`.
     """
-    flags, size = request.flags, request.flags.sizes()
+    flags, size, asked_drafts = request.flags, request.flags.sizes(), wish_of(request.drafts)
     if request.api_key_file is not None or request.require_key or request.expose is not None:
         raise UsageError(
             "--print shows no API key, and without one nothing is exposed.",
@@ -92,7 +95,11 @@ def command(
     wanted_device = request.device if stock or request.device is not None else "cuda"
     device, gpu = pick_serving_device(wanted_device, check=False)
     if stock:
-        flag_refusals.check_flags(flags, device)
+        draft_flags.check_wish(asked_drafts, flags, device)
+    elif asked_drafts is not None:
+        raise UsageError(
+            f"{draft_flags.OPTION} chooses flags of stock SGLang.", hint="leave it out for the fork"
+        )
     sources = Sources(request.hubs, offline=request.offline)
     wish = request.wish(offline=sources.offline)
     model = targets.parse_given_model(request.model, observer)
@@ -112,14 +119,15 @@ def command(
     )
     if not stock:
         return _fork(prepared, size, request.port, request.revision, flags)
-    return _stock(prepared, request.port, request.revision, flags, offline=request.offline)
+    drafts = choose_drafts(asked_drafts, prepared, flags, request.revision, observer)
+    return _stock(prepared, request.port, request.revision, drafts, offline=request.offline)
 
 
 def _stock(
     prepared: Prepared,
     port: int,
     revision: str | None,
-    flags: UserFlags,
+    drafts: DraftChoice,
     *,
     offline: bool,
 ) -> ServeCommand:
@@ -143,7 +151,7 @@ def _stock(
         port=port,
         name=prepared.name,
         served_name=prepared.served_name,
-        flags=flags,
+        flags=drafts.flags,
     )
     planned = plan.plan(options, os.environ)
     warnings = flag_refusals.check_environment(planned.env)
@@ -153,7 +161,8 @@ def _stock(
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
     unset = tuple(name for name in HARMFUL_VARIABLES if name not in environment)
-    return _command(prepared, planned.argv, environment, unset, warnings)
+    made = _command(prepared, planned.argv, environment, unset, warnings)
+    return replace(made, drafts=drafts.told)
 
 
 def _fork(
