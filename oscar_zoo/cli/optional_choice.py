@@ -26,7 +26,7 @@ class OptionalChoice(click.Option):
         changes."""
         cut = words.index("--") if "--" in words else len(words)
         spelled = list[str]()
-        for word, after in zip(words[:cut], [*words[1:cut], ""], strict=True):
-            alone = word in self.opts and after not in self.choices
-            spelled += [word, self.usual] if alone else [word]
+        for place, word in enumerate(words[:cut]):
+            valued = place + 1 < cut and words[place + 1] in self.choices
+            spelled += [word, self.usual] if word in self.opts and not valued else [word]
         return [*spelled, *words[cut:]]

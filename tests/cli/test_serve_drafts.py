@@ -336,6 +336,7 @@ def test_recipes_name_the_layers_of_every_kind_that_can_draft() -> None:
         (["--drafts", "mtp", "X"], "mtp"),
         (["--drafts=ngram", "X"], "ngram"),
         (["X", "--drafts", "--port", "3"], "auto"),
+        (["X", "--drafts", "--", "auto"], "auto"),
         (["X", "--", "--drafts"], None),
     ],
 )
