@@ -21,25 +21,32 @@ ANSWER_SECONDS = 60.0
 
 
 def launch(
-    wanted: WantedServer, prepared: Prepared, port: int, observer: Observer, *, again: str
+    wanted: WantedServer,
+    prepared: Prepared,
+    port: int,
+    observer: Observer,
+    *,
+    again: str,
+    drafts: str | None = None,
 ) -> RunningServer:
     """Start `wanted`, which serves what was `prepared`, and wait until it is ready.
 
     Args:
         again: the command line that takes the DIR of the model, for the error.
+        drafts: what was chosen for speculative decoding, in words.
 
     Raises:
         ServerFailed: the server did not start.
         OscarZooError: as `own_server`.
     """
     try:
-        return _started(wanted, prepared, port, observer)
+        return _started(wanted, prepared, port, observer, drafts)
     except ServerFailed as error:
         raise with_next_step(error, prepared.choice.source, again) from None
 
 
 def _started(
-    wanted: WantedServer, prepared: Prepared, port: int, observer: Observer
+    wanted: WantedServer, prepared: Prepared, port: int, observer: Observer, drafts: str | None
 ) -> RunningServer:
     began, artifact = time.monotonic(), prepared.artifact
     record = ServerRecord.of_this_process(
@@ -69,6 +76,7 @@ def _started(
             recipe=prepared.recipe,
             device=prepared.device,
             tensor_parallel=prepared.tensor_parallel,
+            drafts=drafts,
             facts=facts,
             key_file=server_records.key_file(entry.record) if wanted.api_key else None,
             seconds=time.monotonic() - began,

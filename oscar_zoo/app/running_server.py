@@ -28,6 +28,7 @@ class RunningServer:
         recipe: serving recipe in force.
         device: `cpu` or `cuda`.
         tensor_parallel: number of GPUs.
+        drafts: what `drafts` chose for speculative decoding, in words; `None` without it.
         facts: what the server says of itself.
         key_file: private file with the key that requests need while the server runs; `None` when
             they need none.
@@ -45,6 +46,7 @@ class RunningServer:
     recipe: ServingRecipe
     device: str
     tensor_parallel: int
+    drafts: str | None
     facts: ReadyFacts
     key_file: Path | None
     seconds: float

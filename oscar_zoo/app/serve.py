@@ -8,6 +8,7 @@ from pathlib import Path
 from oscar_zoo.app import targets
 from oscar_zoo.app.api_key import key_for
 from oscar_zoo.app.arguments import clip_of
+from oscar_zoo.app.draft_choice import choose_drafts, wish_of
 from oscar_zoo.app.launching import launch
 from oscar_zoo.app.prepare_serve import check_memory, prepare
 from oscar_zoo.app.progress import SILENT, Observer
@@ -21,7 +22,7 @@ from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.engines.sglang.front.addresses import parse_origin
-from oscar_zoo.engines.sglang.launch import devices, flag_refusals, plan
+from oscar_zoo.engines.sglang.launch import devices, draft_flags, plan
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer
 from oscar_zoo.models import nvidia_smi
 
@@ -37,6 +38,7 @@ def serve(
     require_key: bool = False,
     allow_origin: Sequence[str] = (),
     clip: tuple[float, float] | Clip | None = None,
+    drafts: str | None = None,
     flags: Sequence[str] = (),
     device: str | None = None,
     timeout: float = TIMEOUT,
@@ -53,6 +55,7 @@ def serve(
     Args:
         target: name of an artifact, its folder, or the folder of a model.
         clip: clip ratios of keys and values in place of the recipe's.
+        drafts: where drafts come from: `auto`, `mtp` or `ngram`.
         flags: flags of SGLang, such as `--tp=2`.
         hubs: hubs to use in place of the configured ones.
         observer: hears how the start goes on.
@@ -72,6 +75,7 @@ def serve(
         require_key=require_key,
         allow_origin=tuple(allow_origin),
         clip=clip_of(clip),
+        drafts=drafts,
         extra=tuple(flags),
         device=device,
         timeout=timeout,
@@ -92,7 +96,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         ServerFailed: the server did not start.
         OscarZooError: as `check_served`, `open_to_serve` and `prepare`.
     """
-    flags, size = request.flags, request.flags.sizes()
+    flags, size, asked_drafts = request.flags, request.flags.sizes(), wish_of(request.drafts)
     key = key_for(request.expose, request.api_key_file, make=request.require_key)
     origins = tuple(map(parse_origin, request.allow_origin))
     sources = Sources(request.hubs, offline=request.offline)
@@ -103,7 +107,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     host = request.expose or plan.LOOPBACK
     check_port(host, request.port, lambda port: again(port=port))
     device, gpu = nvidia_smi.pick_serving_device(request.device)
-    flag_refusals.check_flags(flags, device)
+    draft_flags.check_wish(asked_drafts, flags, device)
     devices.check_devices(Layout.of_flags(size, tp=size.tensor_parallel or 1), device, gpu)
     model = targets.parse_given_model(request.model, observer)
     check_served(model or request.target.choice, request.revision)
@@ -120,6 +124,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
             flags=size,
         )
         check_memory(prepared, size)
+    drafts = choose_drafts(asked_drafts, prepared, flags, request.revision, observer)
     wanted = WantedServer(
         model=prepared.model,
         revision=request.revision,
@@ -130,7 +135,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         timeout=request.timeout,
         gpu=gpu,
         tensor_parallel=prepared.tensor_parallel,
-        flags=flags,
+        flags=drafts.flags,
         host=host,
         port=request.port,
         api_key=key,
@@ -139,4 +144,6 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         served_name=prepared.served_name,
         environment={"HF_HUB_OFFLINE": "1"} if request.offline else {},
     )
-    return launch(wanted, prepared, request.port, observer, again=again(model="DIR"))
+    return launch(
+        wanted, prepared, request.port, observer, again=again(model="DIR"), drafts=drafts.told
+    )

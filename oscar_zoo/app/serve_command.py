@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -13,6 +13,7 @@ from typing import Literal
 from oscar_zoo.app import targets
 from oscar_zoo.app.artifact_model import both_sides
 from oscar_zoo.app.artifacts import Artifact
+from oscar_zoo.app.draft_choice import DraftChoice, choose_drafts, wish_of
 from oscar_zoo.app.prepare_serve import Prepared, prepare
 from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.refused_models import check_served
@@ -23,7 +24,7 @@ from oscar_zoo.artifact.formats import Role
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import served_artifact
 from oscar_zoo.engines.sglang.flags import SizeFlags
-from oscar_zoo.engines.sglang.launch import flag_refusals, fork_command, plan, staging
+from oscar_zoo.engines.sglang.launch import draft_flags, flag_refusals, fork_command, plan, staging
 from oscar_zoo.engines.sglang.launch.environment import HARMFUL_VARIABLES
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.settings import ArtifactSource
@@ -51,6 +52,7 @@ class ServeCommand:
         recipe: serving recipe in force.
         device: `cpu` or `cuda`.
         tensor_parallel: number of GPUs.
+        drafts: what was chosen for speculative decoding, in words; `None` where nobody asked.
     """
 
     argv: tuple[str, ...]
@@ -64,6 +66,7 @@ class ServeCommand:
     recipe: ServingRecipe
     device: str
     tensor_parallel: int
+    drafts: str | None = None
 
 
 def command(
@@ -75,7 +78,7 @@ def command(
         UsageError: a key, which no command line may show, or an artifact that the fork cannot read.
         OscarZooError: as `check_served`, `open_to_serve` and `prepare`.
     """
-    flags, size = request.flags, request.flags.sizes()
+    flags, size, asked_drafts = request.flags, request.flags.sizes(), wish_of(request.drafts)
     if request.api_key_file is not None or request.require_key or request.expose is not None:
         raise UsageError(
             "--print shows no API key, and without one nothing is exposed.",
@@ -93,7 +96,11 @@ def command(
     wanted_device = request.device if stock or request.device is not None else "cuda"
     device, gpu = pick_serving_device(wanted_device, check=False)
     if stock:
-        flag_refusals.check_flags(flags, device)
+        draft_flags.check_wish(asked_drafts, flags, device)
+    elif asked_drafts is not None:
+        raise UsageError(
+            f"{draft_flags.OPTION} chooses flags of stock SGLang.", hint="leave it out for the fork"
+        )
     sources = Sources(request.hubs, offline=request.offline)
     wish = request.wish(offline=sources.offline)
     model = targets.parse_given_model(request.model, observer)
@@ -117,7 +124,8 @@ def command(
     )
     if not stock:
         return _fork(prepared, size, request.port, request.revision, flags)
-    return _stock(prepared, request.port, request.revision, flags, offline=request.offline)
+    drafts = choose_drafts(asked_drafts, prepared, flags, request.revision, observer)
+    return _stock(prepared, request.port, request.revision, drafts, offline=request.offline)
 
 
 def _what_is_missing(request: ServeRequest) -> str:
@@ -133,7 +141,7 @@ def _stock(
     prepared: Prepared,
     port: int,
     revision: str | None,
-    flags: UserFlags,
+    drafts: DraftChoice,
     *,
     offline: bool,
 ) -> ServeCommand:
@@ -157,10 +165,10 @@ def _stock(
         port=port,
         name=prepared.name,
         served_name=prepared.served_name,
-        flags=flags,
+        flags=drafts.flags,
     )
     planned = plan.plan(options, os.environ)
-    replaced = flag_refusals.replaced_backends(flags)
+    replaced = flag_refusals.replaced_backends(drafts.flags)
     warnings = (*replaced, *flag_refusals.check_environment(planned.env))
     environment = dict(planned.sets)
     if artifact.installed and STORE in os.environ:
@@ -168,7 +176,8 @@ def _stock(
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
     unset = tuple(name for name in HARMFUL_VARIABLES if name not in environment)
-    return _command(prepared, planned.argv, environment, unset, warnings)
+    made = _command(prepared, planned.argv, environment, unset, warnings)
+    return replace(made, drafts=drafts.told)
 
 
 def _fork(

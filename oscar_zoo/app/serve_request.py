@@ -33,6 +33,7 @@ class ServeRequest:
         require_key: make an API key, which requests need.
         allow_origin: origins of web pages that may ask and read.
         clip: clip ratios in place of the recipe's.
+        drafts: where drafts come from, `auto`, `mtp` or `ngram`; `None` for no drafts of ours.
         extra: engine flags.
         device: `cpu` or `cuda[:N]`; `None` for the first GPU, else the CPU.
         timeout: seconds that the start may take.
@@ -53,6 +54,7 @@ class ServeRequest:
     require_key: bool = False
     allow_origin: tuple[str, ...] = ()
     clip: Clip | None = None
+    drafts: str | None = None
     extra: tuple[str, ...] = ()
     device: str | None = None
     timeout: float = TIMEOUT
@@ -95,6 +97,7 @@ class ServeRequest:
             "require-key": self.require_key,
             "allow-origin": self.allow_origin,
             "clip": clip_word(self.clip),
+            "drafts": self.drafts,
             "timeout": None if self.timeout == TIMEOUT else self.timeout,
             "calib-data": self.calib_data,
             "device": self.device,

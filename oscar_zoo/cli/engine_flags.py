@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 
 import click
 
+from oscar_zoo.cli.optional_choice import OptionalChoice
 from oscar_zoo.errors import UsageError
 
 Ours = Mapping[str, tuple[str | None, str | None]]
@@ -73,6 +74,9 @@ class EngineCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse; the error for an unknown option shows the command line that was meant."""
         given = list(args)
+        for param in self.get_params(ctx):
+            if isinstance(param, OptionalChoice):
+                args = param.spelled_out(args)
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:

@@ -16,14 +16,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from oscar_zoo.artifact import strict_json
-from oscar_zoo.errors import InvalidModel, MalformedFile
+from oscar_zoo.errors import InvalidModel
 from oscar_zoo.models import mxfp4
 from oscar_zoo.models.lazy_tensor import LazyTensor
+from oscar_zoo.models.weight_names import AGAIN, INDEX, SINGLE, first_line, index_files
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SCALE = "_scale_inv"
-LARGEST_INDEX = 1 << 27
 BLOCK = (128, 128)
 """Rows and columns that share one scale, when a configuration does not say it."""
 DTYPES: Mapping[str, torch.dtype] = {
@@ -42,7 +40,6 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OTHER = "use a bfloat16 checkpoint"
-AGAIN = "the checkpoint is incomplete or damaged; download it again"
 
 
 class CheckpointFile:
@@ -100,7 +97,7 @@ class CheckpointFile:
             own: list[Tensor] = [self._file.get_tensor(self.name)]
         except (SafetensorError, OSError) as error:
             raise InvalidModel(
-                f"cannot read {self.name}: {_first_line(error)}.", hint=AGAIN
+                f"cannot read {self.name}: {first_line(error)}.", hint=AGAIN
             ) from None
         return own if self._scale is None else own + self._scale._parts()
 
@@ -195,21 +192,6 @@ def dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
     return wide.to(torch.bfloat16)
 
 
-def index_files(index: bytes, what: str) -> dict[str, str]:
-    """Name of a tensor -> name of its file; raises `InvalidModel`."""
-    try:
-        named = strict_json.loads(index, what=what, max_bytes=LARGEST_INDEX)["weight_map"]
-        if not named or not all(
-            isinstance(file, str) and Path(file).name == file for file in named.values()
-        ):
-            raise ValueError("its weight_map names no files")
-    except (MalformedFile, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidModel(
-            f"{what} is no index of weights: {_first_line(error)}.", hint=AGAIN
-        ) from None
-    return dict(named)
-
-
 def _scales_of(blocks: str) -> str:
     return blocks.removesuffix(mxfp4.BLOCKS) + mxfp4.SCALES
 
@@ -236,7 +218,7 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise InvalidModel(
-            f"cannot load {path}: its weights: {_first_line(error)}.", hint=AGAIN
+            f"cannot load {path}: its weights: {first_line(error)}.", hint=AGAIN
         ) from None
 
 
@@ -249,10 +231,3 @@ def _check_scale(weight: CheckpointFile, scale: CheckpointFile, block: Sequence[
             f" {list(want)}.",
             hint="check weight_block_size in its config.json",
         )
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
-        type(error).__name__
-    ]
-    return lines[0][:300].rstrip(".")

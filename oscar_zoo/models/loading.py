@@ -28,7 +28,7 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import cached_file
 
-from oscar_zoo.models import checkpoint
+from oscar_zoo.models import checkpoint, weight_names
 from oscar_zoo.models.exact_attention import EXACT
 from oscar_zoo.models.memory import FreeMemory, Workload, free_memory
 from oscar_zoo.models.model_class import outline
@@ -150,12 +150,12 @@ def _fetch_weights(where: str, source: dict[str, Any]) -> Path:
     try:
         with silent_transformers():
             single = cached_file(
-                where, checkpoint.SINGLE, _raise_exceptions_for_missing_entries=False, **source
+                where, weight_names.SINGLE, _raise_exceptions_for_missing_entries=False, **source
             )
             if single is not None:
                 return Path(single).parent
-            index = Path(cached_file(where, checkpoint.INDEX, **source))
-            named = checkpoint.index_files(index.read_bytes(), f"{checkpoint.INDEX} of {where}")
+            index = Path(cached_file(where, weight_names.INDEX, **source))
+            named = weight_names.index_files(index.read_bytes(), f"{weight_names.INDEX} of {where}")
             for name in sorted(set(named.values())):
                 cached_file(where, name, **source)
     except (OSError, ValueError) as error:

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.models.geometry import full_kinds, layer_config, layer_kinds, sliding_window
+from oscar_zoo.models.geometry import MIXED, full_kinds, layer_config, layer_kinds, sliding_window
 
 STATES_PER_REQUEST = 5
 """State slots that a running request takes in SGLang at most: its own, and those that it saves for
 the prefix cache while the next pass is prepared."""
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SLIDING = ("sliding_attention", "swa", "sliding")
+_BOTH = ("falcon_h1",)
+"""Model types whose layers each have a state beside their attention."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLa
     rest = sorted(set(range(number)) - set(attention_layers))
     both = _state(text)  # Falcon-H1: a state beside the attention of the same layer
     if not rest:
-        parallel = getattr(text, "model_type", "") == "falcon_h1"
+        parallel = getattr(text, "model_type", "") in _BOTH
         return OtherLayers(state=number * (both or 0) * STATES_PER_REQUEST if parallel else 0)
     window = sliding_window(text)
     sliding = [layer for layer in rest if _slides(text, kinds, layer)] if window else []
@@ -71,6 +74,19 @@ def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLa
     if not heads or not width:
         return None
     return OtherLayers(state, window, len(sliding), heads, width + values)
+
+
+def kept_by_others(text: Any, geometry: Geometry) -> Literal["states", "windows"] | None:
+    """What the layers without full attention keep; `None` where they keep nothing.
+
+    Args:
+        text: configuration of the language model, or something else with its `model_type`.
+        geometry: of the model.
+    """
+    kind = getattr(text, "model_type", None)
+    if len(geometry.attention_layers) == geometry.num_layers:
+        return "states" if kind in _BOTH else None
+    return "windows" if kind in MIXED or sliding_window(text) is not None else "states"
 
 
 def _slides(text: Any, kinds: Sequence[str] | None, layer: int) -> bool:

@@ -38,6 +38,17 @@ class CalibrationDefaults(Spec):
         return self.sequences * self.sequence_length
 
 
+class DraftDefaults(Spec):
+    """Drafts from layers of the model's own that guess later tokens (MTP).
+
+    `layers` is the number of such layers that its checkpoint has, and `steps` the number of tokens
+    to guess in front of every step. A step verifies them and one more, 32 at most.
+    """
+
+    layers: Count
+    steps: Annotated[int, Field(ge=1, le=31)]
+
+
 class WeightShapes(Spec):
     """Shapes beside the KV cache's, enough to build a dense model of `family` with random weights
     for benchmarks."""
@@ -57,7 +68,8 @@ class ModelRecipe(Spec):
     `family` is what people call its kind, and `model_type` what its `config.json` calls it.
     `default_tag` is the calibration tag a bare name means, when there is one. `on_hub` is false
     where no hub has the checkpoint: its ids are names only, and commands need its folder.
-    `tensor_parallel` is the number of GPUs to start from.
+    `tensor_parallel` is the number of GPUs to start from. `drafts` is there where the checkpoint
+    has layers for speculative decoding.
     """
 
     name: Text
@@ -73,6 +85,7 @@ class ModelRecipe(Spec):
     serving: ServingRecipe
     calibration: CalibrationDefaults
     weights: WeightShapes | None = None
+    drafts: DraftDefaults | None = None
     sources: dict[str, Text]
 
     @model_validator(mode="after")
@@ -89,6 +102,8 @@ class ModelRecipe(Spec):
         check_group_size(self.geometry.head_dims, self.serving.group_size)
         if self.geometry.num_q_heads % self.tensor_parallel:
             raise ValueError(f"tensor_parallel {self.tensor_parallel} does not divide num_q_heads")
+        if self.drafts is not None and "drafts" not in self.sources:
+            raise ValueError("drafts has no entry in sources")
         return self
 
     @property

@@ -33,6 +33,7 @@ MEANT = {
         "X --expose=0.0.0.0 --api-key-file key -- --tp=2"
     ),
     "X --daemon": "X --detach",
+    "X --tp 2 --drafts": "X --drafts -- --tp=2",
     "X --model-path ./m": "X --model ./m",
 }
 
@@ -114,6 +115,8 @@ def parsed(words: list[str]) -> ServeRequest:
             " --quiet"
         ),
         "X --compute --calib-data manuals --detach --offline",
+        "X --drafts",
+        "--drafts ngram X -- --tp=2",
     ],
 )
 def test_a_request_as_a_command_line_again(text: str) -> None:

@@ -9,6 +9,7 @@ import click
 
 from oscar_zoo.cli import completing, options, parsing
 from oscar_zoo.cli.engine_flags import EngineCommand
+from oscar_zoo.cli.optional_choice import OptionalChoice
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import ServerFailed, UsageError
 
@@ -49,6 +50,17 @@ if TYPE_CHECKING:
     help="Web pages of this origin may ask and read; by default none may. Repeatable.",
 )
 @click.option("--clip", metavar="K,V", help="Clip ratios to use in place of the recipe's.")
+@click.option(
+    "--drafts",
+    cls=OptionalChoice,
+    choices=("auto", "mtp", "ngram"),
+    usual="auto",
+    help=(
+        "Guess tokens ahead and check several in one step: with the model's own layer (mtp), from"
+        " text that repeats itself (ngram), or the first where there is one (auto, also without a"
+        " value). On a GPU."
+    ),
+)
 @options.start_timeout_option("How long to wait until it is ready.")
 @click.option(
     "--detach", is_flag=True, help="Return when it is ready; it goes on in the background."
@@ -101,12 +113,16 @@ def command(
     Where nobody has an artifact for the model, one can be computed first: on a terminal you are
     asked, elsewhere --compute says so. It goes to your own zoo, where the next run finds it.
 
+    --drafts is speculative decoding: greedy answers stay the same, and come sooner where guesses
+    are right and few requests run at a time. Without it there are no drafts.
+
     \b
     Examples:
       oscar-zoo serve Qwen3-8B
       oscar-zoo serve ./my-rotation --model ./my-model --port 30001
       oscar-zoo serve ./my-model --compute
       oscar-zoo serve Qwen3-8B --detach
+      oscar-zoo serve Qwen3-8B --drafts
       oscar-zoo serve Qwen3-8B -- --tp=2 --context-length=65536
       oscar-zoo serve Qwen3-8B --print --device cuda
       oscar-zoo serve Qwen3-8B --print --engine oscar-fork

@@ -87,6 +87,8 @@ def print_facts(facts: dict[str, Any]) -> None:
         terminal.fact("geometry", geometry_line(recipe["geometry"]))
         terminal.fact("recipe", serving_line(serving))
         terminal.fact("GPUs", f"tensor parallel {recipe['tensor_parallel']}")
+        if recipe["drafts"]:
+            terminal.fact("drafts", drafts_line(recipe["drafts"]))
     elif model:
         terminal.fact("model", f"{model['source']}; the zoo has no recipe for it")
         unknown = "" if facts["works"] else ", which nobody has tried"
@@ -210,6 +212,13 @@ def geometry_line(geometry: dict[str, Any]) -> str:
         f"{geometry['num_layers']} layers{some}; {geometry['num_q_heads']} query and "
         f"{geometry['num_kv_heads']} KV heads of {geometry['head_dim']}"
     )
+
+
+def drafts_line(drafts: dict[str, Any]) -> str:
+    """Layers of a model that guess later tokens, in one line."""
+    layers, steps = drafts["layers"], drafts["steps"]
+    own = "a layer" if layers == 1 else f"{layers} layers"
+    return f"{own} of its own (MTP), up to {steps} tokens a step with serve --drafts"
 
 
 def serving_line(recipe: dict[str, Any]) -> str:

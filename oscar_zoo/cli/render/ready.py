@@ -28,6 +28,7 @@ def ready_facts(server: RunningServer, *, port: int, key_file: Path | None) -> d
         "sglang": ready.version,
         "device": server.device,
         "tensor_parallel": server.tensor_parallel,
+        "drafts": server.drafts,
         "bits_per_element": ready.bits,
         "code_bits": ready.code_bits,
         "windows": {"sink": ready.sink, "recent": ready.recent},
@@ -92,6 +93,7 @@ def print_ready(facts: dict[str, Any], *, stop: str, new_key: bool = False) -> N
             f"{facts['capacity_tokens']:,} tokens{more}, {facts['max_running_requests']} requests"
             " at a time"
         ),
+        **({"Drafts": facts["drafts"]} if facts["drafts"] else {}),
         "Ready": f"{facts['url']}   ({facts['seconds']:.0f} s)   stop with {stop}",
         "Try": facts["curl"],
     }

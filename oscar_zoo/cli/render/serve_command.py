@@ -40,5 +40,6 @@ def command_facts(made: ServeCommand, engine: str) -> dict[str, Any]:
         "recipe": made.recipe.model_dump(mode="json"),
         "device": made.device,
         "tensor_parallel": made.tensor_parallel,
+        "drafts": made.drafts,
         "warnings": [*made.artifact_warnings, *made.warnings],
     }

@@ -49,7 +49,7 @@ def check_layers(config: Any, others: str | None) -> None:
         raise UnsupportedModel(
             "speculative decoding does not work with an INT2 KV cache of this model: layers with a"
             " sliding window have caches of their own, which drafts were never tested with.",
-            hint="leave --speculative-algorithm out",
+            hint="serve it without drafts",
         )
     flag = BREADTH if _algorithm(config) == "NGRAM" else BRANCHES
     if getattr(config, flag.removeprefix("--").replace("-", "_"), None) != 1:
@@ -125,13 +125,13 @@ ROWS = (
         "--pp-size",
         _speculative(above("pp_size", 1)),
         "with drafts the stages of a pipeline would commit at different times",
-        "--tp-size, or no --speculative-algorithm",
+        "--tp-size, or no drafts",
     ),
     Refusal(
         "--enable-mixed-chunk",
         _speculative(is_set("enable_mixed_chunk")),
         "a step has either prompts or drafts",
-        "leave it out with --speculative-algorithm",
+        "leave it out with drafts",
     ),
 )
 """Rows over the resolved server arguments."""

@@ -10,7 +10,7 @@ with a bug show that each comparison can fail.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,17 @@ from saved_models import change_config
 from tiny_artifacts import write_folder
 
 from oscar_zoo.artifact.writer import rotation_bytes
+from oscar_zoo.engines.sglang.launch.draft_flags import MTP_STEPS, mtp_words
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
+
+
+def arguments_of(flags: Iterable[str]) -> dict[str, Any]:
+    """Flags of SGLang as arguments of its Engine."""
+    pairs = (flag[2:].replace("-", "_").split("=") for flag in flags)
+    return {name: int(text) if text.isdigit() else text for name, text in pairs}
+
 
 COUNT = 6
 PLAIN = {
@@ -69,8 +78,11 @@ EAGLE3 = {
 CHAIN = {**DRAFTS, "speculative_ngram_max_bfs_breadth": 1}
 STATES = "Lfm2"
 """A family where convolutions, which keep states, and full attention take turns."""
-NEXTN = {**BY_MODEL, "speculative_algorithm": "NEXTN"}
-"""The draft model is a layer in the checkpoint of the target. Its weights are random, too."""
+NEXTN = {
+    "speculative_draft_attention_backend": "torch_native",
+    **arguments_of(mtp_words(UserFlags(), MTP_STEPS)[0]),
+}
+"""What `serve --drafts` gives a model with a layer for later tokens. Its weights are random."""
 DRAFT_MODEL = {
     "architectures": ["LlamaForCausalLMEagle3"],
     "model_type": "llama",
@@ -200,9 +212,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     windowed = write_config("gemma3_text", made.folder / "windowed")
     change_config(windowed, architectures=["Gemma3ForCausalLM"])
     hybrid = {**DRAFTS, "model_path": str(windowed)}
+    both = write_config("falcon_h1", made.folder / "both")  # states beside attention, in each layer
+    change_config(both, architectures=["FalconH1ForCausalLM"])
     wide = {**DRAFTS, "speculative_num_draft_tokens": 33}
     states = str(model(made.folder / STATES, STATES))
     branching = [{**one, "model_path": states} for one in (DRAFTS, BRANCHES)]
+    branching.append({**DRAFTS, "model_path": str(both)})
     refused = [{"engine": engine} for engine in (hybrid, wide, *branching)]
     made.plain("int2", WINDOWS, alone(), refused=refused)
     made.drafts("tree", LOSSLESS, [*alone(), *together()], of="lossless")
@@ -223,7 +238,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     made.drafts("eagle3", WINDOWS, alone(), of="int2", engine=eagle)
     mtp = write_mtp_model("glm4_moe", made.folder / "mtp")
     made.plain("mtp", WINDOWS, alone(), model=mtp)
-    nextn = {**NEXTN, "model_path": str(mtp)}
+    nextn = {**PLAIN, **NEXTN, "model_path": str(mtp)}
     made.drafts("nextn", WINDOWS, alone(), of="mtp", engine=nextn)
     few = [{**group, "new": 12} for group in (*alone(), *together())]
     of_states = made.folder / STATES
@@ -264,6 +279,7 @@ def test_what_drafts_do_not_work_with_is_refused_before_weights_are_loaded(runs:
     assert "--speculative-num-draft-tokens does not work with an INT2 KV cache" in wide
     for said in branching:
         assert "a tree of drafts does not work with an INT2 KV cache of this model" in said
+    assert len(branching) == 3
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

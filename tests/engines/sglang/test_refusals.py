@@ -353,7 +353,7 @@ NGRAM = {"speculative_algorithm": "NGRAM", "speculative_eagle_topk": None}
     [
         ({}, "windows", None),
         ({"speculative_algorithm": "NEXTN"}, None, None),
-        ({"speculative_algorithm": "NEXTN"}, "windows", "leave --speculative-algorithm out"),
+        ({"speculative_algorithm": "NEXTN"}, "windows", "serve it without drafts"),
         ({"speculative_algorithm": "NEXTN"}, "states", "--speculative-eagle-topk=1"),
         ({"speculative_algorithm": "NEXTN", "speculative_eagle_topk": 1}, "states", None),
         (

@@ -51,13 +51,14 @@ def full_layers(model_config: Any) -> tuple[int, ...]:
 
 
 def other_layers(model_config: Any) -> str | None:
-    """What the layers of a model without full attention keep: `states` or `windows`; `None` where
-    there are no such layers."""
+    """What the layers of a model keep beside full attention: `states` or `windows`, or `None`.
+    Every layer of Falcon-H1 has both attention and a state."""
     from sglang.srt.configs.hybrid_arch import mambaish_config
 
-    if len(full_layers(model_config)) == int(model_config.num_hidden_layers):
-        return None
-    return "windows" if mambaish_config(model_config) is None else "states"
+    if mambaish_config(model_config) is not None:
+        return "states"
+    windowed = len(full_layers(model_config)) < int(model_config.num_hidden_layers)
+    return "windows" if windowed else None
 
 
 def worker_layers(owner: Any) -> tuple[int, ...]:

@@ -96,10 +96,7 @@ def _check_drafts(algorithm: Any, flags: UserFlags, device: str) -> None:
     if algorithm is None:
         return
     if device == "cpu":
-        raise UsageError(
-            f"{ALGORITHM} needs a GPU: SGLang has the functions that accept drafts only there.",
-            hint=f"leave out {ALGORITHM}, or serve on a GPU",
-        )
+        raise needs_gpu(ALGORITHM)
     if str(algorithm).upper() in NEED_DRAFT_MODELS and path is None:
         raise UsageError(
             f"{ALGORITHM} {algorithm} needs a draft model.",
@@ -112,6 +109,14 @@ def _check_drafts(algorithm: Any, flags: UserFlags, device: str) -> None:
                 f"{path} is no model folder: it has no config.json.",
                 hint=f"{DRAFT_MODEL[0]} takes a folder, or the name of a model on a hub",
             )
+
+
+def needs_gpu(option: str) -> UsageError:
+    """The error for `option`, which asks for speculative decoding on a CPU."""
+    return UsageError(
+        f"{option} needs a GPU: SGLang has the functions that accept drafts only there.",
+        hint=f"leave out {option}, or serve on a GPU",
+    )
 
 
 def check_environment(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,0 +1,360 @@
+"""`serve --drafts`: which flags of SGLang it puts in, for real small checkpoints with and without a
+layer for later tokens, and for the models of the zoo."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from architectures import write_mtp_model
+from cli_output import parsed
+from safetensors.torch import load_file, save_file
+from saved_models import INDEX, change_config
+from tiny_artifacts import manifest, payload, write_folder
+
+import oscar_zoo
+from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.cli.commands.serve import command
+from oscar_zoo.cli.main import run
+from oscar_zoo.engines.sglang.speculation_refusals import MOST_DRAFTS
+from oscar_zoo.errors import UsageError
+from oscar_zoo.models.folder_geometry import geometry_of_folder
+from oscar_zoo.models.mtp_layers import PROJECTIONS
+from oscar_zoo.registry.catalog import Catalog
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
+CHAIN = [
+    "--speculative-algorithm=NEXTN",
+    "--speculative-num-steps=3",
+    "--speculative-eagle-topk=1",
+    "--speculative-num-draft-tokens=4",
+]
+REPEATS = ["--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=8"]
+NO_TREE = "--speculative-ngram-max-bfs-breadth=1"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders `dense` and `hybrid` with such a layer, each with a copy that lost its weights."""
+    folder = tmp_path_factory.mktemp("models")
+    for name, kind in (("dense", "glm4_moe"), ("hybrid", "qwen3_5")):
+        write_mtp_model(kind, folder / name)
+        copy = shutil.copytree(folder / name, folder / f"{name}-lost")
+        own = ("model.layers.4.", "mtp.")
+        weights = load_file(copy / "model.safetensors")
+        kept = {path: weight for path, weight in weights.items() if not path.startswith(own)}
+        assert 0 < len(kept) < len(weights)
+        save_file(kept, copy / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def shown(
+    capsys: pytest.CaptureFixture[str], folder: Path, model: Path | str, *words: str
+) -> tuple[list[str], str]:
+    """The flags for speculative decoding of `serve --print`, and what it says of them."""
+    facts = parsed(printed(capsys, folder, model, "--json", *words)[0])
+    flags = [flag for flag in facts["argv"] if flag.startswith("--speculative-")]
+    return flags, facts["drafts"]
+
+
+def printed(
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    model: Path | str,
+    *words: str,
+    code: int = 0,
+) -> tuple[str, str]:
+    """What `serve --print` of `model` writes; its artifact goes to `folder`."""
+    artifact = folder / "rotation"
+    if not artifact.exists():
+        write_folder(artifact, payload(geometry=geometry_of_folder(Path(model))))
+    line = ["serve", str(artifact), "--model", str(model), "--print", "--device", "cuda", *words]
+    assert run(line) == code, capsys.readouterr().err
+    out, err = capsys.readouterr()
+    return out, err
+
+
+def named(
+    capsys: pytest.CaptureFixture[str], folder: Path, name: str, *words: str, code: int = 0
+) -> Any:
+    """`serve --print --json --drafts` of a model of the zoo that is not on this machine."""
+    recipe = Catalog.packaged().recipe(name)
+    assert recipe is not None
+    small = recipe.geometry.model_copy(update={"num_q_heads": recipe.geometry.num_kv_heads})
+    artifact = write_folder(folder / name, payload(geometry=small))
+    line = ["serve", str(artifact), "--print", "--json", "--device", "cuda", "--drafts", *words]
+    assert run(line) == code, capsys.readouterr().err
+    return parsed(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", ["dense", "hybrid"])
+def test_a_layer_of_the_model_drafts_where_its_weights_are_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, models: Path, name: str
+) -> None:
+    for words in (["--drafts"], ["--drafts", "auto"], ["--drafts=mtp"]):
+        flags, told = shown(capsys, tmp_path, models / name, *words)
+        assert flags == CHAIN
+        assert told.startswith("up to 3 tokens a step from the model's own layer (MTP), ")
+    assert told.endswith("--drafts=mtp")
+    out, err = printed(capsys, tmp_path, models / name, "--drafts")
+    assert all(f"  {flag} \\\n" in out for flag in CHAIN[:3])
+    assert err.count("\n") == 1 and err.startswith("Drafts: up to 3 tokens a step")
+    assert "because its weights have one" in err
+
+
+def test_without_the_option_there_are_no_drafts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, models: Path
+) -> None:
+    assert shown(capsys, tmp_path, models / "dense") == ([], None)
+
+
+@pytest.mark.parametrize(("name", "more"), [("dense", []), ("hybrid", [NO_TREE])])
+def test_text_drafts_where_the_weights_lost_the_layer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, models: Path, name: str, more: list[str]
+) -> None:
+    lost = models / f"{name}-lost"
+    flags, told = shown(capsys, tmp_path, lost, "--drafts")
+    assert flags == [*REPEATS, *more]
+    assert "up to 7 tokens a step from text that repeats itself" in told
+    assert "its config.json names an MTP layer, but its weights have none" in told
+    _, err = printed(capsys, tmp_path, lost, "--drafts=mtp", code=1)
+    assert "--drafts=mtp does not work with" in err and "but its weights have none" in err
+    assert "--drafts=ngram" in err and err.count("\n") == 1
+
+
+def test_the_index_says_it_of_a_checkpoint_in_shards(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, models: Path
+) -> None:
+    for name, wanted in (("dense", "NEXTN"), ("dense-lost", "NGRAM")):
+        shards = shutil.copytree(models / name, tmp_path / name)
+        names = load_file(shards / "model.safetensors")
+        (shards / "model.safetensors").rename(shards / "model-00001-of-00001.safetensors")
+        index = {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors")}
+        (shards / INDEX).write_text(json.dumps(index))
+        flags, _ = shown(capsys, tmp_path, shards, "--drafts")
+        assert flags[0] == f"--speculative-algorithm={wanted}"
+    (shards / INDEX).write_text("{}")
+    _, err = printed(capsys, tmp_path, shards, "--drafts", code=1)
+    assert "is no index of weights" in err
+
+
+def test_sglang_asks_glm_for_the_number_of_its_layers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, models: Path
+) -> None:
+    silent = shutil.copytree(models / "dense", tmp_path / "silent")
+    change_config(silent, num_nextn_predict_layers=0)
+    flags, told = shown(capsys, tmp_path, silent, "--drafts")
+    assert flags == REPEATS and "but its config.json names none" in told
+
+
+def test_a_model_whose_weights_are_elsewhere(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    models: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its `config.json` was fetched before. Only who names the layer gets it."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    cache, commit = tmp_path / "models--me--mine", "0" * 40
+    (cache / "refs").mkdir(parents=True)
+    (cache / "refs/main").write_text(commit)
+    snapshot = cache / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    shutil.copyfile(models / "hybrid/config.json", snapshot / "config.json")
+    geometry = geometry_of_folder(models / "hybrid")
+    files = payload(geometry=geometry)
+    made = manifest(files, artifact="mine/seq512_prompt2_group64", geometry=geometry)
+    write_folder(tmp_path / "rotation", {**files, FILE_NAME: made.to_bytes()})
+    said = "its config.json names an MTP layer, but its weights are not on this machine"
+    flags, told = shown(capsys, tmp_path, "me/mine", "--drafts")
+    assert flags == [*REPEATS, NO_TREE] and told.endswith(said)
+    assert shown(capsys, tmp_path, "me/mine", "--drafts=mtp")[0] == CHAIN
+    index = {"weight_map": {"mtp.fc.weight": "model-00001-of-00001.safetensors"}}
+    (snapshot / INDEX).write_text(json.dumps(index))
+    assert shown(capsys, tmp_path, "me/mine", "--drafts")[0] == CHAIN
+
+
+def test_a_model_without_such_a_layer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    flags, told = shown(capsys, tmp_path, EXAMPLE, "--drafts")
+    assert flags == REPEATS and "it has no known MTP layer" in told
+    flags, told = shown(capsys, tmp_path, EXAMPLE, "--drafts", "ngram")
+    assert flags == REPEATS and told.endswith("--drafts=ngram")
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (["--speculative-num-steps=5"], [CHAIN[0], CHAIN[2], "--speculative-num-draft-tokens=6"]),
+        (
+            ["--speculative_num_draft_tokens", "3"],
+            [CHAIN[0], "--speculative-num-steps=2", CHAIN[2]],
+        ),
+        (["--speculative-eagle=1"], [CHAIN[0], CHAIN[1], CHAIN[3]]),
+        (
+            [
+                "--speculative-eagle-topk=2",
+                "--speculative-num-steps=3",
+                "--speculative-num-draft-tokens=6",
+            ],
+            CHAIN[:1],
+        ),
+        (["--speculative-algo", "NGRAM"], []),
+        (["--speculative-algorithm=EAGLE3", "--speculative-draft-model-path=some/draft"], []),
+    ],
+)
+def test_flags_of_the_user_win(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    models: Path,
+    given: list[str],
+    wanted: list[str],
+) -> None:
+    words = ["--json", "--drafts", "--", *given]
+    facts = parsed(printed(capsys, tmp_path, models / "dense", *words)[0])
+    argv = facts["argv"]
+    assert argv[-len(given) :] == given
+    ours = [
+        flag
+        for flag in argv[: -len(given)]
+        if flag.startswith("--speculative-")
+        and flag != "--speculative-draft-load-format=safetensors"
+    ]
+    assert ours == wanted
+    assert wanted or "--drafts adds no flags" in facts["drafts"]
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "words"),
+    [
+        ("mtp", ["--speculative-algorithm=ngram"], ["--drafts=mtp and", "contradict"]),
+        ("ngram", ["--speculative-algo", "NEXTN"], ["--drafts=ngram and", "=NEXTN contradict"]),
+        (
+            "auto",
+            ["--speculative-draft-model-path=a/b"],
+            ["without a draft model", "Leave out one"],
+        ),
+        (
+            "auto",
+            ["--speculative-eagle-topk=2"],
+            ["makes a tree", "--speculative-num-draft-tokens"],
+        ),
+        ("auto", ["--speculative-num-steps=x"], ["'x' is no whole number from 1 on"]),
+        ("auto", ["--speculative-num-draft-tokens=1"], ["'1' is no whole number from 2 on"]),
+        ("auto", ["--speculative-num-steps=40"], ["32 drafts of a request at most"]),
+        ("auto", ["--pp-size=2"], ["stages of a pipeline", "or no drafts"]),
+        ("auto", ["--enable-mixed-chunk"], ["either prompts or drafts"]),
+    ],
+)
+def test_what_contradicts_it_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    models: Path,
+    option: str,
+    given: list[str],
+    words: list[str],
+) -> None:
+    _, err = printed(capsys, tmp_path, models / "dense", f"--drafts={option}", "--", *given, code=2)
+    assert err.count("\n") == 1 and all(word in err for word in words), err
+
+
+def test_a_hybrid_takes_chains_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, models: Path
+) -> None:
+    tree = [
+        "--speculative-eagle-topk=2",
+        "--speculative-num-steps=3",
+        "--speculative-num-draft-tokens=6",
+    ]
+    for option, given in (("mtp", tree), ("ngram", ["--speculative-ngram-max-bfs-breadth=4"])):
+        words = [f"--drafts={option}", "--", *given]
+        _, err = printed(capsys, tmp_path, models / "hybrid", *words, code=1)
+        assert "a tree of drafts does not work" in err and "Use a chain: " in err
+
+
+def test_windows_take_no_drafts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    windowed = shutil.copytree(EXAMPLE, tmp_path / "windowed")
+    kinds = ["sliding_attention", "full_attention"] * 2
+    change_config(windowed, sliding_window=128, use_sliding_window=True, layer_types=kinds)
+    _, err = printed(capsys, tmp_path, windowed, "--drafts", code=1)
+    assert "layers with a sliding window have caches of their own" in err
+    assert err.rstrip().endswith("Serve it without drafts")
+    for name in ("gemma-3-1b-it", "gpt-oss-20b"):
+        said = named(capsys, tmp_path, name, code=1)["error"]
+        assert "layers with a sliding window" in said["message"]
+
+
+def test_a_cpu_takes_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_folder(tmp_path / "rotation", payload())
+    for words in (["--print"], []):
+        line = ["serve", str(tmp_path / "rotation"), "--model", str(EXAMPLE), "--drafts", *words]
+        assert run([*line, "--device", "cpu", "--port", "30987"]) == 2
+        err = capsys.readouterr().err
+        assert "--drafts needs a GPU" in err and err.count("\n") == 1
+
+
+def test_the_fork_has_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    words = ["--drafts", "--engine", "oscar-fork"]
+    _, err = printed(capsys, tmp_path, EXAMPLE, *words, code=2)
+    assert "--drafts chooses flags of stock SGLang" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "why"),
+    [
+        ("GLM-4.5-Air", CHAIN, "the zoo knows of one"),
+        ("Qwen3.5-4B", CHAIN, "the zoo knows of one"),
+        ("Qwen3-0.6B", REPEATS, "nothing is known of such a layer"),
+        ("LFM2-350M", [*REPEATS, NO_TREE], "nothing is known of such a layer"),
+        ("Falcon-H1-0.5B-Instruct", [*REPEATS, NO_TREE], "nothing is known of such a layer"),
+    ],
+)
+def test_the_zoo_says_it_of_models_that_are_not_here(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str, flags: list[str], why: str
+) -> None:
+    facts = named(capsys, tmp_path, name)
+    assert [flag for flag in facts["argv"] if flag.startswith("--speculative-")] == flags
+    assert facts["drafts"].endswith(f"because {why}")
+
+
+def test_recipes_name_the_layers_of_every_kind_that_can_draft() -> None:
+    recipes = Catalog.packaged().recipes()
+    with_layers = {recipe.name for recipe in recipes if recipe.drafts is not None}
+    assert with_layers == {one.name for one in recipes if one.model_type in PROJECTIONS}
+    assert len(with_layers) >= 16
+    for recipe in recipes:
+        assert recipe.drafts is None or recipe.drafts.steps + 1 <= MOST_DRAFTS
+
+
+@pytest.mark.parametrize(
+    ("words", "drafts"),
+    [
+        (["--drafts", "X"], "auto"),
+        (["X", "--drafts"], "auto"),
+        (["--drafts", "mtp", "X"], "mtp"),
+        (["--drafts=ngram", "X"], "ngram"),
+        (["X", "--drafts", "--port", "3"], "auto"),
+        (["X", "--drafts", "--", "auto"], "auto"),
+        (["X", "--", "--drafts"], None),
+    ],
+)
+def test_it_may_stand_alone(words: list[str], drafts: str | None) -> None:
+    values = command.make_context("serve", words).params
+    assert (values["artifact"], values["drafts"]) == ("X", drafts)
+
+
+def test_values_that_it_does_not_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["serve", "X", "--drafts=eagle"]) == 2
+    assert "'eagle' is not one of 'auto', 'mtp', 'ngram'" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="is none of auto, mtp, ngram"):
+        oscar_zoo.serve("Qwen3-8B", drafts="eagle")
+
+
+def test_info_tells_of_the_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["info", "GLM-4.5-Air", "--offline"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "a layer of its own (MTP), up to 3 tokens a step with serve --drafts" in out
+    assert run(["info", "Qwen3-8B", "--offline", "--json"]) == 0
+    assert parsed(capsys.readouterr().out)["recipe"]["drafts"] is None
