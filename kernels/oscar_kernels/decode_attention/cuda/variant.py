@@ -88,7 +88,7 @@ class AttentionVariant:
             "CAPPED": int(self.capped),
             "BLOCKS": 1 if wide else tiles.resident,
             "WINDOW_COST": tiles.window_cost if self.rows <= 8 else tiles.many_rows_cost,
-            "EARLY_UNITS": tiles.early,
+            "EARLY_UNITS": tiles.early if self.rows <= 8 else tiles.many_rows_early,
             "ALONE": int(tiles.alone),
         }
 
