@@ -34,7 +34,7 @@ def test_an_unknown_flag_ends_with_2(cli: ForkedCli, command: str) -> None:
     assert done.code == 2, done.err
     error = done.json["error"]
     assert error["code"] == "usage.engine_flag"
-    assert "--no-such-flag=1" in error["message"] and "launch_server --help" in error["hint"]
+    assert "--no-such-flag" in error["message"] and "launch_server --help" in error["hint"]
 
 
 def test_a_bad_value_ends_with_2(cli: ForkedCli) -> None:

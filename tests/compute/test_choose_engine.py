@@ -46,7 +46,9 @@ def test_two_ranks_choose_as_one_process_with_transformers(
         (row.method, row.clip_k) for row in choice.rows
     ]
     for mine, want in zip(got["rows"], choice.rows, strict=True):
-        off = 0.05 if mine.method == "wush-tuned" else 1e-3
+        # How far they differ depends on the processor. On one it is 0.07 % of a perplexity, and 8 %
+        # of the error of the tuned method.
+        off = 0.15 if mine.method == "wush-tuned" else 2e-3
         assert mine.sequences == want.sequences
         both = (100 + (row.change_percent or math.nan) for row in (mine, want))
         assert next(both) == pytest.approx(next(both), rel=off / 2)

@@ -225,7 +225,9 @@ def sides(name: str, key: Tensor, value: Tensor) -> tuple[object, object]:
 
 @pytest.fixture(scope="module")
 def qkv() -> tuple[Tensor, Tensor, Tensor]:
-    draw = torch.Generator().manual_seed(3)
+    # Of the first 200 seeds this one keeps rotated values farthest from a rounding tie, 1.7e-5 of a
+    # code. The last bits of a sum, which depend on the processor, then decide no code.
+    draw = torch.Generator().manual_seed(41)
     scale = torch.logspace(-0.5, 0.7, D)[torch.randperm(D, generator=draw)]
     q, k, v = (torch.randn(1, h, TOKENS, D, generator=draw) for h in (HEADS, KV_HEADS, KV_HEADS))
     return q, k * scale, v * scale.flip(0)

@@ -18,7 +18,7 @@ from pathlib import Path
 from oscar_zoo.engines.sglang.launch.denied_flags import is_denied
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.setting_flags import OPTIONS
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import FlagRefused, UsageError
 
 FLAG = re.compile(r"--[a-z0-9][a-z0-9_-]*")
 HELP = "--help"
@@ -98,7 +98,7 @@ def _unknown(flag: str, known: Set[str]) -> UsageError:
         release = f"SGLang {version('sglang')}"
     except PackageNotFoundError:
         release = "the installed SGLang"
-    return UsageError(
+    return FlagRefused(
         f"{release} has no flag {flag}.",
         hint=(
             f"did you mean {close[0]}?"
