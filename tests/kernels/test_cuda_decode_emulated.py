@@ -105,12 +105,15 @@ def trees(requests: int, nodes: int) -> Tensor:
     return torch.tensor(masks, dtype=torch.int32)
 
 
-def emulate(emulator: Emulator, job: Job, *, blocks: int, merged: int, stable: bool) -> Tensor:
-    """Both stages with poisoned scratch and output; `merged` rows for each block of stage 2."""
+def emulate(
+    emulator: Emulator, job: Job, *, blocks: int, merged: int, stable: bool, whole: bool = False
+) -> Tensor:
+    """Both stages with poisoned scratch and output; `merged` rows for each block of stage 2. One
+    warp takes all rows of a KV head in large batches, or if `whole`."""
     cache, batch, query, drafts = job.filling.cache, job.filling.batch, job.query, job.drafts
     assert variants.misfit(query, cache, batch, drafts) is None
     made = variants.variant(query, cache, batch, job.options["logit_cap"], drafts=drafts)
-    flags = variants.fitting(made, SHARED).flags
+    flags = variants.fitting(replace(made, whole=made.whole or whole), SHARED).flags
     library, message = emulator.library(flags), ctypes.create_string_buffer(201)
     requests, heads = len(batch.rows), cache.num_kv_heads
     sizes = parameters.scratch_sizes(cache, made.rows * heads, requests, blocks)
@@ -130,9 +133,10 @@ def emulate(emulator: Emulator, job: Job, *, blocks: int, merged: int, stable: b
         library.allow(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(x.nbytes))
     rows, run = query.shape[0] * (query.shape[1] // heads), next(runs)
     shared = variants.ring_bytes(flags) + 28 * requests + 4
+    slices = launcher.slices(cache.v_spec.head_dim)
     for stage, columns, lines, size in (
         (0, blocks, 1, shared),
-        (merged, -(-rows // merged), heads, 0),
+        (merged, -(-rows // merged) * slices, heads, 0),
     ):
         good = library.emulate(
             stage, ctypes.byref(given), columns, lines, size, run % 2 == 0, run, message
@@ -177,7 +181,16 @@ def test_the_transform_of_values_is_undone(emulator: Emulator) -> None:
     assert_right(emulator, job(4, tree=True, lengths=(3, 90), o_partner=partner))
 
 
-@pytest.mark.parametrize("merged", [2, 4])
+@pytest.mark.parametrize("merged", [1, 4, 16])
+def test_rows_of_256_channels(emulator: Emulator, merged: int) -> None:
+    """Blocks of stage 2 have a slice of the output channels each."""
+    partner = torch.linalg.qr(torch.randn(1, 256, 256)).Q.contiguous()
+    wide = job(group=8, heads=1, head_dim=256, lengths=(0, 17, 150), starts=0, o_partner=partner)
+    out = emulate(emulator, wide, blocks=3, merged=merged, stable=True)
+    testing.assert_as_good_as_torch(out, wide.expected, [wide.query])
+
+
+@pytest.mark.parametrize("merged", [2, 4, 16])
 def test_a_request_alone(emulator: Emulator, merged: int) -> None:
     """Stage 2 works out by itself which parts it merges."""
     filling, query, _, options = job(4, lengths=(300,))
@@ -194,6 +207,19 @@ def test_one_block_takes_more_tiles_than_it_has_stages(emulator: Emulator) -> No
     for stable in (False, True):
         out = emulate(emulator, long, blocks=1, merged=8, stable=stable)
         testing.assert_as_good_as_torch(out, long.expected, [long.query])
+
+
+def test_token_groups_without_room_to_merge(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chips with 99 KB of shared memory: each token group leaves a result of its own."""
+    monkeypatch.setitem(globals(), "SHARED", 99 << 10)
+    narrow = job(group=16, heads=1, lengths=(300, 40), starts=0)
+    made = variants.variant(narrow.query, narrow.filling.cache, narrow.filling.batch, 0.0)
+    flags = variants.fitting(replace(made, whole=True), SHARED).flags
+    assert flags["TW"] == 8 and variants.ring_bytes(flags) < 8 * 16 * (4 * 136 + 8)
+    out = emulate(emulator, narrow, blocks=3, merged=4, stable=True, whole=True)
+    testing.assert_as_good_as_torch(out, narrow.expected, [narrow.query])
 
 
 def test_a_mistake_in_a_launch_is_told(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@
 // Columns of a warp's matrices: one n-tile holds four query heads, lane `t = lane % 4` owning head `t` (digits hi and
 // lo); with up to four heads per warp the value side uses its eight columns as (head, odd or even octet of tokens).
 
+#include "gather.cuh"
 #include "merge.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage1(const __grid_constant__ Params p) {
@@ -73,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
     at += x.hi - x.lo;
     meet(ahead);  // a warp without tokens has not; the kernel in front may still read what is stored here
     const size_t segment = blockIdx.x + (size_t)x.block * 2 * p.batch + x.low;
-    store_partial(p, s, (segment * WARPS + warp) * GW, x.low % 2, lane);
+    leave(p, s, memory, segment, x.low % 2, warp, lane);
   }
   meet(ahead);
   if (blockIdx.x == 0) store_prefix(p, prefix);
@@ -90,4 +91,7 @@ extern "C" __global__ void __launch_bounds__(256) oscar_decode_stage2_4(const __
 }
 extern "C" __global__ void __launch_bounds__(256) oscar_decode_stage2_8(const __grid_constant__ Params p) {
   merge<8, 8>(p);
+}
+extern "C" __global__ void __launch_bounds__(256) oscar_decode_stage2_16(const __grid_constant__ Params p) {
+  merge<8, 16>(p);
 }

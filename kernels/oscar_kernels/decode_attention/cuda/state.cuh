@@ -49,8 +49,15 @@ struct State {
 // `x` is the logit in base 2, or twice the logit over the cap in base 2, see the launcher.
 DEV float logit(const Params& p, float x) { return CAPPED ? p.cap * (1.f - __fdividef(2.f, 1.f + ex2(x))) : x; }
 
-// Partial results of a warp's query heads; `at`: the first of them. Lane (g, t) has channels of heads t, 4 + t, ...
-DEV void store_partial(const Params& p, State& s, size_t at, bool window, int lane) {
+// Where a warp leaves its results: one row for each of its query heads.
+struct Results {
+  float* rows;
+  int width;
+  float2* stats;
+};
+
+// Lane (g, t) has channels of heads t, 4 + t, ...
+DEV void store_partial(State& s, const Results& to, bool window, int lane) {
   const int g = lane / 4, t = lane % 4;
   UNROLL for (int n = 0; n < NT; n++) {
     UNROLL for (int o = 4; o < 32; o *= 2) {
@@ -58,8 +65,8 @@ DEV void store_partial(const Params& p, State& s, size_t at, bool window, int la
       UNROLL for (int v = 0; v < GV; v++) s.z[n][v] += __shfl_xor_sync(ALL, s.z[n][v], o);
     }
     if (4 * n + t >= GW) continue;
-    float* out = p.partial + (at + 4 * n + t) * DV;
-    if (g == 0) p.stats[at + 4 * n + t] = make_float2(s.m[n], s.l[n]);
+    float* out = to.rows + (4 * n + t) * to.width;
+    if (g == 0) to.stats[4 * n + t] = make_float2(s.m[n], s.l[n]);
     float y[MT][2];  // rows g and g + 8 of the products
     UNROLL for (int m = 0; m < MT; m++) UNROLL for (int i = 0; i < 2; i++)
         y[m][i] = NT == 1 ? s.acc[0][m][2 * i] + s.acc[0][m][2 * i + 1] : s.acc[n / 2][m][2 * i + n % 2];
