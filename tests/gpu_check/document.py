@@ -23,15 +23,18 @@ class StepResult:
 
     Attributes:
         name: what it does, in a few words.
-        passed: whether every figure is within its limit.
+        passed: whether every figure is within its limit; `None` for a step that has not ended.
         seconds: how long it took.
         figures: what was measured, in words; when it failed, what went wrong.
     """
 
     name: str
-    passed: bool
+    passed: bool | None
     seconds: float
     figures: str
+
+
+_RESULT = {True: "passed", False: "**FAILED**", None: "not ended"}
 
 
 def table(results: Sequence[StepResult]) -> str:
@@ -39,10 +42,7 @@ def table(results: Sequence[StepResult]) -> str:
     lines = ["| step | result | seconds | figures |", "|---|---|---:|---|"]
     for one in results:
         figures = " ".join(one.figures.split()).replace("|", "\\|")
-        lines.append(
-            f"| {one.name} | {'passed' if one.passed else '**FAILED**'} | {one.seconds:.0f} |"
-            f" {figures} |"
-        )
+        lines.append(f"| {one.name} | {_RESULT[one.passed]} | {one.seconds:.0f} | {figures} |")
     return "\n".join(lines)
 
 
@@ -62,7 +62,8 @@ def section(
         commit: of the checkout.
         seconds: from start to end; steps may overlap.
     """
-    verdict = "passed" if all(one.passed for one in results) else "FAILED"
+    found = {one.passed for one in results}
+    verdict = "FAILED" if False in found else "not completed" if None in found else "passed"
     known = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "GPU")
     versions = textwrap.fill(f"{known}.", 100, break_on_hyphens=False)
     return (

@@ -72,6 +72,12 @@ def gpus() -> list[tuple[str, str, int]]:
     )
 
 
+def visible() -> list[str]:
+    """The GPUs of `gpus`, as `CUDA_VISIBLE_DEVICES` names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(number) for number in range(len(gpus()))]
+
+
 def facts() -> dict[str, str]:
     """The machine in words, in the order in which the document shows it."""
     found = gpus()

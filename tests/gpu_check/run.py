@@ -9,15 +9,16 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from subprocess import SubprocessError
 
 import document
 import machine
 import steps
-from steps import Check, CheckFailed
+from document import StepResult
+from record import Record
+from steps import Check
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs/gpu-check.md"
@@ -35,10 +36,16 @@ def main(arguments: list[str] | None = None) -> int:
     work.mkdir(parents=True)
     # an empty lock keeps the lock of a project around this folder out
     (work / "oscar-zoo.lock").write_text('{"schema": "oscar-zoo.lock/1", "artifacts": []}\n')
+    gpus = machine.visible()
     check = Check(work, chosen.device, tuple(shlex.split(chosen.engine_flags)))
+    check = replace(check, gpu=gpus[0]) if gpus[1:] else check
     facts = machine.facts()
     started = time.monotonic()
-    results = _run_all(check)
+    record = Record()
+    try:
+        results = _run_all(record, check, replace(check, gpu=gpus[1]) if gpus[1:] else None)
+    except KeyboardInterrupt:
+        results = record.stopped()
     seconds = time.monotonic() - started
     when = datetime.datetime.now(datetime.UTC).date().isoformat()
     made = document.section(
@@ -66,25 +73,30 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run_all(check: Check) -> list[document.StepResult]:
-    """Every step. What needs little of the GPU runs beside the rest; `bench serve` has the machine
-    for itself."""
+def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepResult]:
+    """Every step, in the order of the document. What needs little of the GPU runs beside the rest;
+    `bench serve` has a GPU for itself, at the end or on the second one (`beside`)."""
     steps.write_models(check)
-    with ThreadPoolExecutor(8) as pool:
-        compiled = pool.submit(steps.precompile, check)
-        kernels = pool.submit(_timed, "kernel tests", steps.kernel_tests, check)
-        experts = pool.submit(
-            _timed, "pull --compute, mixture of experts", steps.compute_experts, check
+    with ThreadPoolExecutor(9) as pool, record.until_interrupted(pool):
+        measured = (
+            pool.submit(record.timed, "bench serve", steps.bench_serve, beside) if beside else None
         )
-        hybrid = pool.submit(_timed, "compute, hybrid model", steps.compute_hybrid, check)
-        mixed = pool.submit(_timed, "compute --bits 2.75", steps.compute_mixed, check)
-        captured = pool.submit(_timed, "compute --engine sglang", steps.compute_with_engine, check)
-        results = [_timed("compute with defaults", steps.compute, check)]
-        results.append(_timed("verify, publish, pull", steps.publish_and_pull, check))
-        in_process = pool.submit(_timed, "eval in process", steps.evaluate, check)
+        compiled = pool.submit(steps.precompile, check)
+        kernels = pool.submit(record.timed, "kernel tests", steps.kernel_tests, check)
+        experts = pool.submit(
+            record.timed, "pull --compute, mixture of experts", steps.compute_experts, check
+        )
+        hybrid = pool.submit(record.timed, "compute, hybrid model", steps.compute_hybrid, check)
+        mixed = pool.submit(record.timed, "compute --bits 2.75", steps.compute_mixed, check)
+        captured = pool.submit(
+            record.timed, "compute --engine sglang", steps.compute_with_engine, check
+        )
+        results = [record.timed("compute with defaults", steps.compute, check)]
+        results.append(record.timed("verify, publish, pull", steps.publish_and_pull, check))
+        in_process = pool.submit(record.timed, "eval in process", steps.evaluate, check)
         results += [captured.result(), experts.result(), hybrid.result(), mixed.result()]
         served = [
-            pool.submit(_timed, f"eval --engine sglang, {what}", step, check)
+            pool.submit(record.timed, f"eval --engine sglang, {what}", step, check)
             for what, step in (
                 ("mixture of experts", steps.serve_experts),
                 ("hybrid model", steps.serve_hybrid),
@@ -98,25 +110,13 @@ def _run_all(check: Check) -> list[document.StepResult]:
             in_process.result(),
             kernels.result(),
         ]  # `serve` takes what is left of the GPU's memory
-        results.append(_timed("serve, second turn, eval --url", steps.serve, check))
+        results.append(record.timed("serve, second turn, eval --url", steps.serve, check))
         results += [one.result() for one in served]
         compiled.result()
-    return [*results, _timed("bench serve", steps.bench_serve, check)]
-
-
-def _timed(name: str, step: Callable[[Check], str], check: Check) -> document.StepResult:
-    print(f"{name} ...", flush=True)
-    started = time.monotonic()
-    try:
-        figures, passed = step(check), True
-    except (CheckFailed, OSError, KeyError, ValueError, SubprocessError) as error:
-        figures, passed = (
-            str(error) if isinstance(error, CheckFailed) else f"{type(error).__name__}: {error}",
-            False,
+        last = (
+            measured.result() if measured else record.timed("bench serve", steps.bench_serve, check)
         )
-    seconds = time.monotonic() - started
-    print(f"{name}: {'passed' if passed else 'FAILED'} ({seconds:.0f} s) {figures}", flush=True)
-    return document.StepResult(name, passed, seconds, figures)
+    return [*results, last]
 
 
 if __name__ == "__main__":

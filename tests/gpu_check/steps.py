@@ -40,11 +40,13 @@ class Check:
         work: folder of all state, the current folder of every command.
         device: `cuda`, or `cpu` for a rehearsal.
         engine_flags: flags for SGLang that this machine needs.
+        gpu: the one that commands see, as `CUDA_VISIBLE_DEVICES` names it, or `None` for all.
     """
 
     work: Path
     device: str
     engine_flags: tuple[str, ...]
+    gpu: str | None = None
 
     def zoo(self, *arguments: str) -> dict[str, Any]:
         """Run one command line of the tool with `--json`; its object. Raises `CheckFailed` with its
@@ -71,7 +73,12 @@ class Check:
             for name in ("CACHE", "DATA", "STATE", "CONFIG")
         }
         offline = {"OSCAR_ZOO_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
-        return {**os.environ, **own, **offline, "TOKENIZERS_PARALLELISM": "false"}
+        return {**self.visible(), **own, **offline, "TOKENIZERS_PARALLELISM": "false"}
+
+    def visible(self) -> dict[str, str]:
+        """The variables of this process, with one GPU if it is named."""
+        gpu = {} if self.gpu is None else {"CUDA_VISIBLE_DEVICES": self.gpu}
+        return {**os.environ, **gpu}
 
     @property
     def engine(self) -> tuple[str, ...]:
@@ -343,7 +350,13 @@ def precompile(check: Check) -> None:
     good."""
     if check.device == "cuda":
         script = Path(__file__).with_name("precompile.py")
-        subprocess.run([sys.executable, script], cwd=check.work, capture_output=True, check=False)
+        subprocess.run(
+            [sys.executable, script],
+            cwd=check.work,
+            env=check.visible(),
+            capture_output=True,
+            check=False,
+        )
 
 
 def kernel_tests(check: Check) -> str:
@@ -362,7 +375,14 @@ def kernel_tests(check: Check) -> str:
         *PARALLEL,
         *TESTS,
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=check.visible(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     summary = next(
         (line for line in reversed(done.stdout.splitlines()) if line.strip()), "no output"
     )

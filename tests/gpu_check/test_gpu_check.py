@@ -86,6 +86,37 @@ def test_one_failed_step_fails_the_run(document: ModuleType) -> None:
     assert "**FAILED** on 2026-01-02" in made and "| serve | **FAILED** | 31 |" in made
 
 
+def test_a_run_that_was_interrupted_keeps_what_had_ended(tmp_path: Path) -> None:
+    """The command of the second step gets the signal too, and its end is no failure of the step."""
+    program = f"""
+import os, signal, subprocess, sys, threading
+from concurrent.futures import ThreadPoolExecutor
+sys.path.insert(0, {str(FOLDER)!r})
+import document
+from record import Record
+from steps import CheckFailed
+def second(check):
+    threading.Timer(0.5, os.killpg, (0, signal.SIGINT)).start()
+    if subprocess.run(["sleep", "60"]).returncode:
+        raise CheckFailed("the command was interrupted")
+record = Record()
+try:
+    with ThreadPoolExecutor(2) as pool, record.until_interrupted(pool):
+        record.timed("first", lambda check: "all is well", None)
+        pool.submit(record.timed, "second", second, None).result()
+        record.timed("third", second, None)
+except KeyboardInterrupt:
+    facts = {{"GPU": "none"}}
+    print(document.section(facts, record.stopped(), date="d", commit="c", seconds=1))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, start_new_session=True
+    )
+    assert "**not completed** on d" in done.stdout, done.stderr
+    assert "| first | passed | 0 | all is well |" in done.stdout
+    assert "| second | not ended |" in done.stdout and "| third |" not in done.stdout
+
+
 def test_a_run_replaces_the_section_of_its_own_gpu_only(document: ModuleType) -> None:
     first = document.merge("", _section(document, "1 x H100", "2026-01-01"))
     both = document.merge(first, _section(document, "1 x H200", "2026-01-02"))

@@ -1,0 +1,58 @@
+"""What has ended of a run of the GPU check, also when somebody interrupts it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from subprocess import SubprocessError
+
+from document import StepResult
+from steps import Check, CheckFailed
+
+
+class Record:
+    """The results of the steps that have begun, in that order."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, float] = {}
+        self._ended: dict[str, StepResult] = {}
+        self._stopped: list[StepResult] | None = None
+
+    def timed(self, name: str, step: Callable[[Check], str], check: Check) -> StepResult:
+        """Run a step, and tell on standard output when it begins and ends."""
+        print(f"{name} ...", flush=True)
+        self._begun[name] = started = time.monotonic()
+        try:
+            figures, passed = step(check), True
+        except CheckFailed as error:
+            figures, passed = str(error), False
+        except (OSError, KeyError, ValueError, SubprocessError) as error:
+            figures, passed = f"{type(error).__name__}: {error}", False
+        seconds = time.monotonic() - started
+        print(f"{name}: {'passed' if passed else 'FAILED'} ({seconds:.0f} s) {figures}", flush=True)
+        self._ended[name] = StepResult(name, passed, seconds, figures)
+        return self._ended[name]
+
+    @contextmanager
+    def until_interrupted(self, pool: ThreadPoolExecutor) -> Iterator[None]:
+        """Keep what has ended when an interrupt comes, and begin nothing more. The commands that
+        run get the same signal, and how they end then is no result."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._stopped = self._so_far()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+    def stopped(self) -> list[StepResult]:
+        """The results when the interrupt came; of steps that had only begun too."""
+        return self._so_far() if self._stopped is None else self._stopped
+
+    def _so_far(self) -> list[StepResult]:
+        now = time.monotonic()
+        return [
+            self._ended.get(name) or StepResult(name, None, now - begun, "")
+            for name, begun in self._begun.items()
+        ]
