@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from oscar_zoo.app.server_records import Entry
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang.launch.ready import ReadyFacts
 from oscar_zoo.engines.sglang.launch.server import Server
@@ -52,6 +53,7 @@ class RunningServer:
     seconds: float
     warnings: tuple[str, ...]
     _child: Server = field(repr=False)
+    _entry: Entry = field(repr=False)
     _ends: ExitStack = field(repr=False)
 
     def __enter__(self) -> Self:
@@ -73,7 +75,8 @@ class RunningServer:
             SystemExit: SIGTERM to this process; the server has drained.
             KeyboardInterrupt: Ctrl-C.
         """
-        self._child.wait()
+        status = self._child.wait()
+        self._entry.ended(self._child.cause().text, status)
         raise self._child.failure("the server ended")
 
     def stop(self) -> None:

@@ -408,6 +408,8 @@ def test_a_server_without_its_detokenizer_ends_at_once(artifact: Path, tmp_path:
     log = Path(json.loads(ready + "}")["log"]).read_text()
     assert "detokenizer" in log and "before crash diagnostics" not in log
     assert not [pid for pid in tree if alive(pid)]
+    (told,) = parsed(oscar_zoo(tmp_path, "ps", "--json").stdout)["ended"]
+    assert told["cause"] == "its process detokenizer was killed" and told["ended"]
 
 
 @pytest.mark.parametrize("options", [(), ("--detach",)])

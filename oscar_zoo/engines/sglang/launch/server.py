@@ -106,7 +106,7 @@ class Server:
     def status(self) -> str:
         """How the child ended, in words."""
         code = self.returncode or 0
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
+        return f"killed by {processes.exit_words(code)}" if code < 0 else f"status {code}"
 
     def failure(self, what: str) -> ServerFailed:
         """The error for a child that ended: what happened, and why. Where the log
