@@ -228,7 +228,7 @@ def test_another_terminal_sees_it(served: Running) -> None:
         "--port",
         str(served.port),
     )
-    assert again.returncode == 1 and f"oscar-zoo stop {served.port}" in again.stderr
+    assert again.returncode == 7 and f"oscar-zoo stop {served.port}" in again.stderr
     assert oscar_zoo(served.temp, "stop", "Qwen3-8B").returncode == 3
 
 
