@@ -29,7 +29,7 @@ class Prepared:
         recipe: in force.
         device: `cpu` or `cuda`.
         gpu: number of the first GPU.
-        tensor_parallel: number of GPUs.
+        tensor_parallel: ranks that share the model, each on a GPU or a part of the CPU.
     """
 
     artifact: Artifact

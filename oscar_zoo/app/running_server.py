@@ -28,7 +28,7 @@ class RunningServer:
         model: the model as it was loaded: a folder or a hub id.
         recipe: serving recipe in force.
         device: `cpu` or `cuda`.
-        tensor_parallel: number of GPUs.
+        tensor_parallel: ranks that share the model, each on a GPU or a part of the CPU.
         drafts: what `drafts` chose for speculative decoding, in words; `None` without it.
         facts: what the server says of itself.
         key_file: private file with the key that requests need while the server runs; `None` when
