@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -59,6 +60,21 @@ def test_ctrl_c_while_starting_leaves_nothing_behind(
     assert process.returncode == 130 and parsed(out)["error"]["code"] == "interrupted"
     assert not [pid for pid in tree if alive(pid)] and not list(tmp_path.glob("oscar-zoo-serve-*"))
     assert not list((tmp_path / "servers").iterdir())
+
+
+def test_a_port_that_is_lost_while_it_starts_is_told(artifact: Path, tmp_path: Path) -> None:
+    """By itself SGLang stays there for ever and listens nowhere."""
+    port = free_port()
+    process = start(artifact, port, tmp_path)
+    while not any(b"sglang.launch" in cmdline(pid) for pid in all_children(process.pid)):
+        assert process.poll() is None
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        out, _ = process.communicate(timeout=300)
+    error = parsed(out)["error"]
+    assert (process.returncode, error["code"]) == (7, "port_in_use")
+    assert f"port {port} was taken" in error["message"] and "--port" in error["hint"]
 
 
 def test_a_server_that_cannot_start_says_why(artifact: Path, tmp_path: Path) -> None:
