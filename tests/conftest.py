@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import oscar_zoo.models.torchvision_ops  # noqa: F401 (some tests import transformers before anything of ours)
+from oscar_zoo.engines.sglang.launch.ports import free_port
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -44,8 +45,9 @@ def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     monkeypatch.chdir(folder / "work")
     for name in ("CACHE", "DATA", "STATE", "CONFIG"):
         monkeypatch.setenv(f"OSCAR_ZOO_{name}", str(folder / name.lower()))
-    for name in ("HUB", "OFFLINE", "DEBUG", "PORT", "SIGN_KEY"):
+    for name in ("HUB", "OFFLINE", "DEBUG", "SIGN_KEY"):
         monkeypatch.delenv(f"OSCAR_ZOO_{name}", raising=False)
+    monkeypatch.setenv("OSCAR_ZOO_PORT", str(free_port()))  # something may listen on the usual one
     return folder
 
 

@@ -8,21 +8,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from oscar_zoo.app.artifact_model import ArtifactModel
+from oscar_zoo.app.bench_device import pick_device, usual_requests
 from oscar_zoo.app.bench_subject import SubjectNames, find_subject
 from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.app.requirements import require_serve
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.bench import run, sides
 from oscar_zoo.bench.report import Report
-from oscar_zoo.engines.sglang import concurrency
-from oscar_zoo.engines.sglang.launch import ports, preflight, staging
+from oscar_zoo.engines.sglang.launch import ports, staging
 from oscar_zoo.engines.sglang.launch.own_server import log_file
 from oscar_zoo.engines.sglang.launch.stock_server import BACKENDS
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case
 from oscar_zoo.errors import FlagRefused, UsageError
-from oscar_zoo.models.nvidia_smi import device_name, pick_serving_device
+from oscar_zoo.models.nvidia_smi import device_name
 
 MOST_CASES = 64
 HELP = "try: oscar-zoo bench serve --help"
@@ -87,7 +86,7 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
     Raises:
         UsageError: the request makes no sense, or names flags that would make the sides differ.
         MissingDependency, UnsupportedMachine: no supported SGLang is installed.
-        OscarZooError: as `find_subject`.
+        OscarZooError: as `find_subject` and `pick_device`.
         KeyboardInterrupt, SystemExit: a signal came before anything was measured.
     """
     flags = check(request)
@@ -96,9 +95,7 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
         names = SubjectNames(request.target, request.dummy_weights, request.model, request.again)
         sources = Sources(request.hubs, offline=request.offline)
         subject = find_subject(names, sources, private, observer, longest=request.longest)
-        device, gpu = pick_serving_device(request.device)
-        if device == "cpu" and request.device is None and subject.random_weights:
-            observer.note(on_cpu(subject.model.choice.name))
+        device, gpu = pick_device(subject, request.device, flags, observer)
         staged = private / "rotations"
         engines = sides.Engines(
             model=subject.source,
@@ -112,7 +109,7 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
             cases=request.cases,
             new_tokens=request.new_tokens,
             repeats=request.repeats,
-            requests=_usual_requests(subject.model, flags, device, gpu),
+            requests=usual_requests(subject.model, flags.sizes(), device, gpu),
             port=ports.free_port(),
             revision=request.revision,
             flags=flags,
@@ -134,15 +131,6 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
         bulk=request.bulk,
         stopped=stopped,
     )
-
-
-def on_cpu(model: str) -> Note:
-    """The remark, made before the servers start, that no GPU was found for `model`."""
-    text = (
-        f"no GPU was found: {model} runs on the CPU, which takes hours and all memory when the"
-        " model is large; Ctrl-C stops it, and --device cpu says that it is meant."
-    )
-    return Note("bench.on_cpu", text, {"model": model})
 
 
 def check(request: BenchRequest) -> UserFlags:
@@ -224,25 +212,3 @@ def _measure(
 
 def _tell(observer: Observer, done: int, total: int, label: str) -> None:
     observer.advance(label, done, total, "tokens" if total else "")
-
-
-def _usual_requests(model: ArtifactModel, flags: UserFlags, device: str, gpu: int) -> int:
-    """The number of concurrent requests of an INT2 server with these flags on this machine."""
-    if model.geometry is None:
-        return concurrency.UNKNOWN
-    size = flags.sizes()
-    parallel = size.tensor_parallel or 1
-    layout = concurrency.Layout.of_flags(size, tp=parallel)
-    demand = preflight.ServerDemand(
-        model=model.choice.name,
-        geometry=model.geometry,
-        windows=model.recipe.windows,
-        weights=None,
-        itemsize=None,
-        device=device,
-        gpu=gpu,
-        tensor_parallel=parallel,
-        flags=size,
-        memory=concurrency.gpu_memory(gpu, layout.gpus),
-    )
-    return demand.usual_requests

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from oscar_zoo.app.bench_device import pick_device
 from oscar_zoo.app.bench_subject import SubjectNames, find_subject
 from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.requirements import require_serve
@@ -17,7 +18,6 @@ from oscar_zoo.bench.load_run import LoadLimits, LoadReport
 from oscar_zoo.engines.sglang.launch import staging
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
-from oscar_zoo.models.nvidia_smi import pick_serving_device
 
 RANDOM_WEIGHTS = ("--load-format=dummy", "--skip-tokenizer-init")
 """Flags of an engine that fills a model with random numbers."""
@@ -63,7 +63,7 @@ def load(request: LoadRequest, observer: Observer = SILENT) -> LoadReport:
         UsageError: the request makes no sense, or holds a flag that `serve` refuses.
         MissingDependency, UnsupportedMachine: no supported SGLang is installed.
         ServerFailed: the server did not start, or stopped answering.
-        OscarZooError: as `find_subject`.
+        OscarZooError: as `find_subject` and `pick_device`.
     """
     flags = UserFlags(request.extra)
     names = SubjectNames(request.target, request.dummy_weights, request.model, request.again)
@@ -73,7 +73,7 @@ def load(request: LoadRequest, observer: Observer = SILENT) -> LoadReport:
     with staging.private_folder() as private:
         sources = Sources(request.hubs, offline=request.offline)
         subject = find_subject(names, sources, private, observer, longest=longest)
-        device, gpu = pick_serving_device(request.device)
+        device, gpu = pick_device(subject, request.device, flags, observer)
         wanted = WantedServer(
             model=subject.source,
             revision=request.revision,

@@ -49,7 +49,7 @@ def start_detached(
         observer.note(Note("server.environment", warning))
     text = f"Starting a server in the background (log: {log})"
     observer.note(Note("server.detached", text, {"log": str(log)}, kind="step"))
-    with _child(request.arguments(detach=None, json=True), port) as child:
+    with _child(request.arguments(detach=None, json=True, port=port), port) as child:
         said = _answer(child, port, observer)
         observer.begin((), timed=False)
         return said, child.wait() if "error" in said else None

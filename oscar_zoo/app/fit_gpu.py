@@ -10,7 +10,15 @@ from oscar_zoo.app.fit_subject import Subject, subject_of
 from oscar_zoo.app.model_needs import Needs, Weights
 from oscar_zoo.artifact.specs import CodeBits, Geometry, ServingRecipe, SideWidths, Widths
 from oscar_zoo.compute.width_wish import AUTO_BITS, check_range, width_wish
-from oscar_zoo.engines.sglang.capacity import USABLE, Cache, caches, room, stored_bits
+from oscar_zoo.engines.sglang.capacity import (
+    USABLE,
+    Cache,
+    caches,
+    reserved,
+    room,
+    stored_bits,
+    weights_share,
+)
 from oscar_zoo.engines.sglang.concurrency import Layout, usual_requests
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
@@ -98,6 +106,16 @@ class FitReport:
     def most_requests(self) -> int:
         """Requests of the context that an INT2 server can run at a time when it is told to."""
         return next(one.requests for one in self.caches if one.cache.kind == "INT2")
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of each GPU that neither weights nor a cache take."""
+        return reserved(self.memory)
+
+    @property
+    def gpu_weights(self) -> int:
+        """Bytes of each GPU that the weights take."""
+        return weights_share(self.weights.nbytes, Layout(tp=self.gpus))
 
     @property
     def usable(self) -> float:

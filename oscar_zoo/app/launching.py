@@ -9,7 +9,7 @@ from oscar_zoo.app import server_records
 from oscar_zoo.app.prepare_serve import Prepared
 from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.running_server import RunningServer
-from oscar_zoo.app.server_records import ServerRecord
+from oscar_zoo.app.server_record import ServerRecord
 from oscar_zoo.app.server_start import StartObserver, with_next_step
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, own_server
 from oscar_zoo.engines.sglang.launch.ready import read_facts
@@ -82,5 +82,6 @@ def _started(
             seconds=time.monotonic() - began,
             warnings=artifact.warnings,
             _child=started.child,
+            _entry=entry,
             _ends=stack.pop_all(),
         )

@@ -29,7 +29,7 @@ class Prepared:
         recipe: in force.
         device: `cpu` or `cuda`.
         gpu: number of the first GPU.
-        tensor_parallel: number of GPUs.
+        tensor_parallel: ranks that share the model, each on a GPU or a part of the CPU.
     """
 
     artifact: Artifact
@@ -105,11 +105,7 @@ def check_memory(prepared: Prepared, flags: SizeFlags) -> None:
         return
     choice, gpu, parallel = prepared.choice, prepared.gpu, prepared.tensor_parallel
     config, on_gpu = prepared.config, prepared.device == "cuda"
-    weights, kind = (
-        _known_weights(choice)
-        if config is None
-        else model_folder.stored_weights(Path(choice.source), config)
-    )
+    weights, kind = stored_weights_of(choice, config)
     gpus = concurrency.Layout.of_flags(flags, tp=parallel).gpus
     demand = preflight.ServerDemand(
         model=choice.name,
@@ -126,6 +122,24 @@ def check_memory(prepared: Prepared, flags: SizeFlags) -> None:
     preflight.check_memory(demand, preflight.free_memory(prepared.device, gpu, parallel))
 
 
+def stored_weights_of(
+    choice: ModelChoice, config: ConfigFile | None
+) -> tuple[int | None, str | None]:
+    """Bytes of the weights of a model as they are stored, and the type of their numbers.
+
+    Args:
+        config: the `config.json` of a model in a folder. Without it, weights are those of the zoo
+            in 16 bits; weights on a hub are not looked at.
+
+    Returns:
+        The bytes, `None` where nobody knows them, and a type, `None` when they are quantized.
+    """
+    if config is not None:
+        return model_folder.stored_weights(Path(choice.source), config)
+    parameters = choice.recipe.parameters if choice.recipe else None
+    return (None, None) if parameters is None else (2 * parameters, "bfloat16")
+
+
 def _usual_gpus(choice: ModelChoice, gpu: int, *, all_here: bool) -> int:
     """The number of GPUs that the zoo starts this model on; unless `all_here`, halved until this
     machine has as many."""
@@ -134,13 +148,6 @@ def _usual_gpus(choice: ModelChoice, gpu: int, *, all_here: bool) -> int:
     while usual > max(1, seen):
         usual //= 2
     return usual
-
-
-def _known_weights(choice: ModelChoice) -> tuple[int | None, str | None]:
-    """Bytes of the weights of a model of the zoo, in 16 bits, and the type of their numbers;
-    weights on a hub are not looked at."""
-    parameters = choice.recipe.parameters if choice.recipe else None
-    return (None, None) if parameters is None else (2 * parameters, "bfloat16")
 
 
 def _printable(text: str) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from oscar_zoo.app.server_records import Entry
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang.launch.ready import ReadyFacts
 from oscar_zoo.engines.sglang.launch.server import Server
@@ -27,7 +28,7 @@ class RunningServer:
         model: the model as it was loaded: a folder or a hub id.
         recipe: serving recipe in force.
         device: `cpu` or `cuda`.
-        tensor_parallel: number of GPUs.
+        tensor_parallel: ranks that share the model, each on a GPU or a part of the CPU.
         drafts: what `drafts` chose for speculative decoding, in words; `None` without it.
         facts: what the server says of itself.
         key_file: private file with the key that requests need while the server runs; `None` when
@@ -52,6 +53,7 @@ class RunningServer:
     seconds: float
     warnings: tuple[str, ...]
     _child: Server = field(repr=False)
+    _entry: Entry = field(repr=False)
     _ends: ExitStack = field(repr=False)
 
     def __enter__(self) -> Self:
@@ -73,7 +75,8 @@ class RunningServer:
             SystemExit: SIGTERM to this process; the server has drained.
             KeyboardInterrupt: Ctrl-C.
         """
-        self._child.wait()
+        status = self._child.wait()
+        self._entry.ended(self._child.cause().text, status)
         raise self._child.failure("the server ended")
 
     def stop(self) -> None:

@@ -51,7 +51,7 @@ class ServeCommand:
         model: absolute path or hub id.
         recipe: serving recipe in force.
         device: `cpu` or `cuda`.
-        tensor_parallel: number of GPUs.
+        tensor_parallel: ranks that share the model, each on a GPU or a part of the CPU.
         drafts: what was chosen for speculative decoding, in words; `None` where nobody asked.
     """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from oscar_zoo.app import server_records
-from oscar_zoo.app.server_records import ServerRecord
+from oscar_zoo.app.server_record import ServerRecord
 from oscar_zoo.engines.sglang.front.addresses import WILDCARDS, is_loopback
 from oscar_zoo.evaluate.server_client import ServerClient
 

@@ -1,98 +1,32 @@
-"""The servers that run: one private file in the state folder for each.
+"""The servers that run, and those that ended by themselves: one private file in the state folder
+for each.
 
-A record names the process that supervises a server. The process writes it, and removes it at its
-end. A record whose process is gone is removed by whoever reads it. Records of other machines and
-containers that share the folder are left alone.
+A record names the process that supervises a server. The process writes it. It removes it when it
+stops the server, and writes the cause into it when the server ended by itself. Into a record whose
+process is gone the cause is written by whoever reads it. A record of a server that ended goes when
+another one starts on its port, when `stop` names it, and after `KEPT_DAYS`. Records of other
+machines and containers that share the folder are left alone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from oscar_zoo import paths
+from oscar_zoo.app.server_record import End, ServerRecord, now
 from oscar_zoo.artifact.durable import make_folders, replace_file, storage_errors
-from oscar_zoo.engines.sglang.launch import plan
-from oscar_zoo.engines.sglang.launch.processes import Process
+from oscar_zoo.engines.sglang.launch.processes import exit_words
 from oscar_zoo.errors import ServerNotFound, UsageError
 
-State = Literal["starting", "ready"]
 KEY, ADMINISTRATION_KEY = ".key", ".administration-key"
 """Ends of the names of the files beside a record."""
-
-
-@dataclass(frozen=True)
-class ServerRecord:
-    """One server.
-
-    Attributes:
-        process: the process that supervises the server.
-        port: the port that it listens on.
-        url: the URL of its API, `http://HOST:PORT/v1`.
-        model: the id that requests name.
-        artifact: the label of the served artifact.
-        log: the log file of the engine.
-        since: when it was started, UTC.
-        state: what it is doing.
-    """
-
-    process: Process
-    port: int
-    url: str
-    model: str
-    artifact: str
-    log: str
-    since: str
-    state: State
-
-    @classmethod
-    def of_this_process(
-        cls, *, host: str, port: int, model: str, artifact: str, log: Path
-    ) -> ServerRecord:
-        """The record of a server that this process starts now; see the attributes."""
-        me = Process.of(os.getpid())
-        assert me is not None, "this process runs"
-        return cls(
-            process=me,
-            port=port,
-            url=f"{plan.url(host, port)}/v1",
-            model=model,
-            artifact=artifact,
-            log=str(log),
-            since=now(),
-            state="starting",
-        )
-
-    @classmethod
-    def parse(cls, data: bytes) -> ServerRecord:
-        """Read a record from the bytes of its file; raises `ValueError` when they hold none."""
-        try:
-            value = dict(json.loads(data))
-            return cls(**(value | {"process": Process(**value["process"])}))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not a record of a server: {error}") from None
-
-    def is_called(self, name: str) -> bool:
-        """Whether `name` means this server: its port, its model or its artifact, without case."""
-        name = name.casefold()
-        names = {
-            self.model,
-            self.model.rpartition("/")[2],
-            self.artifact,
-            self.artifact.partition(":")[0],
-        }
-        return name in {str(self.port), *(one.casefold() for one in names)}
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since its start."""
-        return (datetime.now(UTC) - datetime.fromisoformat(self.since)).total_seconds()
+KEPT_DAYS = 3.0
+"""Days for which it is told that a server ended, so that Monday tells of Friday."""
 
 
 def folder() -> Path:
@@ -101,21 +35,13 @@ def folder() -> Path:
 
 
 def running() -> list[ServerRecord]:
-    """The records of the servers that run here, sorted by port.
+    """The records of the servers that run here, sorted by port."""
+    return [record for record in _all_here() if record.end is None]
 
-    Records whose process is gone are removed.
-    """
-    found = []
-    for path in sorted(folder().glob("*.json")):
-        try:
-            record = ServerRecord.parse(path.read_bytes())
-        except (OSError, ValueError):
-            continue  # it is being removed, or another version wrote it
-        if record.process.alive:
-            found.append(record)
-        elif not record.process.elsewhere:
-            _forget(path)
-    return sorted(found, key=lambda record: record.port)
+
+def ended() -> list[ServerRecord]:
+    """The records of the servers that ended by themselves, sorted by port."""
+    return [record for record in _all_here() if record.end is not None]
 
 
 def find(name: str | None, command: str) -> ServerRecord:
@@ -137,6 +63,12 @@ def find(name: str | None, command: str) -> ServerRecord:
             f"{len(found)} servers run: {_shown(found)}.",
             hint=f"name one by its port: oscar-zoo {command} {found[0].port}",
         )
+    gone = ended_called(name)
+    if gone:
+        raise ServerNotFound(
+            f"{'; '.join(map(told, gone))}.",
+            hint=f"its log: oscar-zoo logs {gone[0].port}",
+        )
     if not all_of_them:
         raise ServerNotFound(
             "no server of yours runs here.", hint="start one: oscar-zoo serve NAME"
@@ -146,9 +78,29 @@ def find(name: str | None, command: str) -> ServerRecord:
     )
 
 
+def ended_called(name: str | None) -> list[ServerRecord]:
+    """The records of ended servers that `name` means, the last one first; all without a name."""
+    found = [record for record in ended() if name is None or record.is_called(name)]
+    return sorted(found, key=lambda record: record.end.noticed if record.end else "", reverse=True)
+
+
+def told(record: ServerRecord) -> str:
+    """How a server ended, in one line without a full stop."""
+    end = record.end
+    assert end is not None, "only of a server that ended"
+    time = "" if end.at is None else f" at {end.at[:19].replace('T', ' ')} UTC"
+    status = "" if end.exit_status is None else f" with {exit_words(end.exit_status)}"
+    return f"{record.model} on port {record.port} ended{time}{status}: {end.cause}"
+
+
+def forget(record: ServerRecord) -> None:
+    """Remove the record of a server that is gone."""
+    _forget(_path(record))
+
+
 @contextlib.contextmanager
 def registered(record: ServerRecord) -> Iterator[Entry]:
-    """Keep `record` while the block runs.
+    """Keep `record` while the block runs, and longer if the server ended by itself in it.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -156,11 +108,15 @@ def registered(record: ServerRecord) -> Iterator[Entry]:
     path = _path(record)
     with storage_errors(f"cannot write {path}"):
         make_folders(path.parent, mode=0o700)
+        for earlier in ended():
+            if earlier.port == record.port:
+                forget(earlier)
         _write(path, record)
+    entry = Entry(path, record)
     try:
-        yield Entry(path, record)
+        yield entry
     finally:
-        _forget(path)
+        _forget_keys(path) if entry.record.end else _forget(path)
 
 
 def key_file(record: ServerRecord) -> Path:
@@ -186,6 +142,11 @@ class Entry:
         with contextlib.suppress(OSError):
             _write(self.path, self.record)
 
+    def ended(self, cause: str, exit_status: int | None) -> None:
+        """Note that the server ended by itself just now; see `End`."""
+        time = now()
+        self.change(end=End(cause, noticed=time, at=time, exit_status=exit_status))
+
     def keep_keys(self, key: str | None, administration_key: str | None) -> None:
         """Keep the keys of the server in private files until it ends.
 
@@ -200,18 +161,57 @@ class Entry:
                     replace_file(place, value.encode() + b"\n", mode=0o600)
 
 
-def now() -> str:
-    """The current time, in the form of `since`."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 def _path(record: ServerRecord) -> Path:
     return folder() / f"{record.port}-{record.process.pid}.json"
 
 
+def _all_here() -> list[ServerRecord]:
+    """Every record of this machine, sorted by port; those that were told for long enough go."""
+    found = []
+    for path in sorted(folder().glob("*.json")):
+        record = _read(path)
+        if record is None or record.process.elsewhere:
+            continue
+        if record.end is None and not record.process.alive:
+            record = _notice_end(path)
+        if record is not None and record.end is not None and record.end.days > KEPT_DAYS:
+            _forget(path)
+        elif record is not None:
+            found.append(record)
+    return sorted(found, key=lambda record: record.port)
+
+
+def _read(path: Path) -> ServerRecord | None:
+    """The record in `path`; `None` when it is being removed, or another version wrote it."""
+    try:
+        return ServerRecord.parse(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def _notice_end(path: Path) -> ServerRecord | None:
+    """The record of a process that is gone, with its end in it; `None` when it removed it."""
+    record = _read(path)  # again: its last act is to remove it, or to write the end into it
+    if record is None or record.end is not None:
+        return record
+    killed = "the process that supervised it was killed"
+    cause = killed if record.process.this_boot else "the machine was restarted"
+    record = replace(record, end=End(cause, noticed=now()))
+    _forget_keys(path)
+    with contextlib.suppress(OSError):
+        _write(path, record)
+    return record
+
+
 def _forget(path: Path) -> None:
     """Remove a record, and the keys beside it first."""
-    for suffix in (KEY, ADMINISTRATION_KEY, path.suffix):
+    _forget_keys(path)
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
+
+
+def _forget_keys(path: Path) -> None:
+    for suffix in (KEY, ADMINISTRATION_KEY):
         with contextlib.suppress(OSError):
             path.with_suffix(suffix).unlink(missing_ok=True)
 

@@ -11,7 +11,7 @@ from typing import IO
 
 from oscar_zoo.app import server_records
 from oscar_zoo.app.progress import SILENT, Observer
-from oscar_zoo.app.server_records import ServerRecord
+from oscar_zoo.app.server_record import ServerRecord
 from oscar_zoo.engines.sglang.launch.own_server import log_file
 from oscar_zoo.engines.sglang.launch.ports import check_port_free, next_free_port
 from oscar_zoo.engines.sglang.launch.server import (
@@ -28,6 +28,8 @@ LONGEST_STOP = DRAIN_SECONDS + 3 * GRACE_SECONDS
 def stop(name: str | None, *, now: bool = False, observer: Observer = SILENT) -> ServerRecord:
     """Stop a server and wait until it is gone.
 
+    A server that ended by itself is forgotten, after its end was told in the error.
+
     Args:
         name: port, model or artifact of the server; `None` for the only one.
         now: do not let running requests finish.
@@ -36,7 +38,12 @@ def stop(name: str | None, *, now: bool = False, observer: Observer = SILENT) ->
         ServerNotFound, UsageError: `name` means no server, or several.
         ServerFailed: the server does not end.
     """
-    record = server_records.find(name, "stop")
+    try:
+        record = server_records.find(name, "stop")
+    except ServerNotFound:
+        for gone in server_records.ended_called(name):
+            server_records.forget(gone)
+        raise
     at_once = now or record.state != "ready"
     record.process.send(signal.SIGINT if now and record.state == "ready" else signal.SIGTERM)
     what = (
@@ -53,7 +60,7 @@ def stop(name: str | None, *, now: bool = False, observer: Observer = SILENT) ->
                 f"{record.model} on port {record.port} is still running after {waited:.0f} s.",
                 hint=f"end its requests: oscar-zoo stop {record.port} --now",
             )
-    server_records.running()  # removes the record that the process left
+    server_records.forget(record)  # a process that was killed left it
     return record
 
 
@@ -63,7 +70,8 @@ def serve_log(port: int) -> Path:
 
 
 def log_of(name: str | None) -> tuple[Path, ServerRecord | None]:
-    """The log of a running server, with its record, or the log of the last server on a port.
+    """The log of a running server, with its record; where there is none, that of the server that
+    ended last; or the log of the last server on a port.
 
     Raises:
         ServerNotFound, UsageError: there is no such server, or several.
@@ -71,6 +79,9 @@ def log_of(name: str | None) -> tuple[Path, ServerRecord | None]:
     try:
         record = server_records.find(name, "logs")
     except ServerNotFound as error:
+        gone = server_records.ended_called(name)
+        if gone:
+            return Path(gone[0].log), gone[0]
         if name is not None and name.isdecimal() and serve_log(int(name)).is_file():
             return serve_log(int(name)), None
         port = _newest_log() if name is None else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from oscar_zoo.errors import UsageError
+from oscar_zoo.engines.sglang.launch.ports import check_port_free
 
 _HOST = "127.0.0.1"
 
@@ -22,7 +22,7 @@ class SiteServer:
         port: to listen on; 0 takes a free one.
 
     Raises:
-        UsageError: the port is taken.
+        PortInUse, UsageError: as `check_port_free`.
     """
 
     def __init__(self, folder: Path, port: int) -> None:
@@ -30,10 +30,8 @@ class SiteServer:
         try:
             self._server = ThreadingHTTPServer((_HOST, port), handler)
         except OSError:
-            raise UsageError(
-                f"port {port} is taken by another process.",
-                hint="choose one: oscar-zoo site --serve --port 0",
-            ) from None
+            check_port_free(_HOST, port, again=lambda: "oscar-zoo site --serve --port 0")
+            raise
 
     @property
     def url(self) -> str:

@@ -92,7 +92,7 @@ class ServerNotFound(NotFoundError):
     code = "not_found.server"
 
 
-class PortInUse(OscarZooError):
+class PortInUse(ConflictError):
     """Another process listens on the wanted port."""
 
     code = "port_in_use"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oscar_zoo.app import bench
+from oscar_zoo.app import bench, bench_device
 from oscar_zoo.app.bench import BenchRequest
 from oscar_zoo.app.progress import Note, Silent
 
@@ -31,7 +31,7 @@ def test_a_model_without_weights_on_a_cpu_nobody_named_is_remarked_on(
         raise Started
 
     monkeypatch.setattr(bench, "require_serve", lambda: None)
-    monkeypatch.setattr(bench, "pick_serving_device", lambda wanted: ("cpu", 0))
+    monkeypatch.setattr(bench_device, "pick_serving_device", lambda wanted: ("cpu", 0))
     monkeypatch.setattr(bench, "_measure_all", start)
     remarks = Remarks()
     with pytest.raises(Started):

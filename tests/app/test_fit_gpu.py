@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -182,6 +183,43 @@ def test_it_says_how_many_requests_serve_runs(cli: Cli) -> None:
     assert "max-running-requests" not in shown
     shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--context", 16384, "--requests", 20)
     assert "-- --max-running-requests=20" in shown
+
+
+def numbers(line: str) -> list[int]:
+    return [int(found.replace(",", "")) for found in re.findall(r"\d[\d,]*", line)]
+
+
+def test_its_total_can_be_checked_by_hand(cli: Cli) -> None:
+    lines = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB").splitlines()
+    (whole,) = (line for line in lines if line.startswith("In bytes: "))
+    memory, reserved, weights, left = numbers(whole)
+    assert memory == 24 * GB and memory - reserved - weights == left
+    (one,) = (line for line in lines if line.startswith("INT2, a request of 8,192 tokens: "))
+    tokens, token, sinks, ring, total, again, divisor, fitting = numbers(one.partition(": ")[2])
+    assert (tokens, token) == (8192, 36 * 8 * 256 * 9 // 32)
+    assert (sinks, ring) == (2 * 64 * 147_456, 256 * 147_456)
+    assert tokens * token + sinks + ring == total == divisor
+    assert again == left and left // total == fitting == 17
+
+
+def test_the_terms_are_in_its_json(cli: Cli) -> None:
+    for words in (("Qwen3-32B", "--tp", "2"), (MODELS / "Qwen3.5-35B-A3B", "--tp", "1")):
+        facts = cli.json(0, "fit-gpu", *words, "--memory", "141GB")
+        parts = facts["reserved_bytes"] + facts["gpu_weights_bytes"] + facts["cache_bytes"]
+        assert parts == facts["memory_bytes"]
+        assert facts["gpu_weights_bytes"] == facts["weights_bytes"] // facts["gpus"]
+        for one in facts["caches"]:
+            beside = one["sink_bytes"] + one["ring_bytes"] + one["state_bytes"]
+            assert beside == one["request_bytes"]
+            each = one["token_bytes"] * facts["context"] + one["request_bytes"]
+            assert one["max_requests"] == facts["cache_bytes"] // each
+        assert min(one["state_bytes"] for one in facts["caches"]) > 0 or words[0] == "Qwen3-32B"
+
+
+def test_windows_and_states_are_terms_of_a_request(cli: Cli) -> None:
+    for name, term in (("gpt-oss-20b", "128 x 24,576 windows"), ("Qwen3.5-35B-A3B", " states")):
+        words = (MODELS / name, "--memory", "141GB", "--weights", "13GB", "--tp", "1")
+        assert term in cli(0, "fit-gpu", *words)
 
 
 def test_what_cannot_be_answered_says_what_is_missing() -> None:

@@ -97,6 +97,9 @@ def test_a_server_that_ends_by_itself_says_why(
     with oscar_zoo.serve(**arguments(artifact, port)) as server:
         with pytest.raises(ServerFailed, match=r"the server ended: .*it fell over\."):
             server.wait()
+    (record,) = server_records.ended()
+    assert record.end is not None and record.end.cause.endswith("it fell over")
+    assert record.port == port and record.end.exit_status == 3
 
 
 def test_what_the_caller_says_reaches_the_command(

@@ -3,59 +3,27 @@ away."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli_output import parsed
+from left_servers import identity, left, record, sleeping
 
 from oscar_zoo.app import server_records, servers
-from oscar_zoo.app.server_records import ServerRecord
 from oscar_zoo.app.servers import serve_log
 from oscar_zoo.cli.main import run
-from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.errors import ServerNotFound, UsageError
-
-SLEEPER = "print('up', flush=True); import time; time.sleep(600)"
 
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "up\n"
-    yield process
-    process.kill()
-    process.wait()
-    process.stdout.close()
-
-
-def identity(process: subprocess.Popen[str]) -> Process:
-    found = Process.of(process.pid)
-    assert found is not None
-    return found
-
-
-def record(process: Process, port: int = 30000, model: str = "Qwen/Qwen3-8B") -> ServerRecord:
-    url = f"http://127.0.0.1:{port}/v1"
-    label = "Qwen3-8B:seq20000_prompt83_group128"
-    return ServerRecord(
-        process, port, url, model, label, f"/tmp/{port}.log", server_records.now(), "ready"
-    )
-
-
-def left(one: ServerRecord) -> Path:
-    """The file of `one`, as a killed process leaves it."""
-    folder = server_records.folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{one.port}-{one.process.pid}.json"
-    path.write_text(json.dumps(asdict(one)))
-    return path
+    with sleeping() as process:
+        yield process
 
 
 def test_a_record_is_private_and_gone_afterwards(child: subprocess.Popen[str]) -> None:
@@ -88,8 +56,8 @@ def test_records_of_before_a_restart_go_and_those_of_other_machines_stay(
     child: subprocess.Popen[str], change: dict[str, str], kept: bool
 ) -> None:
     path = left(record(replace(identity(child), **change)))
-    assert server_records.running() == [] and path.exists() == kept
-    assert run(["stop"]) == 3 and child.poll() is None
+    assert server_records.running() == []
+    assert run(["stop"]) == 3 and child.poll() is None and path.exists() == kept
 
 
 def test_a_process_that_has_ended_is_gone_before_its_parent_looks(

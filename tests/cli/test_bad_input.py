@@ -159,7 +159,7 @@ def test_a_port_in_use(artifact: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        line = refused(1, "serve", artifact, "--model", MODEL, "--port", taken.getsockname()[1])
+        line = refused(7, "serve", artifact, "--model", MODEL, "--port", taken.getsockname()[1])
     assert "taken" in line and "--port" in line
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from oscar_zoo.app import server_records
+from oscar_zoo.app.server_record import ServerRecord, now
 from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang.launch.processes import Process
 
@@ -55,8 +56,8 @@ def asked() -> Iterator[list[dict[str, Any]]]:
     me = Process.of(os.getpid())
     assert me is not None
     url = f"http://127.0.0.1:{server.server_port}/v1"
-    one = server_records.ServerRecord(
-        me, server.server_port, url, "org/a-model", "a:b", "/tmp/log", server_records.now(), "ready"
+    one = ServerRecord(
+        me, server.server_port, url, "org/a-model", "a:b", "/tmp/log", now(), "ready"
     )
     with server_records.registered(one):
         yield Handler.asked

@@ -201,6 +201,7 @@ def error_of(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) 
 def test_without_compute_the_next_step_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    monkeypatch.delenv("OSCAR_ZOO_PORT")
     monkeypatch.setenv("OSCAR_ZOO_HUB", f"file:{tmp_path}")  # which answers
     for wanted, shown in ((NAME, "FOLDER"), ("Qwen/Qwen3-32B", "Qwen/Qwen3-32B"), (MODEL, MODEL)):
         assert run(["pull", str(wanted)]) == 3
@@ -297,8 +298,9 @@ def test_text_that_cannot_be_had_offline(
 
 @needs_sglang
 def test_serve_offers_it_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    port = os.environ["OSCAR_ZOO_PORT"]
     assert error_of(capsys, 3, "serve", MODEL)["hint"].endswith(
-        f"oscar-zoo serve {MODEL} --compute"
+        f"oscar-zoo serve {MODEL} --port {port} --compute"
     )
 
 

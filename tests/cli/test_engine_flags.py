@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ COMMANDS = {
 def cli(tmp_path: Path) -> ForkedCli:
     (tmp_path / "tmp").mkdir()
     write_folder(tmp_path / "rotation", artifact_files())
-    return ForkedCli(environment(TMPDIR=str(tmp_path / "tmp"), HF_HUB_OFFLINE="1"), tmp_path)
+    own = {"TMPDIR": str(tmp_path / "tmp"), "OSCAR_ZOO_PORT": os.environ["OSCAR_ZOO_PORT"]}
+    return ForkedCli(environment(HF_HUB_OFFLINE="1", **own), tmp_path)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

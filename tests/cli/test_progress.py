@@ -9,118 +9,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from long_work import PHASES, Clock
 
 from oscar_zoo.app.progress import Note
-from oscar_zoo.cli.render.course import EVERY_SECONDS, Course
+from oscar_zoo.cli.render.course import EVERY_SECONDS
 from oscar_zoo.cli.render.notes import question_of
 from oscar_zoo.cli.render.progress import TerminalObserver
-from oscar_zoo.evaluate.phases import Phase
-
-PHASES = (
-    Phase("load", "", 10),
-    Phase("capture", "tokens", 30),
-    Phase("perplexity", "sequences", 60),
-)
-
-
-@dataclass
-class Clock:
-    """Time that passes when somebody says so."""
-
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_the_share_of_all_work_never_falls_and_ends_at_all() -> None:
-    clock = Clock()
-    course = Course(PHASES, clock)
-    shares = []
-    for news in [
-        (0, 0, "load"),
-        (0, 50, "capture"),
-        (25, 50, "capture"),
-        (0, 0, "nobody's"),
-        (1, 4, "perplexity"),
-    ]:
-        course.update(*news)
-        clock.now += 1
-        shares.append(course.share)
-    assert shares == pytest.approx([0.01, 0.1, 0.25, 0.25, 0.55])
-    course.update(0, 50, "capture")
-    assert course.share == pytest.approx(0.55)
-    course.update(4, 4, "perplexity")
-    assert (course.share, course.count) == (1.0, "4 of 4 sequences")
-
-
-def test_a_phase_that_counts_nothing_moves_with_time_and_never_ends_by_it() -> None:
-    clock = Clock()
-    course = Course(PHASES, clock)
-    course.update(0, 0, "load")
-    assert (course.share, course.count, course.left) == (0, "", "about 2 minutes left")
-    clock.now += 5
-    assert course.share == pytest.approx(0.05)
-    clock.now += 1000
-    assert course.share == pytest.approx(0.09)
-
-
-def test_the_time_left_follows_what_was_seen() -> None:
-    clock = Clock()
-    course = Course(PHASES, clock)
-    course.update(15, 30, "capture")
-    clock.now += 250
-    assert course.left == "about 16 minutes left"  # 15 seconds were expected, it took 250
-    untold = Course(PHASES, clock, timed=False)
-    untold.update(0, 0, "load")
-    assert untold.left == ""
-    clock.now += 60
-    untold.update(15, 30, "capture")
-    assert untold.left == "about 3 minutes left"
-
-
-def test_a_slow_machine_shows_at_a_tenth_of_the_work() -> None:
-    clock = Clock()
-    course = Course(PHASES, clock)
-    course.update(0, 0, "load")
-    clock.now += 10
-    course.update(0, 100, "capture")
-    clock.now += 60  # six times as long as expected
-    course.update(34, 100, "capture")
-    assert course.percent == 20
-    assert course.left == "about 6 minutes left"  # 8 minutes in truth
-    clock.now += 120
-    course.update(100, 100, "capture")
-    course.update(0, 6, "perplexity")
-    assert (course.percent, course.left) == (40, "about 6 minutes left")
-    clock.now += 180
-    course.update(3, 6, "perplexity")
-    assert (course.percent, course.left) == (70, "about 3 minutes left")
-
-
-def test_it_is_never_at_all_of_the_work_while_a_phase_is_left() -> None:
-    clock = Clock()
-    course = Course((Phase("fit", "layers", 1000), Phase("write", "", 0)), clock)
-    course.update(4, 4, "fit")
-    assert "99 % of all, about 10 s left" in course.line
-    course.update(0, 0, "write")
-    assert "99 % of all, about 10 s left" in course.line
-    counted = Course(PHASES, clock)
-    counted.update(8, 8, "perplexity")
-    assert counted.line == "perplexity (3 of 3): 8 of 8 sequences, 100 % of all"
-
-
-def test_a_slow_start_says_little_about_the_rest() -> None:
-    clock = Clock()
-    course = Course(PHASES, clock)
-    course.update(0, 0, "load")
-    clock.now += 600  # a slow disk
-    course.update(0, 50, "capture")
-    assert course.left == "about 2 minutes left"
 
 
 def test_a_line_for_every_later_phase_and_every_thirty_seconds(
@@ -142,7 +39,7 @@ def test_a_line_for_every_later_phase_and_every_thirty_seconds(
         "capture (2 of 3): 0 of 400 tokens, 10 % of all, about 2 minutes left",
         "capture (2 of 3): 300 of 400 tokens, 32 % of all, about 2 minutes left",
         "note: this is a remark.",
-        "perplexity (3 of 3): 2 of 8 sequences, 55 % of all, about 50 s left",
+        "perplexity (3 of 3): 2 of 8 sequences, 55 % of all, about 1 minute left",
     ]
 
 

@@ -47,7 +47,10 @@ def test_serving_what_a_hub_does_not_have(capsys: pytest.CaptureFixture[str], em
     assert {*typed, "--port", "4000", "--compute"} == {*again}
 
 
-def test_a_model_that_is_on_no_hub(capsys: pytest.CaptureFixture[str], hub: str) -> None:
+def test_a_model_that_is_on_no_hub(
+    capsys: pytest.CaptureFixture[str], hub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OSCAR_ZOO_PORT")
     for typed in (
         ["serve", TINY, "--hub", hub, "--print"],
         ["eval", TINY, "--hub", hub, "--task", "recall", "--answers", "3"],

@@ -227,6 +227,11 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
         ("has no flag --mem-fracton-static", "Did you mean --mem-fraction-static?"),
     ),
     "no number of GPUs": (lambda t: ["--", "--tp=many"], 2, ("--tp 'many'",)),
+    "a number by the beginning of its flag": (
+        lambda t: ["--", "--tensor-parallel=many"],
+        2,
+        ("--tp 'many'",),
+    ),
     "the fork": (lambda t: ["--engine", "oscar-fork"], 2, ("stock SGLang only", "--print")),
 }
 ONLY_HERE = {

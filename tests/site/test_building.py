@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -82,6 +83,15 @@ def test_it_is_served_on_this_machine_until_ctrl_c(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
     assert (process.returncode, rest) == (0, "")
+
+
+def test_a_taken_port_is_a_conflict(cli: Cli, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        cli(7, "site", "--output", tmp_path / "site", "--serve", "--port", port)
+        assert f"port {port} on 127.0.0.1 is taken" in cli.err
 
 
 def needs(page: Path) -> dict[str, object]:

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -40,6 +41,9 @@ ENGINE = {
     "sleep_on_idle": True,  # else a scheduler without requests asks for some all the time
     "log_level": "info",
 }
+ATTEMPTS = 3
+"""How often a job is started that lost its port."""
+PORT_TAKEN = re.compile("EADDRINUSE|Port is already in use")
 needs_sglang = pytest.mark.skipif(not INSTALLED, reason="sglang is not installed")
 
 
@@ -130,13 +134,22 @@ class Engines:
 
     def _run(self, name: str, env: dict[str, str], spawn: bool) -> dict[str, Any]:
         out, log = self.folder / f"{name}.json", self.folder / f"{name}.log"
-        code = self._forks.call(
-            "engine_child:forked", self.folder, log, env, name=name, spawn=spawn
-        )
-        if not out.exists():
-            raise AssertionError(f"engine {name} ended with {code}:\n{log.read_text()[-4000:]}")
-        result: dict[str, Any] = json.loads(out.read_text())
-        return result
+        for _ in range(ATTEMPTS):
+            log.unlink(missing_ok=True)
+            code = self._forks.call(
+                "engine_child:forked", self.folder, log, env, name=name, spawn=spawn
+            )
+            if out.exists():
+                result: dict[str, Any] = json.loads(out.read_text())
+                return result
+            if not self.lost_a_port(log):
+                break
+        raise AssertionError(f"engine {name} ended with {code}:\n{log.read_text()[-4000:]}")
+
+    def lost_a_port(self, log: Path) -> bool:
+        """Whether the job that wrote `log` ended because another process took the port that SGLang
+        had picked for its ranks."""
+        return PORT_TAKEN.search(log.read_text(errors="replace")) is not None
 
 
 def report_of(run: dict[str, Any]) -> dict[str, Any]:

@@ -141,7 +141,8 @@ def serve_command(
     speed depends on neither.
 
     Everything after -- goes to all engines, except flags that would make them differ. A side that
-    fails is reported and the others still run; the exit code is 1 then.
+    fails is reported and the others still run; the exit code is 1 then. Where no GPU is found, a
+    model with more than 2 GB of weights is refused unless --device cpu says that it is meant.
 
     \b
     Examples:

@@ -24,7 +24,8 @@ def command(name: str | None, follow: bool, lines: str | None) -> int:
     """Show the log of a server that `oscar-zoo serve` runs: its end on a terminal, and all of it in
     a pipe or a file.
 
-    A port also means the last server that ran there, so that you see why it ended.
+    A server that ended by itself is meant where no other runs, and a port also means the last
+    server that ran there, so that you see why it ended.
 
     \b
     Examples:
@@ -35,13 +36,15 @@ def command(name: str | None, follow: bool, lines: str | None) -> int:
     """
     import sys
 
-    from oscar_zoo.app import servers
+    from oscar_zoo.app import server_records, servers
     from oscar_zoo.cli import parsing
     from oscar_zoo.cli.render import terminal
 
     usual = ON_A_TERMINAL if sys.stdout.isatty() else None
     number = usual if lines is None else parsing.parse_lines(lines)
     log, record = servers.log_of(name)
+    if record is not None and record.end is not None:
+        terminal.note(f"note: {server_records.told(record)}.")
     alive = (lambda: record.process.alive) if follow and record is not None else None
     for line in servers.read_log(log, lines=number, follow=alive):
         sys.stdout.write(terminal.printable(line) + "\n")

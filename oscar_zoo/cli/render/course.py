@@ -1,8 +1,9 @@
 """The state of a long piece of work: its phase, the count within the phase, and the share of all.
 
 All phases are known at the start, with the share of the time that each is expected to take. So the
-total never grows: a phase that is left out or ends early brings the end nearer. Nothing is printed
-here.
+total never grows: a phase that is left out or ends early brings the end nearer. The pace is that of
+the steps that have ended. One that goes on changes it only when it takes longer than they did, so
+the time left does not climb between two steps. Nothing is printed here.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Course:
         self._reached = 0.0
         self._measured = self._measured_expected = 0.0
         self._name, self._done, self._total = "", 0, 0
+        self._first_done = self._longest_step = 0
+        self._stepped = self._began
 
     def update(self, done: int, total: int, name: str) -> bool:
         """Take news of a phase, as `phases.Progress`; returns whether the phase has just begun."""
@@ -54,6 +57,11 @@ class Course:
         if began:
             self._measured, self._measured_expected = self._counted(ended=name in self._places)
             self._name, self._phase_began = name, self._clock()
+            self._first_done, self._longest_step = done, 0
+        elif done > self._done:
+            self._longest_step = max(self._longest_step, done - self._done)
+        if began or done != self._done:
+            self._stepped = self._clock()
         self._done, self._total = done, total
         return began
 
@@ -95,10 +103,12 @@ class Course:
     def left(self) -> str:
         """About how long it will take from now on; empty where nobody can tell, or nothing is
         left."""
-        share, elapsed = self.share, self._clock() - self._began
+        share = self.share
         if self.percent == 100 or (not self._timed and share < LEAST_TO_TELL):
             return ""
-        seconds = (1 - share) * (self._expected * self._pace if self._timed else elapsed / share)
+        step, waited = self._step, self._clock() - self._stepped
+        pace = self._pace(share, step, waited)
+        seconds = (1 - share) * self._expected * pace - min(waited, step * pace)
         return f"about {duration(seconds)} left"
 
     @property
@@ -107,24 +117,48 @@ class Course:
         place = f"{self.name}: {self.count}" if self.count else self.name
         return ", ".join(part for part in (place, f"{self.percent} % of all", self.left) if part)
 
+    def _pace(self, share: float, step: float, waited: float) -> float:
+        """How often longer the work takes than it was expected to take.
+
+        By the phases that count something: reading files, which counts nothing, says little about
+        the rest. Where the expected seconds are only shares, by all of the work.
+
+        Args:
+            share: of the work that is done.
+            step: expected seconds of the step that goes on; 0 in a phase that counts nothing.
+            waited: seconds since that step began.
+        """
+        if self._timed:
+            prior = PRIOR * self._expected
+            measured, expected = (one + prior for one in self._counted(ended=False))
+        else:
+            measured = self._clock() - self._began - (waited if step else 0.0)
+            expected = share * self._expected
+        pace = measured / expected
+        slow = step > 0 and waited > step * pace
+        return (measured + waited) / (expected + step) if slow else pace
+
     @property
-    def _pace(self) -> float:
-        """How often longer the work takes than it was estimated to take, by the phases that count
-        something. Reading files, which counts nothing, says little about the rest."""
-        measured, expected = self._counted(ended=False)
-        prior = PRIOR * self._expected
-        return (measured + prior) / (expected + prior)
+    def _step(self) -> float:
+        """Expected seconds of the step that goes on: as much as the longest one in this phase, or
+        all that is left of it while none has ended."""
+        place = self._places.get(self._name)
+        if place is None or not self._total:
+            return 0.0
+        left = self._total - self._done
+        return min(left, self._longest_step or left) / self._total * self.phases[place].seconds
 
     def _counted(self, *, ended: bool) -> tuple[float, float]:
-        """The seconds that counted work took, and those that were estimated for it; `ended` says
+        """The seconds that counted steps took, and those that were expected for them; `ended` says
         that the phase of now is over."""
         place = self._places.get(self._name)
         if place is None or not self._total:
             return self._measured, self._measured_expected
-        part = 1.0 if ended else self._done / self._total
+        until = self._clock() if ended else self._stepped
+        done = (self._total if ended else self._done) - self._first_done
         return (
-            self._measured + self._clock() - self._phase_began,
-            self._measured_expected + part * self.phases[place].seconds,
+            self._measured + until - self._phase_began,
+            self._measured_expected + done / self._total * self.phases[place].seconds,
         )
 
     def _within(self, seconds: float) -> float:

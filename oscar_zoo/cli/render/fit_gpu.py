@@ -15,6 +15,8 @@ def emit_fit(report: FitReport) -> None:
         "usable_share": report.usable,
         "gpus": report.gpus,
         "weights_bytes": report.weights.nbytes,
+        "reserved_bytes": report.reserved,
+        "gpu_weights_bytes": report.gpu_weights,
         "weights_source": report.weights.source,
         "cache_bytes": report.room,
         "context": report.context,
@@ -30,6 +32,9 @@ def emit_fit(report: FitReport) -> None:
                 "window_token_bytes": one.cache.window_token,
                 "window": one.cache.window,
                 "request_bytes": one.cache.request,
+                "sink_bytes": one.cache.sinks,
+                "ring_bytes": one.cache.ring,
+                "state_bytes": one.cache.state,
                 "tokens": one.tokens,
                 "max_requests": one.requests,
                 "max_context": one.context,
@@ -77,6 +82,7 @@ def print_fit(report: FitReport, *, verdict: bool) -> None:
     terminal.prose(
         f"Beside its tokens a running request takes {terminal.megabytes(int2)} with INT2{beside}"
     )
+    _print_terms(report)
     most = max(report.requests, report.most_requests)
     if most > report.usual_requests:
         terminal.prose(
@@ -88,3 +94,24 @@ def print_fit(report: FitReport, *, verdict: bool) -> None:
             "Its layers without full attention are not counted, because the zoo does not know"
             " them. Give the folder with its config.json"
         )
+
+
+def _print_terms(report: FitReport) -> None:
+    """The sums behind the row of INT2, in bytes, so that they can be checked by hand."""
+    each = "" if report.gpus == 1 else f" of each of {report.gpus} GPUs"
+    terminal.prose(
+        f"In bytes{each}: {report.memory:,} - {report.reserved:,} reserved -"
+        f" {report.gpu_weights:,} weights = {report.room:,} for a cache"
+    )
+    found = report.caches[-1]
+    cache, context = found.cache, report.context
+    terms = [f"{context:,} x {cache.token:,}"]
+    if cache.window_token:
+        terms.append(f"{min(context, cache.window):,} x {cache.window_token:,} windows")
+    terms += [f"{cache.sinks:,} sinks", f"{cache.ring:,} ring"]
+    terms += [f"{cache.state:,} states"] if cache.state else []
+    total = cache.request_bytes(context)
+    terminal.prose(
+        f"{cache.kind}, a request of {context:,} tokens: {' + '.join(terms)} = {total:,};"
+        f" {report.room:,} / {total:,} = {found.requests:,} requests"
+    )

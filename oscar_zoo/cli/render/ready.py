@@ -79,10 +79,9 @@ def print_ready(facts: dict[str, Any], *, stop: str, new_key: bool = False) -> N
     """
     console = terminal.out()
     windows, clip, plain = facts["windows"], facts["clip"], facts["bf16_capacity_tokens"]
-    where = facts["device"] if facts["tensor_parallel"] == 1 else f"{facts['tensor_parallel']} GPUs"
     more = f" (BF16 would hold {plain:,})" if plain is not None else ""
     rows = {
-        "Model": f"{facts['model_id']}, SGLang {facts['sglang']} on {where}",
+        "Model": f"{facts['model_id']}, SGLang {facts['sglang']} on {_where(facts)}",
         "Artifact": f"{facts['artifact']}  {facts['digest']}, verified to level {facts['level']}",
         "Cache": (
             f"INT2{_wider(facts['code_bits'])}, {facts['bits_per_element']:.2f} bits per element, K"
@@ -103,6 +102,16 @@ def print_ready(facts: dict[str, Any], *, stop: str, new_key: bool = False) -> N
         key = Path(facts["key_file"]).read_text("utf-8").strip()
         console.print(f"{'Key':<9} only shown here; oscar-zoo chat knows it")
         console.print(f"OPENAI_API_KEY={key}")
+
+
+def _where(facts: dict[str, Any]) -> str:
+    """What the server runs on, in words."""
+    ranks = facts["tensor_parallel"]
+    if ranks == 1:
+        return str(facts["device"])
+    return (
+        f"{ranks} GPUs" if facts["device"] == "cuda" else f"cpu, {ranks} ranks that share the model"
+    )
 
 
 def _wider(code_bits: str) -> str:

@@ -1,11 +1,12 @@
-"""The servers that run, as a table and as JSON."""
+"""The servers that run and those that ended, as a table and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from oscar_zoo.app.server_records import ServerRecord
+from oscar_zoo.app.server_record import ServerRecord
+from oscar_zoo.app.server_records import told
 from oscar_zoo.cli.render import terminal
 
 
@@ -22,6 +23,27 @@ def server_facts(record: ServerRecord) -> dict[str, Any]:
         "seconds": round(record.seconds),
         "log": record.log,
     }
+
+
+def ended_facts(record: ServerRecord) -> dict[str, Any]:
+    """One server that ended by itself, for `--json`."""
+    end = record.end
+    assert end is not None, "only of a server that ended"
+    return {
+        "port": record.port,
+        "model_id": record.model,
+        "artifact": record.artifact,
+        "since": record.since,
+        "ended": end.at,
+        "exit_status": end.exit_status,
+        "cause": end.cause,
+        "log": record.log,
+    }
+
+
+def print_ended(record: ServerRecord) -> None:
+    """A line for people about a server that ended by itself, with the next step."""
+    terminal.prose(f"{told(record)}. Its log: oscar-zoo logs {record.port}")
 
 
 def print_servers(records: Sequence[ServerRecord]) -> None:

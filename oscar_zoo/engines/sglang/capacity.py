@@ -32,7 +32,9 @@ class Cache:
         token: bytes of one token in the layers with full attention.
         window_token: bytes of one token in the layers with a sliding window.
         window: tokens that these layers keep of a request.
-        request: bytes that a running request takes beside its tokens: BF16 windows and states.
+        request: bytes that a running request takes beside its tokens: sinks, ring and states.
+        sinks: of these, the first tokens in BF16, its own and those of a finished prompt.
+        ring: of these, the last tokens in BF16.
     """
 
     kind: str
@@ -40,6 +42,13 @@ class Cache:
     window_token: int = 0
     window: int = 0
     request: int = 0
+    sinks: int = 0
+    ring: int = 0
+
+    @property
+    def state(self) -> int:
+        """Of the bytes of `request`, the states of layers without keys and values."""
+        return self.request - self.sinks - self.ring
 
     def request_bytes(self, context: int) -> int:
         """Bytes of one request of `context` tokens."""
@@ -71,7 +80,17 @@ def room(memory: int, weights: int, layout: Layout) -> int:
         weights: of the whole model.
         layout: how it is spread.
     """
-    return max(0, int(USABLE * memory) - weights // (layout.tp * layout.pp))
+    return max(0, memory - reserved(memory) - weights_share(weights, layout))
+
+
+def reserved(memory: int) -> int:
+    """Bytes of a GPU of `memory` bytes that neither weights nor a cache take."""
+    return memory - int(USABLE * memory)
+
+
+def weights_share(weights: int, layout: Layout) -> int:
+    """Bytes of each GPU for `weights` bytes of a whole model."""
+    return weights // (layout.tp * layout.pp)
 
 
 def caches(
@@ -108,9 +127,13 @@ def caches(
     found = [
         Cache(kind, token(size), sliding(size), other.window, state) for kind, size in plain.items()
     ]
-    windows = serving.windows.recent + 2 * serving.windows.sink  # as `usual_requests` counts
+    sinks = 2 * serving.windows.sink * bf16  # as `usual_requests` counts
+    ring = serving.windows.recent * bf16
     int2 = bf16 * code_bytes(geometry, serving) // (BF16_BYTES * sum(dims) * layers)
-    found.append(Cache("INT2", int2, sliding(BF16_BYTES), other.window, windows * bf16 + state))
+    beside = sinks + ring + state
+    found.append(
+        Cache("INT2", int2, sliding(BF16_BYTES), other.window, beside, sinks=sinks, ring=ring)
+    )
     return tuple(found)
 
 

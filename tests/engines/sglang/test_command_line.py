@@ -22,7 +22,7 @@ from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.engines.sglang.flags import CPU_FLAGS, CPU_SWITCHES
-from oscar_zoo.engines.sglang.launch import denied_flags, known_flags, plan, server
+from oscar_zoo.engines.sglang.launch import denied_flags, installed_flags, plan, server
 from oscar_zoo.engines.sglang.launch.environment import cpu_site_dir
 from oscar_zoo.registry.store import Store
 
@@ -298,10 +298,10 @@ def test_every_flag_of_a_release_is_read_from_its_source(release: str, tmp_path:
     said = json.loads(out.read_text())
     assert said["version"] == release
     taken = [flag for flag in said["flags"] if flag.startswith("--")]
-    read = known_flags.flags_in(Path(said["package"]))
+    read = installed_flags.flags_in(Path(said["package"]))
     assert len(taken) > 300
-    assert not [flag for flag in taken if not known_flags.is_taken(flag, read)]
-    assert not known_flags.is_taken("--mem-fracton-static", read)
+    assert not [flag for flag in taken if not installed_flags.is_taken(flag, read)]
+    assert not installed_flags.is_taken("--mem-fracton-static", read)
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch supports CUDA")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,10 @@ FRAME = re.compile(
 )
 CRASHED = re.compile(r"Subprocess (?P<name>\S+) \(pid=\d+\) crashed with exit code (?P<code>-?\d+)")
 """What SGLang says of a process of its own that ended without a word."""
+TAKEN = re.compile(
+    rb"attempting to bind on address \([^)]*?, (?P<port>\d+)[^)]*\): address already in use"
+)
+"""What Python's asyncio says of a port where another process listens."""
 HINT = "hint: "
 PARSER_SAYS = ": error: "
 """What stands between the name of a program and what is wrong with its arguments."""
@@ -78,6 +83,16 @@ def cause_in(log: Path) -> Cause:
         return Cause((refused or roots[-1])[:400].rstrip("."), by_parser=refused is not None)
     crashes = [found for line in lines if (found := CRASHED.search(line))]
     return _crash(*crashes[0].groups()) if crashes else Cause(UNKNOWN)
+
+
+def lost_port(log: Path) -> int | None:
+    """The port that the server which writes `log` could not have, because another process was
+    faster; SGLang goes on without one."""
+    with contextlib.suppress(FileNotFoundError), log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        found = TAKEN.search(stream.read())
+        return None if found is None else int(found["port"])
+    return None
 
 
 def _refused(line: str, lines: Sequence[str]) -> str | None:

@@ -55,6 +55,11 @@ class Process:
         return self.place != _place()
 
     @property
+    def this_boot(self) -> bool:
+        """Whether the machine runs since its start without a restart."""
+        return self.boot == _boot()
+
+    @property
     def alive(self) -> bool:
         """Whether this very process still runs here."""
         return not self.elsewhere and Process.of(self.pid) == self
@@ -95,6 +100,14 @@ class Process:
             yield handle if self.alive else None
         finally:
             os.close(handle)
+
+
+def exit_words(status: int) -> str:
+    """An exit status in words; `status` is negative for a signal."""
+    if status >= 0:
+        return f"status {status}"
+    names = {one.value: one.name for one in signal.Signals}
+    return names.get(-status, f"signal {-status}")
 
 
 def in_group(group: int) -> set[int]:

@@ -22,12 +22,12 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from oscar_zoo.engines.sglang.launch import processes, watchdog
-from oscar_zoo.engines.sglang.launch.failure_cause import UNKNOWN, Cause, cause_in
+from oscar_zoo.engines.sglang.launch.failure_cause import UNKNOWN, Cause, cause_in, lost_port
 from oscar_zoo.engines.sglang.launch.plan import LOOPBACK, LaunchPlan
 from oscar_zoo.engines.sglang.launch.ports import client_url
 from oscar_zoo.engines.sglang.launch.private_log import LogPump, redacted_log
 from oscar_zoo.engines.sglang.launch.signals import Signals, in_main_thread
-from oscar_zoo.errors import FlagRefused, ServerFailed
+from oscar_zoo.errors import FlagRefused, PortInUse, ServerFailed
 
 PR_SET_PDEATHSIG = 1
 GRACE_SECONDS = 15.0
@@ -71,6 +71,7 @@ class Server:
 
         Raises:
             ServerFailed: the child died (with the cause from its log), or time ran out.
+            PortInUse: another process listens on its port.
             FlagRefused: its parser refused a flag.
         """
         started = time.monotonic()
@@ -81,6 +82,7 @@ class Server:
                     return
                 raise self.failure("the server ended while starting")
             tick(waited)
+            self._check_port()
             if self.healthy():
                 return
             if waited > timeout:
@@ -88,6 +90,14 @@ class Server:
                     f"the server was not ready after {timeout:.0f} s.", hint=f"log: {self.log}"
                 )
             time.sleep(POLL_SECONDS)
+
+    def _check_port(self) -> None:
+        port = lost_port(self.log)
+        if port is not None:
+            raise PortInUse(
+                f"port {port} was taken by another process while the server started.",
+                hint=f"run it again, or choose another: --port N; log: {self.log}",
+            )
 
     def healthy(self) -> bool:
         """Whether `GET /health` answers 200 now."""
@@ -106,7 +116,7 @@ class Server:
     def status(self) -> str:
         """How the child ended, in words."""
         code = self.returncode or 0
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"status {code}"
+        return f"killed by {processes.exit_words(code)}" if code < 0 else f"status {code}"
 
     def failure(self, what: str) -> ServerFailed:
         """The error for a child that ended: what happened, and why. Where the log

@@ -1,7 +1,8 @@
-"""SGLang's flags as a user wrote them behind `--`, checked and read once. Pure.
+"""SGLang's flags as a user wrote them behind `--`, checked and read once.
 
 Everybody who looks for a flag of the user asks `UserFlags`. It exists only for flags that `serve`
-allows, so what builds a command line from it checks nothing again.
+allows, so what builds a command line from it checks nothing again. A flag may be written as the
+beginning of its name; only then the names of SGLang's other flags are read from its source.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 
 from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
+from oscar_zoo.engines.sglang.launch.installed_flags import means
 from oscar_zoo.errors import UsageError
 
 SERVED_NAME = "--served-model-name"
@@ -19,12 +21,11 @@ TENSOR_PARALLEL = ("--tp", "--tp-size", "--tensor-parallel-size")
 DATA_PARALLEL = ("--dp", "--dp-size", "--data-parallel-size")
 PIPELINE_PARALLEL = ("--pp", "--pp-size", "--pipeline-parallel-size")
 ATTENTION_DATA_PARALLEL = ("--attn-dp-size", "--attention-data-parallel-size")
+DP_ATTENTION = "--enable-dp-attention"
 UNKNOWN_WEIGHTS = (
     "--quantization",
     "--cpu-offload-gb",
     "--load-format",
-    "--pp",
-    "--pp-size",
     "--json-model-override-args",
 )
 """Flags with which the size of the weights cannot be told from the files of a model."""
@@ -87,11 +88,12 @@ class UserFlags:
         return tuple(kept)
 
     def text(self, *names: str) -> str | None:
-        """What is written for a flag that takes a value, under any of its `names`.
+        """What is written for a flag that takes a value, under any of its `names` or the beginning
+        of one (`means`).
 
         When the flag is given several times, the last one wins.
         """
-        found = [flag.text for flag in self.given if flag.name in names]
+        found = [flag.text for flag in self.given if means(flag.name, names)]
         return found[-1] if found else None
 
     def sizes(self) -> SizeFlags:
@@ -106,11 +108,12 @@ class UserFlags:
             pipeline_parallel=_number(self.text(*PIPELINE_PARALLEL)),
             data_parallel=_number(self.text(*DATA_PARALLEL)),
             attention_data_parallel=_number(self.text(*ATTENTION_DATA_PARALLEL)),
-            dp_attention=any(flag.name == "--enable-dp-attention" for flag in self.given),
+            dp_attention=any(means(flag.name, [DP_ATTENTION]) for flag in self.given),
             dtype=self.text("--dtype"),
             requests=int(requests) if requests.isdecimal() else None,
             memory_fraction=_fraction(self.text("--mem-fraction-static")),
-            weights_known=all(self.text(name) is None for name in UNKNOWN_WEIGHTS),
+            weights_known=all(self.text(name) is None for name in UNKNOWN_WEIGHTS)
+            and self.text(*PIPELINE_PARALLEL) is None,
         )
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from oscar_zoo.engines.sglang.launch import known_flags
-from oscar_zoo.engines.sglang.launch.known_flags import FEWEST, check_known
+from oscar_zoo.engines.sglang.launch import installed_flags
+from oscar_zoo.engines.sglang.launch.flag_refusals import check_flags
+from oscar_zoo.engines.sglang.launch.installed_flags import FEWEST
+from oscar_zoo.engines.sglang.launch.known_flags import check_known
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import UsageError
 
@@ -21,9 +23,15 @@ class ServerArgs:
     """--not-a-flag by itself"""
     mem_fraction_static: float = 0.9
     host: str = "::"
+    tp_size: int = 1
+    quantization: str = None
+    quantization_param_path: str = None
+    enable_dp_attention: bool = False
+    enable_dp_attention_local_control_broadcast: bool = False
 {MANY}
     def add(parser):
         parser.add_argument("--old-name", help="--some words")
+        parser.add_argument("--tensor-parallel-size", "--tp-size", dest="tp_size")
 '''
 
 
@@ -79,6 +87,27 @@ def test_a_flag_that_it_does_not_take(word: str, hint: str, package: Path) -> No
     assert caught.value.hint == hint
 
 
+@pytest.mark.parametrize("word", ["--tensor-parallel=2", "--tensor_par=2", "--te=2", "--tp-s=2"])
+def test_the_beginning_of_a_name_means_it(word: str, package: Path) -> None:
+    assert UserFlags([word]).sizes().tensor_parallel == 2
+    with pytest.raises(UsageError, match="'two' is not a number of GPUs"):
+        UserFlags([word.replace("2", "two")]).sizes()
+
+
+def test_a_share_of_memory_by_the_beginning_of_its_name(package: Path) -> None:
+    assert UserFlags(["--mem-frac=0.5"]).sizes().memory_fraction == 0.5
+    with pytest.raises(UsageError, match="'7' is no share of the memory"):
+        check_flags(UserFlags(["--mem=7"]), "cuda")
+
+
+def test_a_beginning_of_several_names_is_left_to_sglang(package: Path) -> None:
+    """A whole name means itself, also where a longer one begins with it."""
+    assert UserFlags(["--quant=fp8"]).sizes().weights_known
+    assert not UserFlags(["--quantization=fp8"]).sizes().weights_known
+    assert not UserFlags(["--enable-dp-att"]).sizes().dp_attention
+    assert UserFlags(["--enable-dp-attention"]).sizes().dp_attention
+
+
 def test_values_are_no_flags(package: Path) -> None:
     check_known(UserFlags(["--old-name", "--some words that begin with hyphens"]))
 
@@ -95,7 +124,7 @@ def test_a_source_of_another_kind_refuses_nothing(change: str, package: Path) ->
 
 def test_without_sglang_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    assert not known_flags.installed_flags()
+    assert not installed_flags.installed_flags()
     check_known(UserFlags(["--no-such-flag"]))
 
 
@@ -103,8 +132,8 @@ def test_without_sglang_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_installed_sglang_is_not_imported() -> None:
     program = (
         "import sys\n"
-        "from oscar_zoo.engines.sglang.launch import known_flags\n"
-        "assert len(known_flags.installed_flags()) > 300\n"
+        "from oscar_zoo.engines.sglang.launch import installed_flags\n"
+        "assert len(installed_flags.installed_flags()) > 300\n"
         "assert not {'sglang', 'torch'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
