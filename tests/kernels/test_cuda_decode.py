@@ -324,6 +324,17 @@ def test_logit_cap_and_value_partner(cap: float, per_head: bool) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("requests", [1, 8, 40, 150])
+def test_blocks_of_stage_2_that_undo_the_value_transform(requests: int, head_dim: int) -> None:
+    """On 132 multiprocessors a block merges 1 to 16 rows, of 256 channels a quarter of each."""
+    partner = torch.linalg.qr(torch.randn(1, head_dim, head_dim, device="cuda")).Q.contiguous()
+    lengths = [1 + 97 * i % 700 for i in range(requests)]
+    case = random_case(lengths, head_dim, heads=2 if head_dim == 256 else 8, group=5)
+    assert_right(*case, o_partner=partner)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("scale_dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("group", [4, 8, 16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
