@@ -31,6 +31,7 @@ CHAIN = [
     "--speculative-num-steps=3",
     "--speculative-eagle-topk=1",
     "--speculative-num-draft-tokens=4",
+    "--speculative-draft-attention-backend=triton",
 ]
 REPEATS = ["--speculative-algorithm=NGRAM", "--speculative-num-draft-tokens=8"]
 NO_TREE = "--speculative-ngram-max-bfs-breadth=1"
@@ -187,19 +188,23 @@ def test_a_model_without_such_a_layer(capsys: pytest.CaptureFixture[str], tmp_pa
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        (["--speculative-num-steps=5"], [CHAIN[0], CHAIN[2], "--speculative-num-draft-tokens=6"]),
+        (
+            ["--speculative-num-steps=5"],
+            [CHAIN[0], CHAIN[2], "--speculative-num-draft-tokens=6", CHAIN[4]],
+        ),
         (
             ["--speculative_num_draft_tokens", "3"],
-            [CHAIN[0], "--speculative-num-steps=2", CHAIN[2]],
+            [CHAIN[0], "--speculative-num-steps=2", CHAIN[2], CHAIN[4]],
         ),
-        (["--speculative-eagle=1"], [CHAIN[0], CHAIN[1], CHAIN[3]]),
+        (["--speculative-eagle=1"], [CHAIN[0], CHAIN[1], *CHAIN[3:]]),
+        (["--speculative-draft-attention-backend=fa3"], CHAIN[:4]),
         (
             [
                 "--speculative-eagle-topk=2",
                 "--speculative-num-steps=3",
                 "--speculative-num-draft-tokens=6",
             ],
-            CHAIN[:1],
+            [CHAIN[0], CHAIN[4]],
         ),
         (["--speculative-algo", "NGRAM"], []),
         (["--speculative-algorithm=EAGLE3", "--speculative-draft-model-path=some/draft"], []),

@@ -25,6 +25,10 @@ MTP_STEPS = 3
 SGLang chooses as many."""
 NGRAM_TOKENS = 8
 """Tokens that a step verifies with a table of n-grams: one that is known, and seven guesses."""
+ATTENTION = "--speculative-draft-attention-backend"
+MTP_ATTENTION = "triton"
+"""SGLang's attention for the layer that drafts. FlashInfer, which drafts of a model have where no
+flag says otherwise, is compiled for each shape at the first start, which takes minutes."""
 _BEGIN = "--speculative-"
 
 
@@ -96,6 +100,7 @@ def mtp_words(flags: UserFlags, steps: int) -> tuple[tuple[str, ...], int]:
         STEPS: str(steps),
         BRANCHES: "1",
         TOKENS: str(steps + 1),
+        ATTENTION: MTP_ATTENTION,
     }
     return _missing(wanted, flags), steps
 
