@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from typing import Any
 import pytest
 from cli_output import check, parsed
 from engines import MODEL, REPOSITORY, needs_sglang, recall_prompts, text_tokens
-from forked_commands import forked
+from forked_commands import forked, running_in
 from reference_server import ReferenceServer, equal_tokens
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
@@ -384,30 +385,35 @@ def test_only_loopback_is_listened_on(served: Running) -> None:
     ]
 
 
-def test_sigterm_leaves_nothing_behind(served: Running) -> None:
-    """Last of the server's tests: it ends it."""
+def test_without_its_detokenizer_it_ends_at_once(served: Running) -> None:
+    """Last of the server's tests: it ends it. By itself SGLang holds all requests for a minute
+    after a crash, to write dumps."""
     tree = all_children(served.process.pid)
-    assert len(tree) > 2
-    served.process.send_signal(signal.SIGTERM)
-    assert served.process.wait(timeout=300) == 0
-    assert not [pid for pid in tree if alive(pid)]
-    assert not list(served.temp.glob("oscar-zoo-serve-*"))
-    check_port_free("127.0.0.1", served.port)
-
-
-def test_a_server_without_its_detokenizer_ends_at_once(artifact: Path, tmp_path: Path) -> None:
-    """By itself SGLang holds all requests for a minute after a crash, to write dumps."""
-    process = start(artifact, free_port(), tmp_path)
-    assert process.stdout is not None
-    ready = "".join(iter(process.stdout.readline, "}\n"))
-    tree = all_children(process.pid)
     (victim,) = (pid for pid in tree if cmdline(pid).startswith(b"sglang::detokenizer"))
     os.kill(victim, signal.SIGKILL)
-    _, said = process.communicate(timeout=300)
-    assert process.returncode == 1 and "its process detokenizer was killed" in said
-    log = Path(json.loads(ready + "}")["log"]).read_text()
+    assert served.process.wait(timeout=300) == 1
+    assert served.process.stderr is not None
+    assert "its process detokenizer was killed" in served.process.stderr.read()
+    log = Path(served.ready["log"]).read_text()
     assert "detokenizer" in log and "before crash diagnostics" not in log
     assert not [pid for pid in tree if alive(pid)]
+
+
+def test_sigterm_leaves_nothing_behind(artifact: Path, tmp_path: Path) -> None:
+    port, printed = free_port(), tmp_path / "forked.out"
+    command = ["-m", "oscar_zoo", *serve(artifact, port)]
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(forked, command, variables(tmp_path), tmp_path)
+        while not (printed.exists() and printed.read_text().endswith("}\n")):
+            assert not serving.done(), serving.result()
+            time.sleep(0.05)
+        tree = running_in(tmp_path)
+        os.kill(parsed(printed.read_text())["pid"], signal.SIGTERM)
+        ended = serving.result()
+    assert ended.code == 0, ended.err
+    assert len(tree) > 3 and not [pid for pid in tree if alive(pid)]
+    assert not list(tmp_path.glob("oscar-zoo-serve-*"))
+    check_port_free("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("options", [(), ("--detach",)])
