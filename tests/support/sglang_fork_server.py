@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,11 +36,12 @@ POLL_SECONDS = 2.0
 """This long after its last client the process ends."""
 
 
-def serve(listener: socket.socket) -> None:
-    """Import SGLang, then serve everybody who connects; ends after the last client."""
+def serve(listener: socket.socket, preload: Callable[[], None] | None = None) -> None:
+    """Import SGLang, or what `preload` imports, then serve everybody who connects; ends after the
+    last client."""
     failure = ""
     try:
-        _preload()
+        (preload or _preload)()
     except Exception:
         failure = traceback.format_exc()
     sessions: set[int] = set()
