@@ -68,6 +68,8 @@ def _preload() -> None:
     for module in PRELOADED:
         importlib.import_module(module)
     triton_interpreter.patch_once()
+    plain_convolutions = importlib.import_module("plain_convolutions")
+    plain_convolutions.install(hook_targets()._replace_imported)
     _find_bindings_once()
     gc.collect()
     gc.freeze()  # or every collection of a call would walk all that was imported
@@ -115,8 +117,6 @@ def _find_bindings_once() -> None:
 
     Bindings of today are found in a table. Modules that are imported later are walked through.
     """
-    from oscar_zoo.engines.sglang.compat import hook_targets
-
     known = {*sys.modules}
     table: dict[int, list[tuple[ModuleType, str]]] = {}
     for module, name, value in _bindings(known):
@@ -132,8 +132,13 @@ def _find_bindings_once() -> None:
             if found in replaced:
                 setattr(module, name, replaced[found])
 
-    assert hasattr(hook_targets, "_replace_imported")
-    hook_targets._replace_imported = replace_imported
+    assert hasattr(hook_targets(), "_replace_imported")
+    hook_targets()._replace_imported = replace_imported
+
+
+def hook_targets() -> Any:
+    """Our module that attaches hooks, for its look through all modules."""
+    return importlib.import_module("oscar_zoo.engines.sglang.compat.hook_targets")
 
 
 def _bindings(modules: Iterable[str]) -> list[tuple[ModuleType, str, object]]:
