@@ -36,7 +36,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def words(artifact: Path) -> list[Any]:
     text = artifact.parent / "text.txt"
-    return ["eval", artifact, "--model", EXAMPLE, "--data", text, *SIZE]
+    return ["eval", artifact, "--model", EXAMPLE, "--dtype", "float32", "--data", text, *SIZE]
 
 
 def test_rows_charts_and_the_python_call_say_the_same(
@@ -63,6 +63,7 @@ def test_rows_charts_and_the_python_call_say_the_same(
         artifact,
         NAMES,
         model=EXAMPLE,
+        dtype="float32",
         data=str(artifact.parent / "text.txt"),
         windows=2,
         length=600,

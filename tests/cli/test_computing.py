@@ -72,12 +72,13 @@ def results(cli: Cli) -> list[str]:
 
 
 def first_layer(folder: Path) -> Path:
-    """The example model without its other layers: its artifact is real, its text is not."""
+    """The example model without its other layers, in float32, because many processors multiply
+    bfloat16 at a fifth of the speed: its artifact is real, its text is not."""
     shutil.copytree(MODEL, folder)
-    change_config(folder, num_hidden_layers=1)
+    change_config(folder, num_hidden_layers=1, torch_dtype="float32")
     weights = load_file(folder / "model.safetensors")
     kept = {
-        name: weight
+        name: weight.float()
         for name, weight in weights.items()
         if not name.startswith("model.layers.") or name.startswith("model.layers.0.")
     }

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_child import Cli, Finished
+from cli_child import Finished
 from hub_clients import VERSIONS
 from hub_server import HubServer
+from quick_cli import QuickCli
 from tiny_artifacts import artifact_files, payload
 
 from oscar_zoo.app import doctor as health
@@ -39,10 +40,10 @@ def server() -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def cli(server: HubServer, tmp_path: Path) -> Cli:
+def cli(server: HubServer, tmp_path: Path) -> QuickCli:
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "config.toml").write_text("[network]\nanswer = 1.0\ntries = 1\n")
-    return Cli(server.environment(tmp_path / "hf"), tmp_path)
+    return QuickCli(server.environment(tmp_path / "hf"), tmp_path)
 
 
 def findings(done: Finished, topic: str) -> dict[str, dict[str, Any]]:
@@ -51,8 +52,10 @@ def findings(done: Finished, topic: str) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_hubs_that_answer_are_counted_and_timed(server: HubServer, cli: Cli, version: int) -> None:
-    cli = Cli(cli.environment, cli.folder, version)
+def test_hubs_that_answer_are_counted_and_timed(
+    server: HubServer, cli: QuickCli, version: int
+) -> None:
+    cli = QuickCli(cli.environment, cli.folder, version)
     done = cli("doctor", "--json", OSCAR_ZOO_HUB=BOTH, **SECRETS)
     assert done.code == 0 and done.err == "" and done.json["usable"] is True
     hubs = findings(done, "hub")
@@ -71,7 +74,7 @@ def test_hubs_that_answer_are_counted_and_timed(server: HubServer, cli: Cli, ver
     assert findings(done, "setting")["HF_ENDPOINT"]["value"] == server.url
 
 
-def test_people_get_a_state_and_a_next_step_per_line(server: HubServer, cli: Cli) -> None:
+def test_people_get_a_state_and_a_next_step_per_line(server: HubServer, cli: QuickCli) -> None:
     empty = cli.folder / "empty"
     empty.mkdir()
     done = cli("doctor", "--hub", f"file:{empty}", "--hub", "hf:org/missing")
@@ -91,7 +94,7 @@ def test_one_artifact_is_no_artifacts() -> None:
     assert (counted(0), counted(1), counted(2)) == ("0 artifacts", "1 artifact", "2 artifacts")
 
 
-def test_hubs_that_never_answer_are_all_asked_at_once(server: HubServer, cli: Cli) -> None:
+def test_hubs_that_never_answer_are_all_asked_at_once(server: HubServer, cli: QuickCli) -> None:
     silent = server.hang_accept()
     hubs = "hf:a/a hf:b/b hf:c/c hf:d/d ms:a/a ms:b/b ms:c/c"
     done = cli(
@@ -120,7 +123,7 @@ def test_a_hub_that_hangs_in_any_other_way_is_given_up_too(monkeypatch: pytest.M
     assert [f.state for f in found] == ["failed"] and "did not answer within 0 s" in found[0].detail
 
 
-def test_offline_no_hub_is_asked(server: HubServer, cli: Cli) -> None:
+def test_offline_no_hub_is_asked(server: HubServer, cli: QuickCli) -> None:
     for arguments, variables in (
         (["--offline"], {}),
         ([], {"OSCAR_ZOO_OFFLINE": "1"}),
@@ -133,7 +136,7 @@ def test_offline_no_hub_is_asked(server: HubServer, cli: Cli) -> None:
 
 
 def test_a_refused_token_and_one_that_others_can_read_are_named(
-    server: HubServer, cli: Cli
+    server: HubServer, cli: QuickCli
 ) -> None:
     server.fault("status", "/api/whoami-v2", code=401)
     refused = cli("doctor", "--json", OSCAR_ZOO_HUB="file:.", **SECRETS)
@@ -154,7 +157,7 @@ def test_a_refused_token_and_one_that_others_can_read_are_named(
 
 
 @pytest.mark.parametrize("broken", ["file in the way", "writable by others", "configuration"])
-def test_what_every_command_needs_decides_the_exit_code(cli: Cli, broken: str) -> None:
+def test_what_every_command_needs_decides_the_exit_code(cli: QuickCli, broken: str) -> None:
     cache = cli.folder / "cache"
     if broken == "file in the way":
         cache.write_bytes(b"")
@@ -178,7 +181,7 @@ def test_what_every_command_needs_decides_the_exit_code(cli: Cli, broken: str) -
     assert text.code == 1 and "FAILED" in text.out and text.err.startswith("Not usable")
 
 
-def test_nothing_is_created_and_nothing_heavy_is_imported(cli: Cli) -> None:
+def test_nothing_is_created_and_nothing_heavy_is_imported(cli: QuickCli) -> None:
     code = (
         "import sys\nfrom oscar_zoo.cli.main import run\nassert run(['doctor', '--offline',"
         " '--json']) == 0\nheavy = {'torch', 'transformers', 'sglang', 'triton', 'modelscope_hub',"
@@ -196,7 +199,7 @@ def test_nothing_is_created_and_nothing_heavy_is_imported(cli: Cli) -> None:
     assert set(cli.folder.rglob("*")) == before
 
 
-def test_the_driver_names_the_gpus_and_sees_no_token(cli: Cli, tmp_path: Path) -> None:
+def test_the_driver_names_the_gpus_and_sees_no_token(cli: QuickCli, tmp_path: Path) -> None:
     tool = tmp_path / "bin" / "nvidia-smi"
     tool.parent.mkdir()
     tool.write_text(f"#!/bin/sh\nenv > {tmp_path}/seen\n{CARDS}")
@@ -219,7 +222,7 @@ def test_the_driver_names_the_gpus_and_sees_no_token(cli: Cli, tmp_path: Path) -
     ],
 )
 def test_the_path_of_the_kernels_is_that_of_the_gpu(
-    capability: str, state: str, words: str, cli: Cli, tmp_path: Path
+    capability: str, state: str, words: str, cli: QuickCli, tmp_path: Path
 ) -> None:
     tool = tmp_path / "bin" / "nvidia-smi"
     tool.parent.mkdir()
@@ -235,7 +238,7 @@ def test_the_path_of_the_kernels_is_that_of_the_gpu(
 
 
 @pytest.mark.parametrize("debug", ["0", "1"])
-def test_no_command_shows_a_secret(server: HubServer, cli: Cli, debug: str) -> None:
+def test_no_command_shows_a_secret(server: HubServer, cli: QuickCli, debug: str) -> None:
     Store(cli.folder / "cache").put(
         ArtifactId("model", "tag"), artifact_files(), source="hf:org/zoo"
     )

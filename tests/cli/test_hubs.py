@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_child import Cli
 from hub_clients import VERSIONS
 from hub_server import HubServer
 from measured_artifacts import measured_files
+from quick_cli import QuickCli
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 TAG = "seq512_prompt2_group64"
@@ -28,20 +28,20 @@ def server() -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def cli(server: HubServer, tmp_path: Path) -> Cli:
+def cli(server: HubServer, tmp_path: Path) -> QuickCli:
     (tmp_path / "pyproject.toml").touch()  # a project: it gets a lock
-    return Cli(server.environment(tmp_path / "hf"), tmp_path)
+    return QuickCli(server.environment(tmp_path / "hf"), tmp_path)
 
 
 @pytest.fixture(params=VERSIONS)
-def either(request: pytest.FixtureRequest, server: HubServer, tmp_path: Path) -> Cli:
+def either(request: pytest.FixtureRequest, server: HubServer, tmp_path: Path) -> QuickCli:
     """The command line with either version of huggingface_hub."""
     (tmp_path / "pyproject.toml").touch()
-    return Cli(server.environment(tmp_path / "hf"), tmp_path, request.param)
+    return QuickCli(server.environment(tmp_path / "hf"), tmp_path, request.param)
 
 
 def test_publish_list_pull_verify_mirror_and_yank(
-    server: HubServer, either: Cli, tmp_path: Path
+    server: HubServer, either: QuickCli, tmp_path: Path
 ) -> None:
     folder = str(write_folder(tmp_path / "artifact", measured_files()))
     hub = ("--hub", "hf:me/zoo")
@@ -95,7 +95,7 @@ def test_publish_list_pull_verify_mirror_and_yank(
 
 
 def test_an_upstream_zoo_without_manifests_is_pinned_on_first_use(
-    server: HubServer, either: Cli, tmp_path: Path
+    server: HubServer, either: QuickCli, tmp_path: Path
 ) -> None:
     repo = server.repository(
         "Zhongzhu/OSCAR-RotationZoo", files={f"{ONE}/{n}": d for n, d in payload().items()}
@@ -124,7 +124,7 @@ def test_an_upstream_zoo_without_manifests_is_pinned_on_first_use(
 
 
 def test_a_lock_pulls_from_its_commit_and_says_when_that_is_gone(
-    server: HubServer, cli: Cli, tmp_path: Path
+    server: HubServer, cli: QuickCli, tmp_path: Path
 ) -> None:
     repo = server.repository("org/zoo", files={f"{ONE}/{n}": d for n, d in payload().items()})
     assert cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo").code == 0
@@ -145,13 +145,13 @@ def test_a_lock_pulls_from_its_commit_and_says_when_that_is_gone(
     assert gone.code == 4 and "no longer has commit" in gone.err
 
 
-def patient(cli: Cli, *, answer: float) -> None:
+def patient(cli: QuickCli, *, answer: float) -> None:
     """Configure how long a hub may take; two that are asked in turn share it."""
     (cli.folder / "config").mkdir()
     (cli.folder / "config" / "config.toml").write_text(f"[network]\nanswer = {answer}\n")
 
 
-def test_a_silent_first_hub_is_passed_over(server: HubServer, cli: Cli) -> None:
+def test_a_silent_first_hub_is_passed_over(server: HubServer, cli: QuickCli) -> None:
     server.repository(
         "togethercomputer/OSCAR-RotationZoo",
         "ms",
@@ -166,7 +166,7 @@ def test_a_silent_first_hub_is_passed_over(server: HubServer, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("how", ["closed port", "black hole"])
-def test_without_a_network_the_hubs_are_named(server: HubServer, cli: Cli, how: str) -> None:
+def test_without_a_network_the_hubs_are_named(server: HubServer, cli: QuickCli, how: str) -> None:
     address = server.closed_port() if how == "closed port" else server.hang_accept()
     patient(cli, answer=2)
     done = cli("pull", "Qwen3-8B", HF_ENDPOINT=address, MODELSCOPE_ENDPOINT=address)
@@ -178,7 +178,7 @@ def test_without_a_network_the_hubs_are_named(server: HubServer, cli: Cli, how: 
 
 @pytest.mark.parametrize("command", ["pull", "info", "compare Qwen3-8B", "card"])
 def test_without_a_network_an_unknown_name_is_said_to_be_unknown(
-    server: HubServer, cli: Cli, command: str
+    server: HubServer, cli: QuickCli, command: str
 ) -> None:
     """The hubs may have it, so it is no exit code 3."""
     address = server.closed_port()
@@ -192,7 +192,7 @@ def test_without_a_network_an_unknown_name_is_said_to_be_unknown(
     assert "check the network" in error["hint"].casefold()
 
 
-def test_every_refusal_has_its_own_sentence(server: HubServer, cli: Cli) -> None:
+def test_every_refusal_has_its_own_sentence(server: HubServer, cli: QuickCli) -> None:
     files = {f"{ONE}/{n}": d for n, d in payload().items()}
     server.repository("org/gated", gated=True, token="hf_secret", files=files)
     server.repository("org/private", private=True, token="hf_secret", files=files)
@@ -216,7 +216,7 @@ def test_every_refusal_has_its_own_sentence(server: HubServer, cli: Cli) -> None
 
 
 def test_an_interrupted_pull_leaves_nothing_that_counts(
-    server: HubServer, cli: Cli, tmp_path: Path
+    server: HubServer, cli: QuickCli, tmp_path: Path
 ) -> None:
     files = {f"{ONE}/{n}": d for n, d in artifact_files().items()}
     server.repository("org/zoo", files=files)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_output import parsed
@@ -68,25 +70,42 @@ def test_error_codes_are_unique_and_extend_their_branch() -> None:
     assert len(set(codes)) == len(codes)
 
 
+HELP = f"""
+import contextlib, io, json, sys
+from oscar_zoo.cli.main import COMMANDS, run
+told = {{}}
+for command in ("", *COMMANDS):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        status = run([command, "--help"] if command else ["--help"])
+    loaded = [name for name in {HEAVY!r} if name in sys.modules]
+    told[command] = [status, loaded, out.getvalue()]
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def helps() -> dict[str, Any]:
+    """Of every command, in one fresh process: the exit code of `--help`, the heavy libraries that
+    were loaded by then, and the text."""
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
 @pytest.mark.parametrize("command", ["", *main.COMMANDS])
-def test_help_imports_no_heavy_library(command: str) -> None:
-    code = (
-        "import sys\n"
-        "from oscar_zoo.cli.main import run\n"
-        f"status = run({[command, '--help'] if command else ['--help']!r})\n"
-        f"loaded = [name for name in {HEAVY!r} if name in sys.modules]\n"
-        "assert status == 0 and not loaded, (status, loaded)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "Usage: oscar-zoo" in done.stdout
+def test_help_imports_no_heavy_library(helps: dict[str, Any], command: str) -> None:
+    """Nor does that of any command before it."""
+    status, loaded, text = helps[command]
+    assert (status, loaded) == (0, [])
+    assert "Usage: oscar-zoo" in text
 
 
 @pytest.mark.parametrize("command", list(main.COMMANDS))
-def test_help_of_every_command_has_examples(command: str) -> None:
-    done = run(command, "--help")
-    assert "Examples:" in done.stdout
-    assert done.stdout.count(f"  oscar-zoo {command}") >= 1
+def test_help_of_every_command_has_examples(helps: dict[str, Any], command: str) -> None:
+    text = helps[command][2]
+    assert "Examples:" in text
+    assert text.count(f"  oscar-zoo {command}") >= 1
 
 
 def test_an_error_is_one_line_on_stderr_with_cause_and_next_step() -> None:

@@ -21,6 +21,19 @@ from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.streams import ascii_text
 
 PROGRAM = [sys.executable, "-m", "oscar_zoo"]
+EACH = """
+import json, os, sys
+from oscar_zoo.cli.main import main
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:] = [os.fsdecode(word.encode()) for word in words]
+    try:
+        main()
+    except SystemExit as end:
+        print(end.code, end="\\0", flush=True)
+        print(end="\\0", file=sys.stderr, flush=True)
+"""
+"""Runs commands one after the other. Behind each it writes a zero to both streams, and before that
+of stdout the exit code."""
 
 
 def every_command() -> list[tuple[str, ...]]:
@@ -126,24 +139,23 @@ def test_an_encoding_that_lacks_characters_gets_others(
         ["verify", place],
         ["verify", f"{place}/x"],
     )
-    for words in commands:
-        for more in ([], ["--json"]):
-            done = subprocess.run(
-                [*PROGRAM, *words, *more], capture_output=True, env=os.environ | variables
-            )
-            shown = (done.stdout + done.stderr).decode("latin-1")
-            assert done.returncode == (3 if words[-1].endswith("/x") else 0), shown
-            assert "internal" not in shown and "Traceback" not in shown
-            if more:
-                parsed(
-                    done.stdout.decode(
-                        "ascii" if "latin-1" not in variables.values() else "latin-1"
-                    )
-                )
-    listed = subprocess.run(
-        [*PROGRAM, "list", "--offline"], capture_output=True, env=os.environ | variables
-    ).stdout
-    assert b"56.67 -> 55.56 u" in listed
+    lines = [[*words, *more] for words in commands for more in ([], ["--json"])]
+    done = subprocess.run(
+        [sys.executable, "-c", EACH, json.dumps(lines)],
+        capture_output=True,
+        env=os.environ | variables,
+    )
+    assert done.returncode == 0, done.stderr
+    both = [stream.split(b"\0")[:-1] for stream in (done.stdout, done.stderr)]
+    ended = dict(zip(map(tuple, lines), zip(*both, strict=True), strict=True))
+    for words, (out, err) in ended.items():
+        out, code = out[:-1], out[-1]
+        shown = (out + err).decode("latin-1")
+        assert code == ord("3" if f"{place}/x" in words else "0"), shown
+        assert "internal" not in shown and "Traceback" not in shown
+        if "--json" in words:
+            parsed(out.decode("ascii" if "latin-1" not in variables.values() else "latin-1"))
+    assert b"56.67 -> 55.56 u" in ended["list", "--offline"][0]
 
 
 def test_json_keeps_what_cannot_be_encoded() -> None:

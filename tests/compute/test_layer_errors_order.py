@@ -31,7 +31,7 @@ UNCLIPPED = ServingRecipe(group_size=64, clip=Clip(k=0, v=0))
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[LoadedModel]:
-    yield load_model(str(EXAMPLE))
+    yield load_model(str(EXAMPLE), dtype="float32")
 
 
 @pytest.fixture(scope="module")

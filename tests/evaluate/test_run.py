@@ -28,7 +28,7 @@ SHARED = Path(__file__).resolve().parents[2].parent / "shared/models"
 
 @pytest.fixture(scope="module")
 def example() -> LoadedModel:
-    return load_model(str(EXAMPLE))
+    return load_model(str(EXAMPLE), dtype="float32")
 
 
 @pytest.fixture(scope="module")

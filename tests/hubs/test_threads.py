@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_child import Cli
 from hub_clients import VERSIONS
 from hub_repositories import Kind
 from hub_server import HubServer
 from measured_artifacts import measured_files
+from quick_cli import QuickCli
 from tiny_artifacts import FILE_NAME, K_NAME, V_NAME, artifact_files, payload, write_folder
 
 ONE = "tiny-qwen3-hard/seq512_prompt2_group64"
@@ -31,8 +31,8 @@ def server() -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def cli(server: HubServer, tmp_path: Path) -> Cli:
-    return Cli(server.environment(tmp_path / "hf"), tmp_path)
+def cli(server: HubServer, tmp_path: Path) -> QuickCli:
+    return QuickCli(server.environment(tmp_path / "hf"), tmp_path)
 
 
 def deliveries(server: HubServer, name: str) -> int:
@@ -43,13 +43,13 @@ def deliveries(server: HubServer, name: str) -> int:
     )
 
 
-def installed(cli: Cli) -> list[Path]:
+def installed(cli: QuickCli) -> list[Path]:
     return list((cli.folder / "cache").glob("artifacts/*/*/.complete"))
 
 
 @pytest.mark.parametrize("hub", [HF, MS], ids=["hf", "ms"])
 def test_right_size_and_wrong_content_is_fetched_twice_and_refused(
-    server: HubServer, cli: Cli, hub: tuple[str, str]
+    server: HubServer, cli: QuickCli, hub: tuple[str, str]
 ) -> None:
     server.fault("flip", f"{ONE}/{K_NAME}", at=4000)
     server.clear()
@@ -60,13 +60,13 @@ def test_right_size_and_wrong_content_is_fetched_twice_and_refused(
     assert installed(cli) == []
 
 
-def test_one_bad_delivery_heals_by_itself(server: HubServer, cli: Cli) -> None:
+def test_one_bad_delivery_heals_by_itself(server: HubServer, cli: QuickCli) -> None:
     server.fault("flip", f"{ONE}/{K_NAME}", times=1, at=4000)
     assert cli("pull", NAME, *HF).code == 0
 
 
 @pytest.mark.parametrize("part", ["blob", "entry"])
-def test_a_truncated_copy_is_seen_and_repaired(cli: Cli, part: str) -> None:
+def test_a_truncated_copy_is_seen_and_repaired(cli: QuickCli, part: str) -> None:
     assert cli("pull", NAME, *HF).code == 0
     place = "blobs/sha256/*" if part == "blob" else f"artifacts/*/*/{K_NAME}"
     for path in (cli.folder / "cache").glob(place):
@@ -78,7 +78,7 @@ def test_a_truncated_copy_is_seen_and_repaired(cli: Cli, part: str) -> None:
     assert cli("verify", NAME).code == 0
 
 
-def test_half_an_entry_is_no_answer_when_the_hub_fails(server: HubServer, cli: Cli) -> None:
+def test_half_an_entry_is_no_answer_when_the_hub_fails(server: HubServer, cli: QuickCli) -> None:
     assert cli("pull", NAME, *HF, "--no-lock").code == 0
     for marker in installed(cli):
         marker.unlink()
@@ -89,7 +89,9 @@ def test_half_an_entry_is_no_answer_when_the_hub_fails(server: HubServer, cli: C
 
 
 @pytest.mark.parametrize("what", ["listing", "body", "headers"])
-def test_a_byte_per_second_ends(server: HubServer, cli: Cli, what: str, tmp_path: Path) -> None:
+def test_a_byte_per_second_ends(
+    server: HubServer, cli: QuickCli, what: str, tmp_path: Path
+) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "config.toml").write_text(
         "[network]\nanswer = 2\nread = 2\nmin_rate = 1000\nrate_window = 2\n"
@@ -108,7 +110,7 @@ def test_publishing_needs_no_xet_and_is_one_commit(
     assert importlib.util.find_spec("hf_xet") is not None, (
         "the client's Xet library must be installed for this"
     )
-    cli = Cli(server.environment(tmp_path / "hf"), tmp_path, version)
+    cli = QuickCli(server.environment(tmp_path / "hf"), tmp_path, version)
     repo = server.repository("org/zoo")
     before = len(repo.commits)
     artifact = f"{NAME}/another"
@@ -128,21 +130,21 @@ def test_publishing_needs_no_xet_and_is_one_commit(
     "header", ["X-Repo-Commit", "ETag", "Content-Length", "X-Linked-Etag", "X-Linked-Size"]
 )
 def test_no_header_that_a_proxy_may_drop_is_needed(
-    server: HubServer, cli: Cli, header: str
+    server: HubServer, cli: QuickCli, header: str
 ) -> None:
     server.fault("drop_header", "*", name=header)
     done = cli("pull", NAME, *HF)
     assert done.code == 0, done.err
 
 
-def test_a_page_of_a_proxy_is_named_as_such(server: HubServer, cli: Cli) -> None:
+def test_a_page_of_a_proxy_is_named_as_such(server: HubServer, cli: QuickCli) -> None:
     server.fault("html", "*/api/models/*")
     done = cli("pull", NAME, *HF)
     assert done.code == 5
     assert "web page" in done.err or "HTML" in done.err
 
 
-def test_a_token_stays_with_its_hub(server: HubServer, cli: Cli) -> None:
+def test_a_token_stays_with_its_hub(server: HubServer, cli: QuickCli) -> None:
     server.lfs_redirect = "cdn"
     repo = server.repository("org/closed", private=True, token="hf_secret")
     repo.commit({f"{ONE}/{name}": data for name, data in payload().items()})
@@ -153,7 +155,9 @@ def test_a_token_stays_with_its_hub(server: HubServer, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("hub", [HF, MS], ids=["hf", "ms"])
-def test_an_empty_file_is_called_empty(server: HubServer, cli: Cli, hub: tuple[str, str]) -> None:
+def test_an_empty_file_is_called_empty(
+    server: HubServer, cli: QuickCli, hub: tuple[str, str]
+) -> None:
     server.fault("empty", f"{ONE}/{K_NAME}")
     done = cli("pull", NAME, *hub)
     assert done.code == 4
@@ -163,7 +167,7 @@ def test_an_empty_file_is_called_empty(server: HubServer, cli: Cli, hub: tuple[s
 
 @pytest.mark.parametrize("hub", [HF, MS], ids=["hf", "ms"])
 def test_a_pull_after_a_mismatch_needs_no_cleaning(
-    server: HubServer, cli: Cli, hub: tuple[str, str]
+    server: HubServer, cli: QuickCli, hub: tuple[str, str]
 ) -> None:
     server.fault("flip", f"{ONE}/{V_NAME}", at=100)
     assert cli("pull", NAME, *hub).code == 4
@@ -173,7 +177,7 @@ def test_a_pull_after_a_mismatch_needs_no_cleaning(
 
 @pytest.mark.parametrize(("hub", "kind"), [(HF, "hf"), (MS, "ms")], ids=["hf", "ms"])
 def test_a_branch_that_moves_while_a_pull_runs_does_not_mix_versions(
-    server: HubServer, cli: Cli, hub: tuple[str, str], kind: Kind
+    server: HubServer, cli: QuickCli, hub: tuple[str, str], kind: Kind
 ) -> None:
     repo = server.repository("org/zoo", kind)
     old, changed = repo.head(), {f"{ONE}/{name}": data for name, data in payload(seed=9).items()}

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHORT = [one for one in EXPERIMENTS if one.short_form is None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", SHORT, ids=lambda one: f"{one.number} {one.name}")
 def test_the_promise_holds(experiment: Experiment, tmp_path: Path) -> None:
     lacking = experiment.lacking()

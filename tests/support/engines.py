@@ -3,6 +3,7 @@ SGLang."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -186,7 +187,13 @@ def tokenizer() -> Callable[[str], list[int]]:
 
 def text_tokens() -> list[int]:
     """The validation text of the example model as token ids."""
-    return tokenizer()((REPOSITORY / "examples" / "text" / "validation.txt").read_text()[:60000])
+    return [*_text_tokens()]
+
+
+@functools.cache
+def _text_tokens() -> tuple[int, ...]:
+    text = (REPOSITORY / "examples" / "text" / "validation.txt").read_text()
+    return tuple(tokenizer()(text[:60000]))
 
 
 def recall_prompts() -> list[list[int]]:

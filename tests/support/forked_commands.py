@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cli_child import Cli, Finished
 from forked_python import fork_programs
-from sglang_forks import shared
+from sglang_forks import Forks, shared
 
 
 class ForkedCli(Cli):
@@ -35,9 +35,20 @@ def forked(command: Sequence[object], environment: Mapping[str, str], folder: Pa
     Args:
         environment: all variables.
     """
-    out, err = folder / "forked.out", folder / "forked.err"
+    return forked_by(shared(), command, environment, folder, folder)
+
+
+def forked_by(
+    forks: Forks,
+    command: Sequence[object],
+    environment: Mapping[str, str],
+    folder: Path,
+    results: Path,
+) -> Finished:
+    """Run it by these forks, and let what it prints go to files in `results`."""
+    out, err = results / "forked.out", results / "forked.err"
     err.unlink(missing_ok=True)
-    code = shared().call(
+    code = forks.call(
         "forked_commands:_run",
         folder,
         err,

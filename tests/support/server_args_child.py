@@ -109,6 +109,20 @@ CAPTURE = (
 )
 
 
+def parser(out: str) -> None:
+    """The flags that the parser of this SGLang takes without a plugin; JSON in the file `out`."""
+    import sglang
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    flags = sorted({option for action in parser._actions for option in action.option_strings})
+    package = str(Path(sglang.__file__).parent)
+    Path(out).write_text(
+        json.dumps({"flags": flags, "package": package, "version": sglang.__version__})
+    )
+
+
 def names(out: str) -> None:
     """Which of the names in the table of releases this SGLang has; JSON in the file `out`."""
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool

@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,11 +36,12 @@ POLL_SECONDS = 2.0
 """This long after its last client the process ends."""
 
 
-def serve(listener: socket.socket) -> None:
-    """Import SGLang, then serve everybody who connects; ends after the last client."""
+def serve(listener: socket.socket, preload: Callable[[], None] | None = None) -> None:
+    """Import SGLang, or what `preload` imports, then serve everybody who connects; ends after the
+    last client."""
     failure = ""
     try:
-        _preload()
+        (preload or _preload)()
     except Exception:
         failure = traceback.format_exc()
     sessions: set[int] = set()
@@ -67,6 +68,8 @@ def _preload() -> None:
     for module in PRELOADED:
         importlib.import_module(module)
     triton_interpreter.patch_once()
+    plain_convolutions = importlib.import_module("plain_convolutions")
+    plain_convolutions.install(hook_targets()._replace_imported)
     _find_bindings_once()
     gc.collect()
     gc.freeze()  # or every collection of a call would walk all that was imported
@@ -109,28 +112,33 @@ def _status(child: int, connection: socket.socket) -> int:
 
 
 def _find_bindings_once() -> None:
-    """From now on, in this process and its forks, SGLang does not walk through all modules for each
-    of its hooks, to find where else a function is bound: that took a second of every call.
+    """From now on, in this process and its forks, our hooks do not walk through all modules to find
+    where else a function is bound: that took a quarter of the start of every engine.
 
     Bindings of today are found in a table. Modules that are imported later are walked through.
     """
-    from sglang.srt.plugins import hook_registry
-
     known = {*sys.modules}
     table: dict[int, list[tuple[ModuleType, str]]] = {}
     for module, name, value in _bindings(known):
         table.setdefault(id(value), []).append((module, name))
 
-    def propagate(original: object, wrapped: object, source: object) -> int:
+    def replace_imported(replaced: Mapping[int, object]) -> None:
         later = _bindings(sys.modules.keys() - known)
-        places = table.get(id(original), []) + [(module, name) for module, name, _ in later]
-        stale = [(m, n) for m, n in places if m is not source and vars(m).get(n) is original]
-        for module, name in stale:
-            setattr(module, name, wrapped)
-        return len(stale)
+        places = [(module, name) for module, name, value in later if id(value) in replaced]
+        for was in replaced:
+            places += table.get(was, ())
+        for module, name in places:
+            found = id(vars(module).get(name))
+            if found in replaced:
+                setattr(module, name, replaced[found])
 
-    assert hasattr(hook_registry, "_propagate_patch")
-    hook_registry._propagate_patch = propagate
+    assert hasattr(hook_targets(), "_replace_imported")
+    hook_targets()._replace_imported = replace_imported
+
+
+def hook_targets() -> Any:
+    """Our module that attaches hooks, for its look through all modules."""
+    return importlib.import_module("oscar_zoo.engines.sglang.compat.hook_targets")
 
 
 def _bindings(modules: Iterable[str]) -> list[tuple[ModuleType, str, object]]:

@@ -53,7 +53,7 @@ class Forks:
         self._turn = threading.Lock()
         self._running = 0
         failure = self._reply()
-        assert not failure, f"SGLang cannot be imported:\n{failure[-4000:]}"
+        assert not failure, f"what is forked cannot be imported:\n{failure[-4000:]}"
 
     def call(
         self,
@@ -128,14 +128,25 @@ def connect(front: Path | None = None) -> Forks:
     env = environment()
     if front is not None:
         env["PYTHONPATH"] = os.pathsep.join([str(front), env["PYTHONPATH"]])
-    forks = _connect(f"\0oscar-zoo {RUN} {front.name if front else 'installed'}", env)
+    return connect_to("sglang_fork_server", env, front.name if front else "installed")
+
+
+def connect_to(server: str, env: Mapping[str, str] | None = None, name: str = "installed") -> Forks:
+    """A connection to the process that runs `serve` of the module `server` of this folder.
+
+    Args:
+        env: its whole environment; by default ours.
+        name: tells it from others of this module.
+    """
+    env = os.environ if env is None else env
+    forks = _connect(f"\0oscar-zoo {RUN} {server} {name}", env, server)
     atexit.register(forks.close)
     return forks
 
 
-def _connect(address: str, env: Mapping[str, str]) -> Forks:
+def _connect(address: str, env: Mapping[str, str], server: str) -> Forks:
     while True:
-        _start_once(address, env)
+        _start_once(address, env, server)
         connection = socket.socket(socket.AF_UNIX)
         try:
             connection.connect(address)
@@ -145,7 +156,7 @@ def _connect(address: str, env: Mapping[str, str]) -> Forks:
             time.sleep(0.05)
 
 
-def _start_once(address: str, env: Mapping[str, str]) -> None:
+def _start_once(address: str, env: Mapping[str, str], server: str) -> None:
     """Start the process unless it is there, with the whole environment `env`; only one can listen
     at an address."""
     with socket.socket(socket.AF_UNIX) as listener:
@@ -157,11 +168,11 @@ def _start_once(address: str, env: Mapping[str, str]) -> None:
             return
         listener.listen()
         number = listener.fileno()
-        code = "import socket, sglang_fork_server as server; server.serve(socket.socket(fileno=%d))"
-        path = os.pathsep.join([env["PYTHONPATH"], str(Path(__file__).parent)])
+        code = f"import socket, {server} as server; server.serve(socket.socket(fileno={number}))"
+        path = os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), str(Path(__file__).parent)])
         quiet = subprocess.DEVNULL
         subprocess.Popen(
-            [sys.executable, "-c", code % number],
+            [sys.executable, "-c", code],
             env={**env, "PYTHONPATH": path},
             stdin=quiet,
             stdout=quiet,

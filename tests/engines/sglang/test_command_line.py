@@ -15,15 +15,19 @@ from typing import Any
 import pytest
 import torch
 from card_command import NOTED, card
-from engines import MODEL, RELEASES, environment, folder_of, needs_sglang
+from engines import MODEL, RELEASES, Engines, environment, needs_sglang
 from sglang_forks import shared
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.engines.sglang.flags import CPU_FLAGS, CPU_SWITCHES
+<<<<<<< HEAD
 from oscar_zoo.engines.sglang.launch import denied_flags, installed_flags, plan, server
 from oscar_zoo.engines.sglang.launch.environment import cpu_site_dir
+=======
+from oscar_zoo.engines.sglang.launch import denied_flags, known_flags, plan, server
+>>>>>>> suite
 from oscar_zoo.registry.store import Store
 
 pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(600)]
@@ -31,19 +35,6 @@ pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(600)]
 REPOSITORY = Path(__file__).resolve().parents[3]
 NAME = "tiny-qwen3-hard:seq512_prompt2_group64"
 OTHER = "sha256:" + "1" * 64
-PARSER = """
-import argparse, json, pathlib, sys
-import sglang
-from importlib.metadata import version
-from sglang.srt.server_args import ServerArgs
-parser = argparse.ArgumentParser()
-ServerArgs.add_cli_args(parser)
-flags = sorted({option for action in parser._actions for option in action.option_strings})
-package = str(pathlib.Path(sglang.__file__).parent)
-said = {"flags": flags, "package": package, "version": version("sglang")}
-pathlib.Path(sys.argv[1]).write_text(json.dumps(said))
-"""
-"""Writes the flags that the parser of an SGLang takes."""
 FORK = {"SGLANG_OSCAR_K_CLIP_RATIO": "0.5", "SGLANG_MIXED_KV_RECENT_TOKENS": "128"}
 
 
@@ -285,17 +276,9 @@ def test_refused_flags_are_those_of_this_sglang_and_no_others(answers: dict[str,
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_flag_of_a_release_is_read_from_its_source(release: str, tmp_path: Path) -> None:
     """No flag that SGLang's parser takes may be missing, or `serve` would refuse it."""
-    folder = folder_of(release)
-    path = ":".join(map(str, (*([] if folder is None else [folder]), cpu_site_dir())))
-    out = tmp_path / "flags.json"
-    child = subprocess.run(
-        [sys.executable, "-c", PARSER, out],
-        env=environment(PYTHONPATH=path),
-        capture_output=True,
-        text=True,
-    )
-    assert child.returncode == 0, child.stderr[-4000:]
-    said = json.loads(out.read_text())
+    engines = Engines(tmp_path, release)
+    said = engines.call("server_args_child:parser")
+    engines.close()
     assert said["version"] == release
     taken = [flag for flag in said["flags"] if flag.startswith("--")]
     read = installed_flags.flags_in(Path(said["package"]))

@@ -1,0 +1,46 @@
+"""The process behind `quick_cli`: it imports what most commands import, then forks for every one of
+them."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import socket
+import sys
+
+import sglang_fork_server
+
+PRELOADED = (
+    "filelock",
+    "httpx",
+    "numpy",
+    "rich.console",
+    "rich.progress",
+    "rich.table",
+    "yaml",
+    "forked_commands",
+    "oscar_zoo.app.artifacts",
+    "oscar_zoo.app.doctor",
+    "oscar_zoo.app.mirror",
+    "oscar_zoo.app.publish",
+    "oscar_zoo.app.pull",
+    "oscar_zoo.cli.commands.pull",
+    "oscar_zoo.cli.main",
+    "oscar_zoo.hubs.huggingface",
+    "oscar_zoo.hubs.session",
+)
+CLIENTS = ("huggingface_hub", "modelscope_hub")
+"""They read variables while they are imported, so every command imports them itself."""
+
+
+def serve(listener: socket.socket) -> None:
+    """See `sglang_fork_server.serve`."""
+    sglang_fork_server.serve(listener, _preload)
+
+
+def _preload() -> None:
+    for module in PRELOADED:
+        importlib.import_module(module)
+    assert not [name for name in CLIENTS if name in sys.modules]
+    gc.collect()
+    gc.freeze()
