@@ -22,12 +22,7 @@ from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.engines.sglang.flags import CPU_FLAGS, CPU_SWITCHES
-<<<<<<< HEAD
 from oscar_zoo.engines.sglang.launch import denied_flags, installed_flags, plan, server
-from oscar_zoo.engines.sglang.launch.environment import cpu_site_dir
-=======
-from oscar_zoo.engines.sglang.launch import denied_flags, known_flags, plan, server
->>>>>>> suite
 from oscar_zoo.registry.store import Store
 
 pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(600)]
