@@ -136,8 +136,8 @@ def together() -> list[dict[str, Any]]:
 
 
 def shortened(group: dict[str, Any]) -> dict[str, Any]:
-    """For a model with states, whose convolutions Triton's interpreter runs: fewer new tokens, and
-    prompts of one chunk where ten requests come at once."""
+    """For a model with states, whose convolutions of drafts Triton's interpreter runs: fewer new
+    tokens, and prompts of one chunk where ten requests come at once."""
     prompts = group["prompts"]
     if group["name"] == "many":
         prompts = [prompt[:CHUNK] for prompt in prompts]

@@ -1,7 +1,8 @@
 """A model whose layers do not all keep keys and values, on every supported release of SGLang: a
 small LFM2, where convolutions and full attention take turns.
 
-In lossless mode its tokens are those of the stock backend. With INT2 slots they are those of a
+The convolutions run in PyTorch (`plain_convolutions`), in the stock server as well. In lossless
+mode its tokens are those of the stock backend. With INT2 slots they are those of a
 reference that runs the whole sequence in this process. Two wrong maps from layers to stores show
 that both comparisons can fail.
 """
@@ -44,7 +45,7 @@ def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Engines]:
     runs = Engines(tmp_path_factory.mktemp("engines"), request.param)
-    groups = engine_cases.scheduling_groups(new=8)  # Triton's interpreter runs the convolutions
+    groups = engine_cases.scheduling_groups(new=8)
     at_once = groups[:4]
     if request.param != INSTALLED:  # a first turn, a second one, and the queue
         groups = [groups[0], *groups[2:4]]
