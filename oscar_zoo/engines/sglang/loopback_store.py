@@ -6,6 +6,7 @@ connects.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import socket
@@ -66,17 +67,33 @@ def _loopback_store(stock: Any) -> Any:
             **named: Any,
         ) -> None:
             if is_master and means_loopback(f"tcp://{host_name}"):
-                named["master_listen_fd"] = _listening(host_name, port)
+                listening = _listening(host_name, port, any_port=world_size == 1)
+                named["master_listen_fd"], port = listening
             super().__init__(host_name, port, world_size, is_master, *given, **named)
 
     return LoopbackStore
 
 
-def _listening(host: str, port: int) -> int:
-    """The number of a socket that listens on loopback; torch closes it."""
+def _listening(host: str, port: int, *, any_port: bool) -> tuple[int, int]:
+    """The number of a socket that listens on loopback, which torch closes, and its port.
+
+    Args:
+        any_port: take another port where this one is taken. It was chosen before it is bound, so
+            another process can be faster; nobody else must know it.
+
+    Raises:
+        OSError: the port is taken, and no other one may be.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as found:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
-        found.listen(WAITING)
-        return found.detach()
+        try:
+            found.bind((host, port))
+            found.listen(WAITING)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not any_port:
+                raise
+        else:
+            port = found.getsockname()[1]
+            return found.detach(), port
+    return _listening(host, 0, any_port=False)

@@ -278,5 +278,5 @@ def merge_grid(rows: int, heads: int, value_dim: int, places: int) -> tuple[int,
 
 
 def slices(value_dim: int) -> int:
-    """`SLICES` of merge.cuh: blocks that share the output channels of a row."""
+    """`SLICES` of undo.cuh: blocks that share the output channels of a row."""
     return value_dim // 64 if value_dim > 128 else 1
