@@ -62,6 +62,10 @@ inline float from_bfloat16(u16 x) { return __uint_as_float((u32)x << 16); }
 
 }  // namespace machine
 
+DEV int add_bytes(u32 x, int sum) {
+  for (int i = 0; i < 4; i++) sum += (signed char)(x >> 8 * i);
+  return sum;
+}
 DEV u32 transpose(u32 x) {
   const u32* all = machine::exchange(x, 4);
   const int row = machine::current % 32 / 4, column = machine::current % 4 * 2;
@@ -147,6 +151,10 @@ DEV void ldmatrix2_trans(u32& x0, u32& x1, u32 at) {
 }
 DEV void mma_u8(int (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   machine::multiply<machine::Bytes, int, 2>(c, {a0, a1, a2, a3}, {b0, b1}, 10);
+}
+DEV void mma_u8_first(int (&c)[4], const int (&first)[2], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  for (int i = 0; i < 4; i++) c[i] = first[i % 2];
+  mma_u8(c, a0, a1, a2, a3, b0, b1);
 }
 DEV void mma_u8_half(int (&c)[4], u32 a0, u32 a1, u32 b0) {
   machine::multiply<machine::Bytes, int, 1>(c, {a0, a1}, {b0}, 11);

@@ -20,8 +20,8 @@
 //
 // K: one AND leaves four codes in the bytes of an int8 operand, times 2^B where B is the lowest bit of their field. The
 // query is a 16-bit integer per channel in two int8 digits, neighbouring columns, so the product is exact: hi * 256 +
-// lo, scaled once per token. With more than four query heads a warp (`HALF_QUERY`) codes are taken as for V, and the
-// query is float16 times 2^-B.
+// lo, scaled once per token. With more than four query heads a warp (`MANY_ROWS`) a bfloat16 query is one such digit
+// (`ByteQuery` says what that costs). With one in float16 codes are taken as for V, and the query is times 2^-B.
 //
 // V: a field left in place in a 16-bit lane is the float16 subnormal code * 2^B * 2^-24, exact; 2^-B * 2^24 goes to the
 // end. Weights are float16, kept in range by a power of two for the scales of values (`State::rescale`).

@@ -23,7 +23,7 @@ struct Tile {
                     (AFFINE_TURNED ? swizzle<AFFINE_UNITS>(row, at / 16) * 16 + at % 16 : at);
   }
   DEV static void begin(State& s) {
-    if (HALF_QUERY)
+    if (MANY_ROWS)
       UNROLL for (int n = 0; n < NT; n++) s.m[n] = 0.f;
   }
   // swizzle() repeats every eight tokens, so `step` more tokens are a constant number of bytes.
@@ -85,8 +85,9 @@ struct Tile {
       }
     }
   }
-  // The same with a query in float16. Logits are less the maxima so far, which `begin` makes zero for the first tile.
-  DEV void compute(const Params& p, State& s, const HalfQuery& q, const Sight& sight, u32 stage, int valid, bool first,
+  // The same for many rows. Logits are less the maxima so far, which `begin` makes zero for the first tile.
+  template <class Q>
+  DEV void compute(const Params& p, State& s, const Q& q, const Sight& sight, u32 stage, int valid, bool first,
                    int lane) const {
     float x[NT][4], k_scale[4][GK], k_offs[4][GK], v_scale[4][GV], v_offs[4][GV];
     UNROLL for (int o = 0; o < 4; o++)
@@ -207,6 +208,42 @@ struct Tile {
       UNROLL for (int v = 0; v < GK; v++)
           y = fmaf(c[n / 2][v][2 * i + n % 2], ks[o][v] * q.scale, fmaf(ko[o][v], q.sum[n][v], y));
       x[n][o] = CAPPED ? logit(p, y) - s.m[n] : y;
+    }
+  }
+  // The same with a query of bytes.
+  DEV void scores(const Params& p, const State& s, const ByteQuery& q, u32 stage, int u, const float (&ks)[4][GK],
+                  const float (&ko)[4][GK], float (&x)[NT][4]) const {
+    int d[PAIRS][GK][4];
+    UNROLL for (int load = 0; load < PARTS_K * K_LOADS; load++) {
+      const int j = load % K_LOADS * 2, next = min(j + 1, KC - 1);
+      const u32 at = stage + k_offset[load] + 16 * u * ROW_UNITS * 16, mask = fields<BITS_K>(0x01010101u, 0);
+      u32 a[4] = {};
+      if (j + 1 < KC)
+        ldmatrix4(a, at);
+      else
+        ldmatrix2(a[0], a[1], at);
+      UNROLL for (int i = 0; i < IN_BYTE_K; i++) {
+        const int r = load / K_LOADS * IN_BYTE_K + i, v = r * GK / 4;
+        u32 y[4];
+        UNROLL for (int k = 0; k < 4; k++) y[k] = a[k] >> BITS_K * i & mask;
+        UNROLL for (int h = 0; h < PAIRS; h++) {
+          if (j == 0 && r % (4 / GK) == 0)
+            mma_u8_first(d[h][v], q.first[h][v], y[0], y[1], y[2], y[3], q.digits[h][r][j], q.digits[h][r][next]);
+          else
+            mma_u8(d[h][v], y[0], y[1], y[2], y[3], q.digits[h][r][j], q.digits[h][r][next]);
+        }
+      }
+    }
+    UNROLL for (int i = 0; i < 2; i++) {
+      const int o = 2 * u + i;
+      UNROLL for (int n = 0; n < NT; n++) {
+        x[n][o] = CAPPED ? 0.f : -s.m[n];
+        UNROLL for (int v = 0; v < GK; v++) {
+          const float dot = fmaf(__int_as_float(d[n / 2][v][2 * i + n % 2]), ks[o][v], -ByteQuery::MAGIC * ks[o][v]);
+          x[n][o] = fmaf(dot, q.scale[n], fmaf(ko[o][v], q.sum[n][v], x[n][o]));
+        }
+        if (CAPPED) x[n][o] = logit(p, x[n][o]) - s.m[n];
+      }
     }
   }
   DEV void values(State& s, const u32 (&b)[PAIRS][4][GV], u32 stage, int u) const {

@@ -1,4 +1,4 @@
-// The query as operands of products with codes: int8 digits for few heads, float16 for many.
+// The query as operands of products with codes: two int8 digits for few heads; one, or float16, for many.
 #pragma once
 
 #include "state.cuh"
@@ -81,12 +81,69 @@ struct HalfQuery {
   }
 };
 
-template <bool>
+// The query as one int8 digit, for as many heads as a product has columns, in the order of HalfQuery. Sums of products
+// begin with MAGIC, so that their bits are a float, and with what rounding takes from the query times the middle of the
+// codes: then only the distance of a code from that middle meets an error of rounding.
+struct ByteQuery {
+  static constexpr float MAGIC = 12582912.f;
+  static constexpr float MIDDLE = ((1 << BITS_K) - 1) * .5f;
+  u32 digits[PAIRS][4][KC];
+  int first[PAIRS][GK][2];
+  float scale[NT], sum[NT][GK];
+  DEV void load(const Params& p, const QueryRows& rows, int lane) {
+    const int g = lane / 4, t = lane % 4;
+    UNROLL for (int h = 0; h < PAIRS; h++) {
+      const int head = 8 * h + g % 2 * 4 + g / 2;
+      float x[4][KC][4], largest = 0.f, s[GK];
+      int rounded[GK];
+      UNROLL for (int v = 0; v < GK; v++) s[v] = rounded[v] = 0;
+      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
+        x[r][c][0] = x[r][c][1] = x[r][c][2] = x[r][c][3] = 0.f;
+        if (head < GW) query_four(p, rows[head] * DK + r * (DK / 4) + 16 * c + 4 * t, x[r][c]);
+        UNROLL for (int i = 0; i < 4; i++) {
+          s[r * GK / 4] += x[r][c][i];
+          largest = fmaxf(largest, fabsf(x[r][c][i]));
+        }
+      }
+      largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 2));
+      const float unit = largest > 1e-30f ? __fdividef(127.f, largest) : 0.f;
+      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
+        u32 q[4];
+        UNROLL for (int i = 0; i < 4; i++) q[i] = __float_as_uint(fmaf(x[r][c][i], unit, MAGIC));
+        digits[h][r][c] = prmt(prmt(q[0], q[1], 0x40), prmt(q[2], q[3], 0x40), 0x5410);
+        rounded[r * GK / 4] = add_bytes(digits[h][r][c], rounded[r * GK / 4]);
+      }
+      float lost[GK];
+      UNROLL for (int v = 0; v < GK; v++) {
+        lost[v] = fmaf(s[v], unit, -__int2float_rn(rounded[v]));
+        UNROLL for (int o = 1; o < 4; o *= 2) {
+          s[v] += __shfl_xor_sync(ALL, s[v], o);
+          lost[v] += __shfl_xor_sync(ALL, lost[v], o);
+        }
+      }
+      UNROLL for (int i = 0; i < 2; i++) {  // the owner of column 2t + i
+        const int owner = 8 * t + 4 * i;
+        scale[2 * h + i] = __shfl_sync(ALL, largest, owner) * (p.scale * (1.f / 127.f));
+        UNROLL for (int v = 0; v < GK; v++) {
+          sum[2 * h + i][v] = __shfl_sync(ALL, s[v], owner) * p.scale;
+          first[h][v][i] = (int)__float_as_uint(fmaf(__shfl_sync(ALL, lost[v], owner), MIDDLE, MAGIC));
+        }
+      }
+    }
+  }
+};
+
+template <int, bool>
 struct QueryChoice {
   typedef Query8 type;
 };
 template <>
-struct QueryChoice<true> {
+struct QueryChoice<0, true> {
+  typedef ByteQuery type;
+};
+template <>
+struct QueryChoice<1, true> {
   typedef HalfQuery type;
 };
-typedef QueryChoice<HALF_QUERY>::type Query;
+typedef QueryChoice<QUERY, MANY_ROWS>::type Query;

@@ -61,7 +61,7 @@ struct Loader {
   const u8 *codes, *affine, *own;
   // Whether a lane's copies are of one unit of every token, so that its address is worked out once. Kernels of few query
   // heads are faster as the compiler does it by itself.
-  static constexpr bool OWN = HALF_QUERY && Place<ROW_UNITS>::PERIOD == 1;
+  static constexpr bool OWN = MANY_ROWS && Place<ROW_UNITS>::PERIOD == 1;
   DEV Loader(const Params& p, const Request& r, int block) : slots(p.slots + r.first), at(r, int2_end(p, r)) {
     codes = p.codes + block * (ROW_UNITS * 16);
     affine = p.affine + block * AFFINE_ROW;
