@@ -154,11 +154,12 @@ class CudaTiles:
         resident: most blocks of a multiprocessor, up to `MOST_RESIDENT`.
         window_cost: number of INT2 tiles that take as long as one step of window tokens, which has
             3.6 times the bytes.
-        many_rows_cost: the same for more than eight query rows, with which a tile takes longer.
+        many_rows_cost: the same for more than eight query rows or rows of 256 channels, with which
+            a tile takes longer.
         early: a block with at most this many units of work requests its bytes before the kernel in
             front has ended; 0 for no block. If the prefix is stable, every block does.
         many_rows_early: the same for more than eight query rows.
-        alone: stage 2 of a single request finds its parts before stage 1 has ended.
+        planned: most requests, up to 32, of which stage 2 finds the parts before stage 1 has ended.
     """
 
     stages: int = 6
@@ -167,7 +168,7 @@ class CudaTiles:
     many_rows_cost: int = 3
     early: int = 4
     many_rows_early: int = 0
-    alone: bool = True
+    planned: int = 32
 
 
 WHOLE_BATCH = 4
@@ -205,7 +206,7 @@ VARIANTS = (
     CUDA,
     replace(CUDA, stages=4),
     replace(CUDA, window_cost=3, many_rows_cost=2),
-    replace(CUDA, early=0, alone=False),
+    replace(CUDA, early=0, planned=0),
     replace(CUDA, stages=4, resident=2),
 )
 

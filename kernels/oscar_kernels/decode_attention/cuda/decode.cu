@@ -4,7 +4,7 @@
 // row, BITS_K BITS_V bits of a code, GROUP query rows of a KV head, HB KV heads and TW token groups of a block, VH
 // warps that share the query heads of a KV head, STAGES of the ring of tiles, SLOT_T INDPTR_T ROW_T integer types,
 // QUERY 0 bfloat16 1 float16 2 float32, AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST; DRAFTS of a
-// request that are verified, or 0; EARLY_UNITS ALONE, see below.
+// request that are verified, or 0; EARLY_UNITS PLANNED, see below.
 //
 // Work. The batch is one list of units: for every block of HB heads and every request its INT2 tiles (TILE tokens, one
 // unit each), then its window steps (16 * TW tokens, WINDOW_COST units each). A block takes an equal share of the list,
@@ -13,8 +13,8 @@
 //
 // Before the kernel in front has ended. If that one writes only queries and newest tokens (`prefix_stable`), a block
 // copies its first tiles meanwhile, or loads its first window rows; else, if its share is at most EARLY_UNITS units, it
-// asks for their bytes, into the second-level cache. With ALONE stage 2 of a single request works out which parts it
-// merges before it waits for them.
+// asks for their bytes, into the second-level cache. Stage 2 of up to PLANNED requests works out which parts it merges
+// before it waits for them.
 //
 // Arithmetic of INT2 tokens. Codes go from shared memory through ldmatrix straight into the operands of mma.sync.
 //

@@ -35,6 +35,27 @@ DEV void find_parts(const Params& p, const int* prefix, Parts (&parts)[ROWS], in
   }
 }
 
+// Prefix sums of the units of up to 32 requests, by one warp.
+DEV void plan_by_warp(const Params& p, int* prefix, int lane) {
+  int tiles = 0, steps = 0;
+  if (lane < p.batch) {
+    const Request r = request(p, lane);
+    tiles = tile_units(p, r);
+    steps = window_units(r);
+  }
+  int sum = tiles + steps;
+  UNROLL for (int o = 1; o < 32; o *= 2) {
+    const int y = __shfl_up_sync(ALL, sum, o);
+    sum += lane >= o ? y : 0;
+  }
+  if (lane == 0) prefix[0] = 0;
+  if (lane < p.batch) {
+    prefix[2 * lane + 1] = sum - steps;
+    prefix[2 * lane + 2] = sum;
+  }
+  __syncwarp();
+}
+
 constexpr int EACH = DV / 32;  // channels of a lane
 
 // What a lane knows of a row: maximum and sum of all, its channels of the output.
@@ -124,11 +145,13 @@ DEV void merge_shares(const Params& p, Merged<LINES>& merged, const float (&apar
 }
 
 // One block: ROWS rows (request, query head) of one KV head, and a slice of the output channels. Several of the COUNT
-// warps merge a row, or one merges several.
+// warps merge a row, or one merges several. DEEP: sixteen warps of one row load a part of each of 132 multiprocessors
+// at once.
 template <int COUNT, int ROWS>
 DEV void merge(const Params& p) {
   typedef Outputs<COUNT, ROWS> Out;
-  constexpr int SHARE = COUNT > ROWS ? COUNT / ROWS : 1, OWN = ROWS > COUNT ? ROWS / COUNT : 1, DEEP = 8 / OWN;
+  constexpr int SHARE = COUNT > ROWS ? COUNT / ROWS : 1, OWN = ROWS > COUNT ? ROWS / COUNT : 1,
+                DEEP = SHARE > 1 ? 10 : 8 / OWN;
   __shared__ Merged<Out::LINES> merged;
   __shared__ float apart[SHARE > 1 ? COUNT : 1][DV < 128 ? 128 : DV], weights[COUNT][2];
   __shared__ Parts parts[ROWS];
@@ -137,18 +160,14 @@ DEV void merge(const Params& p) {
   Partner<Out> partner(p, head, warp, lane);
   for (int i = threadIdx.x; i < (Out::LINES - ROWS) * (DV / 2); i += COUNT * 32)
     merged.set(ROWS + i / (DV / 2), i % (DV / 2), 0.f, 0.f);
-  const bool alone = ALONE && p.batch == 1;
-  if (alone && warp < (ROWS + 7) / 8) {
-    __shared__ int prefix[3];
-    const Request r = request(p, 0);
-    prefix[0] = 0;  // all write the same
-    prefix[1] = tile_units(p, r);
-    prefix[2] = prefix[1] + window_units(r);
-    __syncwarp();
-    find_parts<ROWS>(p, prefix, parts, 8 * warp, head, lane);
+  const bool planned = p.batch <= PLANNED;
+  if (planned && warp < (ROWS + 7) / 8) {
+    __shared__ int prefix[(ROWS + 7) / 8][2 * PLANNED + 1];
+    plan_by_warp(p, prefix[warp], lane);
+    find_parts<ROWS>(p, prefix[warp], parts, 8 * warp, head, lane);
   }
   wait_for_previous();
-  if (!alone && warp < (ROWS + 7) / 8) find_parts<ROWS>(p, p.prefix, parts, 8 * warp, head, lane);
+  if (!planned && warp < (ROWS + 7) / 8) find_parts<ROWS>(p, p.prefix, parts, 8 * warp, head, lane);
   __syncthreads();
   const int row = warp / SHARE * OWN;
   Parts mine[OWN];

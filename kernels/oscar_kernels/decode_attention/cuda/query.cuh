@@ -92,18 +92,20 @@ struct ByteQuery {
   float scale[NT], sum[NT][GK];
   DEV void load(const Params& p, const QueryRows& rows, int lane) {
     const int g = lane / 4, t = lane % 4;
-    UNROLL for (int h = 0; h < PAIRS; h++) {
+    float all[PAIRS][4][KC][4];  // nothing waits for the first before the last is asked for
+    UNROLL for (int h = 0; h < PAIRS; h++) UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
       const int head = 8 * h + g % 2 * 4 + g / 2;
-      float x[4][KC][4], largest = 0.f, s[GK];
+      all[h][r][c][0] = all[h][r][c][1] = all[h][r][c][2] = all[h][r][c][3] = 0.f;
+      if (head < GW) query_four(p, rows[head] * DK + r * (DK / 4) + 16 * c + 4 * t, all[h][r][c]);
+    }
+    UNROLL for (int h = 0; h < PAIRS; h++) {
+      const float(&x)[4][KC][4] = all[h];
+      float largest = 0.f, s[GK];
       int rounded[GK];
       UNROLL for (int v = 0; v < GK; v++) s[v] = rounded[v] = 0;
-      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) {
-        x[r][c][0] = x[r][c][1] = x[r][c][2] = x[r][c][3] = 0.f;
-        if (head < GW) query_four(p, rows[head] * DK + r * (DK / 4) + 16 * c + 4 * t, x[r][c]);
-        UNROLL for (int i = 0; i < 4; i++) {
-          s[r * GK / 4] += x[r][c][i];
-          largest = fmaxf(largest, fabsf(x[r][c][i]));
-        }
+      UNROLL for (int r = 0; r < 4; r++) UNROLL for (int c = 0; c < KC; c++) UNROLL for (int i = 0; i < 4; i++) {
+        s[r * GK / 4] += x[r][c][i];
+        largest = fmaxf(largest, fabsf(x[r][c][i]));
       }
       largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(ALL, largest, 2));

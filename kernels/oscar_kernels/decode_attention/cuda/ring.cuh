@@ -118,9 +118,11 @@ DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, i
   int mine = lo + warp;  // the tile that this warp copies next
   loader.fetch(mine, hi, slot, lane);
   if (mine < min(lo + AHEAD, hi)) {
+    u32 later[TW];  // not behind the copies
+    loader.fetch(mine + WARPS, hi, later, lane);
     loader.copy(p, ring.plus(warp), mine, slot, lane);
     mine += WARPS;
-    loader.fetch(mine, hi, slot, lane);
+    UNROLL for (int i = 0; i < TW; i++) slot[i] = later[i];
   }
   Tile tile;
   tile.place(lane, head, group);

@@ -66,6 +66,7 @@ class AttentionVariant:
         halves = 1 if self.rows <= 8 or (self.whole and self.rows <= WARP_ROWS) else 2
         together = math.gcd(self.heads, WARPS // halves)
         wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.rows > 4
+        costly = self.rows > 8 or self.v_spec.head_dim > 128  # a tile
         tiles = self.tiles
         return {
             "DK": self.k_spec.head_dim,
@@ -87,9 +88,9 @@ class AttentionVariant:
             "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
             "CAPPED": int(self.capped),
             "BLOCKS": 1 if wide else tiles.resident,
-            "WINDOW_COST": tiles.window_cost if self.rows <= 8 else tiles.many_rows_cost,
+            "WINDOW_COST": tiles.many_rows_cost if costly else tiles.window_cost,
             "EARLY_UNITS": tiles.early if self.rows <= 8 else tiles.many_rows_early,
-            "ALONE": int(tiles.alone),
+            "PLANNED": tiles.planned,
         }
 
 
