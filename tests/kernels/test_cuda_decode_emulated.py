@@ -149,7 +149,7 @@ def assert_right(emulator: Emulator, job: Job) -> None:
     """Shares of a block end within a request or take in several; with the tolerance of the tests on
     a GPU."""
     nodes = job.drafts.count if job.drafts else 1
-    for blocks, merged, stable in ((5, 1, False), (16, 8, True)):
+    for blocks, merged, stable in ((5, 1, False), (16, 8, True), (3, 24, True)):
         out = emulate(emulator, job, blocks=blocks, merged=merged, stable=stable)
         testing.assert_as_good_as_torch(out, job.expected, [job.query])
         assert not out[-nodes:].any()
@@ -181,7 +181,7 @@ def test_the_transform_of_values_is_undone(emulator: Emulator) -> None:
     assert_right(emulator, job(4, tree=True, lengths=(3, 90), o_partner=partner))
 
 
-@pytest.mark.parametrize("merged", [1, 4, 16])
+@pytest.mark.parametrize("merged", [1, 4, 24])
 def test_rows_of_256_channels(emulator: Emulator, merged: int) -> None:
     """Blocks of stage 2 have a slice of the output channels each."""
     partner = torch.linalg.qr(torch.randn(1, 256, 256)).Q.contiguous()

@@ -23,11 +23,8 @@ from oscar_kernels.nvrtc.compile import Build
 
 logger = logging.getLogger(__name__)
 LEARNED_SINKS = "it has no learned sinks"
-FASTER_DIM = 128
-"""Widest rows with which CUDA C++ is the faster path. With 256 channels Triton takes 31.7, 77.1 and
-96.1 us where CUDA C++ takes 35.2, 84.8 and 101 (one H100, 2 KV heads, 16 query heads; 8 x 16,000,
-16 x 32,000 and 64 x 8,000). Of one request 8,000 tokens take 15.3 and 12.7, 32,000 take 19.2 and
-21.6, and 100,000 take 27.3 and 26.7; which of them it has is not known where the path is chosen."""
+WIDEST = 256
+"""Channels of the widest rows that CUDA C++ has. Wider ones are Triton's, and no one is told."""
 
 
 @signature_of(triton_launcher.decode_attention)
@@ -93,7 +90,7 @@ def decode_workspace_numel(
 
 
 def _too_wide(cache: LayerCache) -> bool:
-    return max(cache.k_spec.head_dim, cache.v_spec.head_dim) > FASTER_DIM
+    return max(cache.k_spec.head_dim, cache.v_spec.head_dim) > WIDEST
 
 
 @functools.cache

@@ -159,7 +159,7 @@ class CudaTiles:
         early: a block with at most this many units of work requests its bytes before the kernel in
             front has ended; 0 for no block. If the prefix is stable, every block does.
         many_rows_early: the same for more than eight query rows.
-        planned: most requests, up to 32, of which stage 2 finds the parts before stage 1 has ended.
+        planned: most requests of which stage 2 finds the parts before stage 1 has ended.
     """
 
     stages: int = 6

@@ -15,7 +15,8 @@ extern "C" bool emulate(int merged, const Params* p, int columns, int rows, unsi
                    : merged == 2 ? oscar_decode_stage2_2
                    : merged == 4 ? oscar_decode_stage2_4
                    : merged == 8 ? oscar_decode_stage2_8
-                                 : oscar_decode_stage2_16;
+                   : merged == 16 ? oscar_decode_stage2_16
+                                  : oscar_decode_stage2_24;
   const int threads = merged == 0 ? THREADS : merged == 1 ? 512 : 256;
   const std::string error =
       machine::run({(u32)columns, (u32)rows}, threads, bytes, eager, seed, [=] { run(*p); });

@@ -95,3 +95,6 @@ extern "C" __global__ void __launch_bounds__(256) oscar_decode_stage2_8(const __
 extern "C" __global__ void __launch_bounds__(256) oscar_decode_stage2_16(const __grid_constant__ Params p) {
   merge<8, 16>(p);
 }
+extern "C" __global__ void __launch_bounds__(256) oscar_decode_stage2_24(const __grid_constant__ Params p) {
+  merge<8, 24>(p);
+}

@@ -33,9 +33,10 @@ from oscar_kernels.nvrtc import driver
 
 SOURCE = nvrtc.CudaSource(__name__.rpartition(".")[0], "decode.cu")
 
-MERGED_ROWS = {16: 2.0, 8: 0.9, 4: 0.9, 2: 0.9, 1: 0.0}
+MERGED_ROWS = {24: 1.5, 16: 1.5, 8: 0.9, 4: 0.9, 2: 0.9, 1: 0.0}
 """Rows that a block of stage 2 may merge, mapped to the blocks for each multiprocessor that this
-needs; the first that has them is taken. Measured on one H100 with batches of 1 to 128 requests."""
+needs; the first that has them is taken. A multiprocessor holds two blocks at a time. Measured with
+batches of 1 to 256 requests."""
 
 
 class NoAttentionVariant(ValueError):

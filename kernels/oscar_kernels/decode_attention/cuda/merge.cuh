@@ -35,24 +35,29 @@ DEV void find_parts(const Params& p, const int* prefix, Parts (&parts)[ROWS], in
   }
 }
 
-// Prefix sums of the units of up to 32 requests, by one warp.
+// Prefix sums of the units of all requests, by one warp.
 DEV void plan_by_warp(const Params& p, int* prefix, int lane) {
-  int tiles = 0, steps = 0;
-  if (lane < p.batch) {
-    const Request r = request(p, lane);
-    tiles = tile_units(p, r);
-    steps = window_units(r);
-  }
-  int sum = tiles + steps;
-  UNROLL for (int o = 1; o < 32; o *= 2) {
-    const int y = __shfl_up_sync(ALL, sum, o);
-    sum += lane >= o ? y : 0;
+  int carry = 0;
+  UNROLL_1 for (int first = 0; first < p.batch; first += 32) {
+    const int b = first + lane;
+    int tiles = 0, steps = 0;
+    if (b < p.batch) {
+      const Request r = request(p, b);
+      tiles = tile_units(p, r);
+      steps = window_units(r);
+    }
+    int sum = tiles + steps;
+    UNROLL for (int o = 1; o < 32; o *= 2) {
+      const int y = __shfl_up_sync(ALL, sum, o);
+      sum += lane >= o ? y : 0;
+    }
+    if (b < p.batch) {
+      prefix[2 * b + 1] = carry + sum - steps;
+      prefix[2 * b + 2] = carry + sum;
+    }
+    carry += __shfl_sync(ALL, sum, 31);
   }
   if (lane == 0) prefix[0] = 0;
-  if (lane < p.batch) {
-    prefix[2 * lane + 1] = sum - steps;
-    prefix[2 * lane + 2] = sum;
-  }
   __syncwarp();
 }
 
