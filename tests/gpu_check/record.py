@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,9 @@ from subprocess import SubprocessError
 from document import StepResult
 from steps import Check, CheckFailed
 
+INTERRUPT_SECONDS = 2.0
+"""A command that an interrupt ends may be noticed this much earlier than the interrupt."""
+
 
 class Record:
     """The results of the steps that have begun, in that order."""
@@ -18,7 +22,7 @@ class Record:
     def __init__(self) -> None:
         self._begun: dict[str, float] = {}
         self._ended: dict[str, StepResult] = {}
-        self._stopped: list[StepResult] | None = None
+        self._interrupted = threading.Event()
 
     def timed(self, name: str, step: Callable[[Check], str], check: Check) -> StepResult:
         """Run a step, and tell on standard output when it begins and ends."""
@@ -31,6 +35,8 @@ class Record:
         except (OSError, KeyError, ValueError, SubprocessError) as error:
             figures, passed = f"{type(error).__name__}: {error}", False
         seconds = time.monotonic() - started
+        if not passed and self._interrupted.wait(INTERRUPT_SECONDS):
+            return StepResult(name, None, seconds, "")
         print(f"{name}: {'passed' if passed else 'FAILED'} ({seconds:.0f} s) {figures}", flush=True)
         self._ended[name] = StepResult(name, passed, seconds, figures)
         return self._ended[name]
@@ -42,15 +48,12 @@ class Record:
         try:
             yield
         except KeyboardInterrupt:
-            self._stopped = self._so_far()
+            self._interrupted.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
 
     def stopped(self) -> list[StepResult]:
         """The results when the interrupt came; of steps that had only begun too."""
-        return self._so_far() if self._stopped is None else self._stopped
-
-    def _so_far(self) -> list[StepResult]:
         now = time.monotonic()
         return [
             self._ended.get(name) or StepResult(name, None, now - begun, "")
