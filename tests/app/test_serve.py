@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import urllib.error
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import fake_sglang
 import pytest
+from served_model import all_children, cmdline
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
@@ -100,6 +102,22 @@ def test_a_server_that_ends_by_itself_says_why(
     (record,) = server_records.ended()
     assert record.end is not None and record.end.cause.endswith("it fell over")
     assert record.port == port and record.end.exit_status == 3
+
+
+def test_an_engine_that_was_killed_says_so(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel does so when memory runs out, and nothing is in the log then."""
+    port = fake_sglang.take_its_place(monkeypatch, dies=False)
+    with oscar_zoo.serve(**arguments(artifact, port)) as server:
+        (engine,) = (pid for pid in all_children(server.pid) if b"HTTPServer" in cmdline(pid))
+        os.kill(engine, signal.SIGKILL)
+        with pytest.raises(
+            ServerFailed, match=r"the server ended: it was killed \(SIGKILL\)\."
+        ) as error:
+            server.wait()
+    assert "without free memory" in str(error.value.hint) and "log: " in str(error.value.hint)
+    (record,) = server_records.ended()
+    assert record.end is not None and record.end.cause == "it was killed (SIGKILL)"
+    assert server_records.told(record).endswith(" UTC: it was killed (SIGKILL)")
 
 
 def test_what_the_caller_says_reaches_the_command(

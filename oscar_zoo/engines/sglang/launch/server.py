@@ -22,7 +22,13 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from oscar_zoo.engines.sglang.launch import processes, watchdog
-from oscar_zoo.engines.sglang.launch.failure_cause import UNKNOWN, Cause, cause_in, lost_port
+from oscar_zoo.engines.sglang.launch.failure_cause import (
+    KILLED,
+    UNKNOWN,
+    Cause,
+    cause_in,
+    lost_port,
+)
 from oscar_zoo.engines.sglang.launch.plan import LOOPBACK, LaunchPlan
 from oscar_zoo.engines.sglang.launch.ports import client_url
 from oscar_zoo.engines.sglang.launch.private_log import LogPump, redacted_log
@@ -131,7 +137,9 @@ class Server:
     def cause(self) -> Cause:
         """Why the child ended; see `failure_cause.cause_in`."""
         self._pump.join(LAST_WORDS_SECONDS)
-        return cause_in(self.log)
+        cause = cause_in(self.log)
+        killed = cause.text == UNKNOWN and self.returncode == -signal.SIGKILL
+        return KILLED if killed else cause
 
     def wait(self) -> int:
         """Block until the child ends, and return its exit status.
