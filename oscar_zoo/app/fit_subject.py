@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from oscar_zoo.app.known import known_entries, served_entry
 from oscar_zoo.app.model_needs import (
     Needs,
+    longest_of_manifest,
     needs_of_choice,
     needs_of_manifest,
     needs_of_recipe,
@@ -15,7 +16,7 @@ from oscar_zoo.app.model_needs import (
 from oscar_zoo.app.refused_models import check_used
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import NameTarget, PathTarget, parse
-from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference, is_path
 from oscar_zoo.errors import ArtifactNotFound, UsageError
 from oscar_zoo.next_step import Pull
@@ -64,9 +65,7 @@ def subject_of(text: str) -> Subject:
     manifest = entry.manifest if entry is not None else None
     if manifest is None or manifest.model.geometry != needs.geometry:
         return Subject(choice.name, needs, None)
-    return Subject(
-        choice.name, replace(needs, serving=manifest.recipe), manifest.artifact_id.reference
-    )
+    return Subject(choice.name, _served(needs, manifest), manifest.artifact_id.reference)
 
 
 def _artifact_target(text: str) -> PathTarget | NameTarget | None:
@@ -105,7 +104,13 @@ def _of_artifact(entry: Entry) -> Subject:
     needs = _needs(choice)
     if needs is None or needs.geometry != manifest.model.geometry:
         needs = needs_of_manifest(manifest)
-    return Subject(choice.name, replace(needs, serving=manifest.recipe), name)
+    return Subject(choice.name, _served(needs, manifest), name)
+
+
+def _served(needs: Needs, manifest: Manifest) -> Needs:
+    """The needs of a model with the artifact of `manifest`."""
+    longest = needs.longest or longest_of_manifest(manifest)
+    return replace(needs, serving=manifest.recipe, longest=longest)
 
 
 def _needs(choice: ModelChoice) -> Needs | None:
