@@ -4,6 +4,7 @@ have. No hub is asked over the network."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from oscar_zoo.app.known import known_entries, served_entry
 from oscar_zoo.app.model_needs import (
@@ -15,7 +16,7 @@ from oscar_zoo.app.model_needs import (
 )
 from oscar_zoo.app.refused_models import check_used
 from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import NameTarget, PathTarget, parse
+from oscar_zoo.app.targets import NameTarget, PathTarget, parse, suggest_path
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference, is_path
 from oscar_zoo.errors import ArtifactNotFound, UsageError
@@ -56,6 +57,10 @@ def subject_of(text: str) -> Subject:
         return _of_artifact(_entry(target))
     choice = choose_model(text)
     needs = _needs(choice)
+    if needs is None and not is_path(text) and Path(text).exists():
+        error = ArtifactNotFound.for_name(text)
+        suggest_path(Path(text), error)
+        raise error
     if needs is None:
         raise UsageError(
             f"the shapes of {choice.name} are not known here.",
