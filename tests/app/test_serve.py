@@ -21,6 +21,7 @@ from oscar_zoo.app import server_records
 from oscar_zoo.app.progress import Note, Silent
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.engines.sglang.launch.server import STOPPED
 from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
@@ -67,6 +68,21 @@ def test_a_server_lives_as_long_as_its_block(
     assert [note.code for note in listener.notes] == ["server.starting"]
     assert listener.phases and {unit for _, unit in listener.phases} == {"s"}
     server.stop()  # a second end changes nothing
+
+
+def test_the_log_of_a_stopped_server_ends_with_that(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang says of its processes that they crashed with exit code -15."""
+    port = fake_sglang.take_its_place(monkeypatch, dies=False)
+    with oscar_zoo.serve(**arguments(artifact, port)) as server:
+        pass
+    assert server.log.read_text().splitlines()[-1] == STOPPED.decode().strip()
+    port = fake_sglang.take_its_place(monkeypatch, dies=True)
+    with oscar_zoo.serve(**arguments(artifact, port)) as server:
+        with pytest.raises(ServerFailed):
+            server.wait()
+    assert STOPPED not in server.log.read_bytes()
 
 
 def test_stop_ends_it_without_a_block(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,11 @@ crash and would sleep for five seconds before it ends itself."""
 DRAIN_SECONDS = 300.0
 """Seconds that requests may take to finish after SIGTERM; a second signal ends them at once."""
 POLL_SECONDS = 0.5
+STOPPED = (
+    b"oscar-zoo stopped this server. What stands above about processes that crashed with exit code"
+    b" -15 is their end by SIGTERM.\n"
+)
+"""The last line in the log of a server that did not end by itself."""
 LAST_WORDS_SECONDS = 2.0
 """Seconds that workers may go on to print when the child has ended."""
 
@@ -194,7 +199,7 @@ def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
     Raises:
         ServerFailed: the program could not be started.
     """
-    signals = Signals()
+    signals, stopped = Signals(), False
     try:
         with redacted_log(log, plan.secrets) as (stream, pump):
             with stream:
@@ -205,9 +210,20 @@ def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
                     yield server
                 finally:
                     signals.ignore()  # a second Ctrl-C must not leave the child behind
+                    stopped = server.stopping or server.returncode is None
                     server.stop()
     finally:
+        if stopped:
+            _append(log, STOPPED)
         signals.restore()
+
+
+def _append(log: Path, line: bytes) -> None:
+    """Add a line to a log that nobody writes any more, if it is still there."""
+    with contextlib.suppress(OSError):
+        number = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(number, "wb") as stream:
+            stream.write(line)
 
 
 def _start(plan: LaunchPlan, stream: BinaryIO) -> subprocess.Popen[bytes]:
