@@ -47,18 +47,30 @@ def test_a_server_without_its_detokenizer_ends_at_once(artifact: Path, tmp_path:
     assert told["cause"] == "its process detokenizer was killed" and told["ended"]
 
 
-@pytest.mark.parametrize("options", [(), ("--detach",)])
-def test_ctrl_c_while_starting_leaves_nothing_behind(
-    artifact: Path, tmp_path: Path, options: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("options", "number", "code", "word"),
+    [
+        ((), signal.SIGINT, 130, "interrupted"),
+        (("--detach",), signal.SIGINT, 130, "interrupted"),
+        ((), signal.SIGTERM, 143, "terminated"),
+    ],
+)
+def test_a_signal_while_starting_leaves_nothing_behind(
+    artifact: Path,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    number: signal.Signals,
+    code: int,
+    word: str,
 ) -> None:
     process = start(artifact, free_port(), tmp_path, options=options)
     while not (
         tree := [pid for pid in all_children(process.pid) if b"sglang.launch" in cmdline(pid)]
     ):
         assert process.poll() is None
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, _ = process.communicate(timeout=300)
-    assert process.returncode == 130 and parsed(out)["error"]["code"] == "interrupted"
+    assert process.returncode == code and parsed(out)["error"]["code"] == word
     assert not [pid for pid in tree if alive(pid)] and not list(tmp_path.glob("oscar-zoo-serve-*"))
     assert not list((tmp_path / "servers").iterdir())
 
