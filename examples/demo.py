@@ -2,8 +2,9 @@
 with `make demo`.
 
 Every step is an ordinary command line, shown before it runs. All of them run in one folder, which
-has its own lock, hub and cache; nothing else is read or touched. What an earlier run computed there
-from the same model, text and code is used again, and an interrupted computation continues.
+has its own lock, hub and cache; nothing else is read or touched. What an earlier run computed and
+measured there from the same model, text and code is used again, and an interrupted computation
+continues.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -70,7 +72,7 @@ def main() -> int:
 
 def every_step(work: Path, *, quick: bool) -> int:
     """Run all steps in the folder `work`; returns the exit code."""
-    started = time.monotonic()
+    started, here = time.monotonic(), Path.cwd()
     compute_options, eval_options = QUICK if quick else ((), ())
     prepare(work, compute_options)
     print(f"$ cd {os.path.relpath(work)}")
@@ -86,11 +88,9 @@ def every_step(work: Path, *, quick: bool) -> int:
     unmeasured = ("--unmeasured",) if quick else ()  # --fast measures no perplexity
     run("publish", "./rotation", "--hub", "file:./zoo", "--create", "-q", *unmeasured)
     run("pull", NAME, "--hub", "file:./zoo", "-q")
-    data = os.path.relpath(VALIDATION)
-    texts = ("--model", model(), "--data", data)
-    measured = run("eval", NAME, *texts, *eval_options, "--json", show=False)
+    measured = measure(eval_options)
     answer = ask_served_model(passkey_prompt())
-    print_table(json.loads(measured))
+    print_table(measured)
     print(
         "\nThe running server was asked for a code near the start of a prompt of"
         f" {answer['tokens']} tokens:"
@@ -100,7 +100,27 @@ def every_step(work: Path, *, quick: bool) -> int:
         f"\nAll steps done in {time.monotonic() - started:.0f} s. Rotation: {work / 'rotation'},"
         f" hub: file:{work / 'zoo'}"
     )
+    print_next_steps(work, here)
     return 0
+
+
+def print_next_steps(work: Path, here: Path) -> None:
+    """Say what to do next, in commands that can be copied into the shell in the folder `here`."""
+
+    def path(place: Path) -> str:
+        seen = os.path.relpath(place, here)
+        return shlex.quote(seen if seen.startswith("..") else f"./{seen}")
+
+    tool = path(CLI)
+    print("\nNext:")
+    for what, step in (
+        ("read the report", f"open {path(work / 'rotation.report.html')} in a browser"),
+        ("serve it", f"{tool} serve {path(work / 'rotation')} --model {path(MODEL)}"),
+        ("talk to it", f"{tool} chat    (in another terminal)"),
+        ("your own model", f"{tool} compute ./MODEL --calib-data ./prompts.jsonl"),
+        ("what others made", f"{tool} list"),
+    ):
+        print(f"  {what:<18}{step}")
 
 
 def prepare(work: Path, options: Sequence[str] = ()) -> None:
@@ -143,6 +163,34 @@ def compute(options: Sequence[str] = ()) -> None:
     data = os.path.relpath(CALIBRATION)
     output = ("--output-dir", "./rotation")
     run("compute", model(), "--calib-data", data, *output, *options, *resume)
+
+
+def measure(options: Sequence[str] = ()) -> dict[str, Any]:
+    """What `eval` measures with `options`, unless an earlier run measured the same; see
+    `digest_of_measurement`."""
+    kept, inputs = Path("rotation.eval.json"), digest_of_measurement(options)
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        earlier = json.loads(kept.read_bytes())
+        if earlier["inputs"] == inputs:
+            print(
+                "\nThe rotation was measured by an earlier run with the same model, text, options"
+                f" and code. To measure it again, remove {kept}."
+            )
+            return dict(earlier["report"])
+    texts = ("--model", model(), "--data", os.path.relpath(VALIDATION))
+    report = json.loads(run("eval", NAME, *texts, *options, "--json", show=False))
+    kept.write_text(json.dumps({"inputs": inputs, "report": report}), "utf-8")
+    return dict(report)
+
+
+def digest_of_measurement(options: Sequence[str]) -> str:
+    """A digest of everything that a measurement depends on: the inputs of the computation, the
+    rotation, the text and the options."""
+    digest = hashlib.sha256(" ".join([digest_of_inputs(), *options]).encode())
+    for path in (VALIDATION, *sorted(Path("rotation").iterdir())):
+        digest.update(f"{path.name} {path.stat().st_size}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def model() -> str:

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FAKE = """#!/bin/sh
 echo "$@" >> commands.txt
 mkdir -p rotation && touch rotation/oscar.json rotation.report.html
-echo printed
+echo '{"rows": []}'
 """
 WAITING = """#!/usr/bin/env python3
 import sys, time
@@ -99,6 +99,39 @@ def test_an_interrupted_computation_of_the_demo_continues(
     assert command.endswith("--resume")
 
 
+def test_the_demo_measures_once_what_has_not_changed(
+    demo: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The key is everything that the result depends on: inputs, text, options, the rotation."""
+    work, options = tmp_path / "demo", ("--windows", "2")
+
+    def evaluations(options: Sequence[str] = options) -> list[str]:
+        computations(demo, work, monkeypatch)
+        assert demo.measure(options) == {"rows": []}
+        told = work / "commands.txt"  # the demo empties the folder
+        lines = told.read_text().splitlines() if told.exists() else []
+        return [line for line in lines if line.startswith("eval ")]
+
+    (first,) = evaluations()
+    assert first.endswith("--windows 2 --json")
+    capsys.readouterr()
+    assert evaluations() == []
+    assert "measured by an earlier run" in capsys.readouterr().out
+    (work / "rotation/more").write_text("another rotation")
+    assert len(evaluations()) == 1
+    assert len(evaluations(("--windows", "3"))) == 1
+    text = tmp_path / "validation.txt"
+    text.write_text("another text")
+    monkeypatch.setattr(demo, "VALIDATION", text)
+    assert len(evaluations(("--windows", "3"))) == 1
+    assert evaluations(("--windows", "3")) == []
+    (work / "rotation.eval.json").write_text("{")
+    assert len(evaluations(("--windows", "3"))) == 1
+
+
 def test_the_demo_does_not_read_the_lock_of_the_checkout(
     demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,5 +190,8 @@ def test_the_demo_ends_with_a_table_and_an_answer(tmp_path: Path) -> None:
     assert re.search(r"^Kept wush", done.stdout, re.MULTILINE)
     recall = {name: float(value) for name, _, _, value in rows}
     assert recall["BF16"] > 99 and recall["INT2 as computed"] > 90 > recall["INT2"]
+    steps = re.findall(r"^  serve it +\S+ serve (\S+) --model (\S+)$", done.stdout, re.MULTILINE)
+    (served,) = steps
+    assert all(Path(place).is_dir() for place in served)
     answered = re.search(r"expected '(\d{6})', answered '(.*)'", done.stdout)
     assert answered is not None and answered[2].strip() == answered[1]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from oscar_zoo.app.arguments import clip_of, model_text
 from oscar_zoo.app.compute_request import ComputeRequest
+from oscar_zoo.app.early_checks import check_device, check_model
 from oscar_zoo.app.progress import SILENT, Note, Observer, phase_progress
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
@@ -210,11 +211,11 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
         OscarZooError: there is no such model or device.
     """
     from oscar_zoo.compute.data import check_exists
-    from oscar_zoo.models.model_hub import check_fetchable
     from oscar_zoo.registry.recipe import serving_recipe
 
     check_exists(request.calib_data)  # a missing file is named before a hub is asked for the model
-    check_fetchable(choice.source, request.revision)
+    check_device(request.device)
+    check_model(choice.source, request.revision)
     # What follows imports torch and transformers, which takes seconds.
     from oscar_zoo.compute.options import ComputeOptions
     from oscar_zoo.compute.width_wish import check_wish, width_wish

@@ -25,6 +25,8 @@ from oscar_zoo.errors import ServerFailed
 
 PROGRAM = "from oscar_zoo.cli.main import main; main()"
 POLL_SECONDS = 0.5
+CHECKING = "checking model and artifact"
+"""What is said until the engine starts: artifact and weights may be fetched then, too."""
 ENDING_SECONDS = 60.0
 """Seconds that a server that is no longer wanted may take to end."""
 
@@ -44,11 +46,9 @@ def start_detached(
     host, port = request.expose or LOOPBACK, request.port
     check_port(host, port, lambda other: request.command_line(port=other))
     log = serve_log(port)
-    log.unlink(missing_ok=True)  # the phases of an earlier server would be shown
+    log.unlink(missing_ok=True)  # its phases are shown, and it tells that the engine was started
     for warning in replaced_backends(request.flags):  # the child's words are in a file
         observer.note(Note("server.environment", warning))
-    text = f"Starting a server in the background (log: {log})"
-    observer.note(Note("server.detached", text, {"log": str(log)}, kind="step"))
     with _child(request.arguments(detach=None, json=True, port=port), port) as child:
         said = _answer(child, port, observer)
         observer.begin((), timed=False)
@@ -90,12 +90,30 @@ def _child(arguments: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]
         child.stdout.close()
 
 
+class _News:
+    """What the child does: it checks everything, and then starts the engine, which writes `log`."""
+
+    def __init__(self, log: Path, observer: Observer) -> None:
+        self._log, self._observer = log, observer
+        self._phases: PhaseReader | None = None
+
+    def tell(self, seconds: int) -> None:
+        """Tell the observer, `seconds` after the start."""
+        if self._phases is None and self._log.exists():
+            self._phases = PhaseReader(self._log)
+            text = f"Starting a server in the background (log: {self._log})"
+            facts = {"log": str(self._log)}
+            self._observer.note(Note("server.detached", text, facts, kind="step"))
+        phase = CHECKING if self._phases is None else self._phases.current()
+        self._observer.advance(phase, seconds, 0, "s")
+
+
 def _answer(child: subprocess.Popen[bytes], port: int, observer: Observer) -> dict[str, Any]:
     """The one JSON object that the child prints once it is ready or has failed."""
     assert child.stdout is not None
-    started, data, phases = time.monotonic(), b"", PhaseReader(serve_log(port))
+    started, data, news = time.monotonic(), b"", _News(serve_log(port), observer)
     while True:
-        observer.advance(phases.current(), int(time.monotonic() - started), 0, "s")
+        news.tell(int(time.monotonic() - started))
         if not select.select([child.stdout], [], [], POLL_SECONDS)[0]:
             continue
         part = os.read(child.stdout.fileno(), 1 << 16)

@@ -181,10 +181,11 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     """
     require_compute()
     from oscar_zoo.app.artifact_model import both_sides
-    from oscar_zoo.app.eval_record import keep_record
     from oscar_zoo.app.evaluated_model import find_subject, load_subject
 
     subject = find_subject(request, observer)
+    # What follows imports torch and transformers, which takes seconds.
+    from oscar_zoo.app.eval_record import keep_record
     from oscar_zoo.evaluate import run
     from oscar_zoo.models.memory import memory_errors
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from oscar_zoo.app import targets
 from oscar_zoo.app.artifact_model import model_for
 from oscar_zoo.app.artifacts import Artifact, open_artifact
+from oscar_zoo.app.early_checks import check_device, check_model
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.app.refused_models import check_used
 from oscar_zoo.app.sources import Sources
@@ -70,8 +71,8 @@ def find_subject(wanted: Wanted, observer: Observer, *, options: str = "") -> Su
         OscarZooError: one of them cannot be found or read, or no command takes the model.
     """
     from oscar_zoo.evaluate.texts import read_text
-    from oscar_zoo.models.model_hub import check_fetchable
 
+    check_device(wanted.device)
     text = read_text(wanted.data, "validation")
     named = targets.parse_given_model(wanted.model, observer)
     target = targets.parse(wanted.artifact)
@@ -79,7 +80,7 @@ def find_subject(wanted: Wanted, observer: Observer, *, options: str = "") -> Su
     artifact = open_artifact(target, Sources(wanted.hubs), observer)
     again = f"{wanted.command_line(model='FOLDER')} {options}".strip()
     choice = model_for(artifact, named, observer, again=again)
-    check_fetchable(choice.source, wanted.revision)
+    check_model(choice.source, wanted.revision)
     return Subject(artifact, choice, text)
 
 

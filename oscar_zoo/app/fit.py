@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from oscar_zoo.compute.moments_file import MomentsInfo
     from oscar_zoo.compute.options import ComputeOptions
     from oscar_zoo.models.loading import Dtype
+    from oscar_zoo.registry.model_names import ModelChoice
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,9 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
     if request.calib_data is not None and request.model is None:
         raise UsageError("--calib-data goes with --model.", hint="add --model, or leave it out")
     require_compute()
+    _check_paths(request)
+    choice = _model_of(request, observer)
+    # What follows imports torch and transformers, which takes seconds.
     from oscar_zoo.compute.moments_file import load_moments
     from oscar_zoo.compute.phases import refit_phases
     from oscar_zoo.compute.refit import refit
@@ -195,10 +199,10 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
     from oscar_zoo.registry.recipe import serving_recipe
 
     info = load_moments(request.moments)[1]
-    choice = recorded_model(info.model.id)
-    recipe = serving_recipe(choice.recipe, info.model.geometry)
+    recorded = recorded_model(info.model.id)
+    recipe = serving_recipe(recorded.recipe, info.model.geometry)
     recipe = recipe.override(clip=request.clip, group_size=request.group_size)
-    options = _options(request, info, recipe, observer)
+    options = None if choice is None else _options(request, choice, info, recipe)
     if options is None and request.bits == 4:
         recipe = _four_bits(recipe, len(info.model.attention_layers))
     observer.begin(refit_phases(options), timed=False)
@@ -207,7 +211,7 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
         request.moments,
         request.method,
         recipe,
-        model_name=choice.name,
+        model_name=recorded.name,
         target=request.output,
         force=request.force,
         options=options,
@@ -220,18 +224,36 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
     return FitResult(path, manifest, tuple(told))
 
 
-def _options(
-    request: FitRequest, info: MomentsInfo, recipe: ServingRecipe, observer: Observer
-) -> ComputeOptions | None:
-    """What `compute` would do with the model, its text cut as for the moments; `None` without
-    one."""
-    from oscar_zoo.app.compute import options_of
+def _check_paths(request: FitRequest) -> None:
+    """Refuse what is no file of moments, and a folder that cannot be written."""
+    from oscar_zoo.artifact.tensor_file import check_start
+    from oscar_zoo.compute.folder import check_target
+
+    if request.output is not None:
+        check_target(request.output, force=request.force)
+    check_start(request.moments)
+
+
+def _model_of(request: FitRequest, observer: Observer) -> ModelChoice | None:
+    """The model of the request, which can be had; `None` without one."""
+    from oscar_zoo.app.early_checks import check_device, check_model
     from oscar_zoo.app.targets import parse_model
 
     if request.model is None:
         return None
+    check_device(request.device)
     choice = parse_model(request.model, observer)
     choice.check_can_be_had("oscar-zoo fit MOMENTS --model FOLDER")
+    check_model(choice.source, request.revision)
+    return choice
+
+
+def _options(
+    request: FitRequest, choice: ModelChoice, info: MomentsInfo, recipe: ServingRecipe
+) -> ComputeOptions:
+    """What `compute` would do with the model, its text cut as for the moments."""
+    from oscar_zoo.app.compute import options_of
+
     cut = info.calibration
     asked = ComputeRequest(
         choice.source,
@@ -275,9 +297,13 @@ def merge_moments(paths: Sequence[str | Path], output: str | Path) -> MergeResul
         StorageError: `output` cannot be written.
     """
     require_compute()
-    from oscar_zoo.compute.merging import merge_files
+    from oscar_zoo.artifact.tensor_file import check_start
 
     check_file(Path(output))
+    for path in paths:
+        check_start(Path(path))
+    from oscar_zoo.compute.merging import merge_files
+
     merged = merge_files([Path(path) for path in paths], Path(output))
     tokens = sum(sequence.tokens for sequence in merged.info.sequences)
     return MergeResult(

@@ -23,7 +23,7 @@ from oscar_zoo.engines.sglang.concurrency import Layout, usual_requests
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
 CONTEXT = 8192
-"""Tokens of a request, where nobody says them."""
+"""Tokens of a request, where nobody says them and the model takes so many."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class FitRequest:
         model: a name of the zoo, a hub id whose `config.json` is on this machine, a folder that
             holds one, or an artifact: `NAME:TAG` or its folder.
         memory: bytes of one GPU.
-        context: tokens of each request.
+        context: tokens of each request; by default `CONTEXT`, or what the model takes at most.
         requests: that run at a time; by default as many as `serve` lets run.
         gpus: of one tensor-parallel group; by default those of the recipe.
         weights: bytes of all weights, instead of what the model says.
@@ -44,7 +44,7 @@ class FitRequest:
 
     model: str
     memory: int
-    context: int = CONTEXT
+    context: int | None = None
     requests: int | None = None
     gpus: int | None = None
     weights: int | None = None
@@ -59,7 +59,8 @@ class FittingCache:
         cache: its bytes on each GPU.
         tokens: that fit in all, with the requests of the report.
         requests: of the context of the report that fit at a time.
-        context: the longest with which the requests of the report fit.
+        context: the longest with which the requests of the report fit, no longer than the model
+            takes.
         fits: whether the requests of the report fit with its context.
     """
 
@@ -81,6 +82,7 @@ class FitReport:
         weights: of the model.
         room: bytes of each GPU that are left for a cache.
         context: tokens of a request.
+        longest: tokens of a request that the model takes at most; `None` where nobody knows.
         requests: that run at a time.
         usual_requests: as many as `serve` lets run at a time when its flags do not say a number.
         bits: of a stored element of the INT2 cache, scales and offsets included, on average.
@@ -95,6 +97,7 @@ class FitReport:
     weights: Weights
     room: int
     context: int
+    longest: int | None
     requests: int
     usual_requests: int
     bits: float
@@ -127,7 +130,7 @@ def fit_gpu(
     model: str,
     memory: int,
     *,
-    context: int = CONTEXT,
+    context: int | None = None,
     requests: int | None = None,
     gpus: int | None = None,
     weights: int | None = None,
@@ -139,7 +142,7 @@ def fit_gpu(
         model: a name of the zoo, a hub id whose `config.json` is on this machine, a folder that
             holds one, or an artifact: `NAME:TAG` or its folder.
         memory: bytes of one GPU.
-        context: tokens of each request.
+        context: tokens of each request; by default 8,192, or what the model takes at most.
         requests: that run at a time; by default as many as `serve` lets run.
         gpus: of one tensor-parallel group; by default those of the recipe.
         weights: bytes of all weights, instead of what the model says.
@@ -182,18 +185,22 @@ def fit(request: FitRequest) -> FitReport:
     plain = next(kind for kind in kinds if kind.kind == "BF16")
     usual = usual_requests(request.memory, plain.token, serving.windows, layout)
     requests = request.requests or usual
+    longest = needs.longest
+    context = request.context or min(CONTEXT, longest or CONTEXT)
+    limit = None if longest is None else max(longest, context)  # a longer one was asked for
     return FitReport(
         model=name,
         memory=request.memory,
         gpus=gpus,
         weights=weights,
         room=left,
-        context=request.context,
+        context=context,
+        longest=longest,
         requests=requests,
         usual_requests=usual,
         bits=bits,
         bits_source=_bits_source(request, subject),
-        caches=tuple(_fitting(kind, left, request.context, requests) for kind in kinds),
+        caches=tuple(_fitting(kind, left, context, requests, limit) for kind in kinds),
         other_layers=needs.other is not None,
     )
 
@@ -261,12 +268,14 @@ def _weights(request: FitRequest, needs: Needs, name: str) -> Weights:
     return found
 
 
-def _fitting(cache: Cache, left: int, context: int, requests: int) -> FittingCache:
-    many = cache.requests(left, context)
+def _fitting(
+    cache: Cache, left: int, context: int, requests: int, limit: int | None
+) -> FittingCache:
+    many, room_for = cache.requests(left, context), cache.context(left, requests)
     return FittingCache(
         cache=cache,
         tokens=cache.tokens(left, requests),
         requests=many,
-        context=cache.context(left, requests),
+        context=room_for if limit is None else min(room_for, limit),
         fits=many >= requests,
     )

@@ -4,18 +4,20 @@ have. No hub is asked over the network."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from oscar_zoo.app.known import known_entries, served_entry
 from oscar_zoo.app.model_needs import (
     Needs,
+    longest_of_manifest,
     needs_of_choice,
     needs_of_manifest,
     needs_of_recipe,
 )
 from oscar_zoo.app.refused_models import check_used
 from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import NameTarget, PathTarget, parse
-from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.app.targets import NameTarget, PathTarget, parse, suggest_path
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference, is_path
 from oscar_zoo.errors import ArtifactNotFound, UsageError
 from oscar_zoo.next_step import Pull
@@ -55,6 +57,10 @@ def subject_of(text: str) -> Subject:
         return _of_artifact(_entry(target))
     choice = choose_model(text)
     needs = _needs(choice)
+    if needs is None and not is_path(text) and Path(text).exists():
+        error = ArtifactNotFound.for_name(text)
+        suggest_path(Path(text), error)
+        raise error
     if needs is None:
         raise UsageError(
             f"the shapes of {choice.name} are not known here.",
@@ -64,9 +70,7 @@ def subject_of(text: str) -> Subject:
     manifest = entry.manifest if entry is not None else None
     if manifest is None or manifest.model.geometry != needs.geometry:
         return Subject(choice.name, needs, None)
-    return Subject(
-        choice.name, replace(needs, serving=manifest.recipe), manifest.artifact_id.reference
-    )
+    return Subject(choice.name, _served(needs, manifest), manifest.artifact_id.reference)
 
 
 def _artifact_target(text: str) -> PathTarget | NameTarget | None:
@@ -105,7 +109,13 @@ def _of_artifact(entry: Entry) -> Subject:
     needs = _needs(choice)
     if needs is None or needs.geometry != manifest.model.geometry:
         needs = needs_of_manifest(manifest)
-    return Subject(choice.name, replace(needs, serving=manifest.recipe), name)
+    return Subject(choice.name, _served(needs, manifest), name)
+
+
+def _served(needs: Needs, manifest: Manifest) -> Needs:
+    """The needs of a model with the artifact of `manifest`."""
+    longest = needs.longest or longest_of_manifest(manifest)
+    return replace(needs, serving=manifest.recipe, longest=longest)
 
 
 def _needs(choice: ModelChoice) -> Needs | None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+from oscar_zoo.app.namesakes import looking_up
+from oscar_zoo.app.progress import SILENT
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import ModelTarget, NameTarget, PathTarget, Target
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Status
-from oscar_zoo.artifact.names import Reference
+from oscar_zoo.artifact.names import Reference, path_text
 from oscar_zoo.errors import (
     AmbiguousName,
     ArtifactNotFound,
     OscarZooError,
     PathNotFound,
+    UsageError,
 )
 from oscar_zoo.registry import known_names, own_scores
 from oscar_zoo.registry.catalog import Catalog
@@ -48,7 +51,9 @@ def known_entries(
     if not all(isinstance(target, PathTarget) for target in targets):
         views, unreachable = look(sources.hubs)
     entries = [
-        _in_folder(target) if isinstance(target, PathTarget) else _named(target, views, unreachable)
+        _in_folder(target)
+        if isinstance(target, PathTarget)
+        else _looked_up(target, views, unreachable)
         for target in targets
     ]
     return entries, unreachable
@@ -62,6 +67,15 @@ def served_entry(reference: Reference) -> Entry | None:
         views, _ = look(Sources(offline=True).hubs)
         return _stored(reference) or _named(NameTarget(str(reference), reference), views, ())
     return None
+
+
+def _looked_up(
+    target: NameTarget | ModelTarget,
+    views: Sequence[HubView],
+    unreachable: Sequence[OscarZooError],
+) -> Entry:
+    with looking_up(target, SILENT):
+        return _named(target, views, unreachable)
 
 
 def _named(
@@ -126,8 +140,13 @@ def _unknown(
 
 def _in_folder(target: PathTarget) -> Entry:
     path = target.path / FILE_NAME
+    if target.path.is_file():
+        raise UsageError(
+            f"{target} is a file; what is known of it stands in the {FILE_NAME} of its folder.",
+            hint=f"name the folder: {path_text(target.path.parent)}",
+        )
     if not target.path.is_dir():
-        raise PathNotFound.for_path(target.path, "folder of an artifact")
+        raise PathNotFound.for_path(target, "folder of an artifact")
     if not path.is_file():
         where = "name a folder that compute, fit or pull --output wrote"
         raise PathNotFound(f"{target} has no {FILE_NAME}, so nothing is known of it.", hint=where)

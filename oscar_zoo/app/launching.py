@@ -27,12 +27,14 @@ def launch(
     observer: Observer,
     *,
     again: str,
+    ranks: int,
     drafts: str | None = None,
 ) -> RunningServer:
     """Start `wanted`, which serves what was `prepared`, and wait until it is ready.
 
     Args:
         again: the command line that takes the DIR of the model, for the error.
+        ranks: of the whole server, each on a GPU or a part of the CPU.
         drafts: what was chosen for speculative decoding, in words.
 
     Raises:
@@ -40,13 +42,18 @@ def launch(
         OscarZooError: as `own_server`.
     """
     try:
-        return _started(wanted, prepared, port, observer, drafts)
+        return _started(wanted, prepared, port, observer, ranks, drafts)
     except ServerFailed as error:
         raise with_next_step(error, prepared.choice.source, again) from None
 
 
 def _started(
-    wanted: WantedServer, prepared: Prepared, port: int, observer: Observer, drafts: str | None
+    wanted: WantedServer,
+    prepared: Prepared,
+    port: int,
+    observer: Observer,
+    ranks: int,
+    drafts: str | None,
 ) -> RunningServer:
     began, artifact = time.monotonic(), prepared.artifact
     record = ServerRecord.of_this_process(
@@ -76,6 +83,7 @@ def _started(
             recipe=prepared.recipe,
             device=prepared.device,
             tensor_parallel=prepared.tensor_parallel,
+            ranks=ranks,
             drafts=drafts,
             facts=facts,
             key_file=server_records.key_file(entry.record) if wanted.api_key else None,

@@ -36,6 +36,7 @@ class Needs:
         serving: group size, type of scales and windows.
         weights: `None` where nobody knows them.
         other: what its other layers keep, or `None` where nobody knows that.
+        longest: tokens of a request at most, or `None` where nobody knows that.
         gpus: how many GPUs to start from.
     """
 
@@ -43,6 +44,7 @@ class Needs:
     serving: ServingRecipe
     weights: Weights | None
     other: OtherLayers | None
+    longest: int | None = None
     gpus: int = 1
 
 
@@ -69,6 +71,7 @@ def needs_of_choice(choice: ModelChoice) -> Needs | None:
         serving=serving_recipe(recipe, geometry),
         weights=weights or _by_name(choice.name),
         other=other_layers(config, geometry.attention_layers),
+        longest=_longest(config),
         gpus=recipe.tensor_parallel if recipe else 1,
     )
 
@@ -86,6 +89,7 @@ def needs_of_recipe(recipe: ModelRecipe) -> Needs:
         serving=recipe.serving,
         weights=weights,
         other=OtherLayers() if alone else None,
+        longest=recipe.weights.max_position if recipe.weights else None,
         gpus=recipe.tensor_parallel,
     )
 
@@ -99,7 +103,18 @@ def needs_of_manifest(manifest: Manifest) -> Needs:
         serving=manifest.recipe,
         weights=_by_name(manifest.artifact_id.model),
         other=OtherLayers() if every else None,
+        longest=longest_of_manifest(manifest),
     )
+
+
+def longest_of_manifest(manifest: Manifest) -> int | None:
+    """Tokens of a request at most of the model that an artifact is for, where it tells."""
+    return manifest.model.rope.max_position if manifest.model.rope else None
+
+
+def _longest(config: ConfigFile) -> int | None:
+    found = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None
 
 
 def _by_name(name: str) -> Weights | None:

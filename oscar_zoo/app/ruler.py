@@ -168,9 +168,13 @@ def ask(request: RulerRequest, observer: Observer = SILENT) -> RulerReport:
     from oscar_zoo.app.artifact_model import both_sides
     from oscar_zoo.app.evaluated_model import find_subject, load_subject, recipe_of
 
-    _check(request)
+    _check_caches(request)
     subject = find_subject(request, observer)
     choice = subject.choice
+    # What follows imports torch and transformers, which takes seconds.
+    from oscar_zoo.evaluate.long_context.grid import cells_of
+
+    cells_of(request.families, request.lengths or (SHORTEST,), request.depths)
     from oscar_zoo.evaluate.long_context import run
     from oscar_zoo.models.inspect import inspect_model
     from oscar_zoo.models.memory import memory_errors
@@ -209,13 +213,10 @@ def doubled(longest: int | None) -> tuple[int, ...]:
     return tuple(found) or (longest or SHORTEST,)
 
 
-def _check(request: RulerRequest) -> None:
-    from oscar_zoo.evaluate.long_context.grid import cells_of
-
+def _check_caches(request: RulerRequest) -> None:
     for name in request.caches:
         if name not in CACHES:
             raise UsageError(f"no cache is called {name!r}.", hint=f"caches: {', '.join(CACHES)}")
-    cells_of(request.families, request.lengths or (SHORTEST,), request.depths)
 
 
 def _ask_servers(

@@ -29,6 +29,8 @@ class RunningServer:
         recipe: serving recipe in force.
         device: `cpu` or `cuda`.
         tensor_parallel: ranks that share the model, each on a GPU or a part of the CPU.
+        ranks: of the whole server: `tensor_parallel` times the groups that share the layers, times
+            the replicas.
         drafts: what `drafts` chose for speculative decoding, in words; `None` without it.
         facts: what the server says of itself.
         key_file: private file with the key that requests need while the server runs; `None` when
@@ -47,6 +49,7 @@ class RunningServer:
     recipe: ServingRecipe
     device: str
     tensor_parallel: int
+    ranks: int
     drafts: str | None
     facts: ReadyFacts
     key_file: Path | None

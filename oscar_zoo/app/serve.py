@@ -145,5 +145,11 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         environment={"HF_HUB_OFFLINE": "1"} if request.offline else {},
     )
     return launch(
-        wanted, prepared, request.port, observer, again=again(model="DIR"), drafts=drafts.told
+        wanted,
+        prepared,
+        request.port,
+        observer,
+        again=again(model="DIR"),
+        ranks=Layout.of_flags(size, tp=prepared.tensor_parallel).gpus,
+        drafts=drafts.told,
     )

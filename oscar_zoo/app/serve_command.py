@@ -109,7 +109,7 @@ def command(
     try:
         artifact = open_to_serve(request.target, model, sources, wish, observer, again=again)
     except (NetworkError, ArtifactNotAsked) as error:
-        error.advice = "; ".join(filter(None, (_what_is_missing(request), error.advice)))
+        error.advice = _what_is_missing(request)
         raise
     prepared = prepare(
         artifact,
@@ -131,10 +131,7 @@ def command(
 def _what_is_missing(request: ServeRequest) -> str:
     """What to do where no hub can be asked for the artifact, without which there is no command."""
     fetch = f"oscar-zoo pull {quote(str(request.target))}"
-    return (
-        f"--print reads the artifact for its digest: fetch it once with a network ({fetch}),"
-        " or name a folder that holds it"
-    )
+    return f"--print needs its digest: fetch it once ({fetch}), or name a folder that holds it"
 
 
 def _stock(

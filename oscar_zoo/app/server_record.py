@@ -24,12 +24,24 @@ class End:
         noticed: when it was seen that it had ended, UTC.
         at: when it ended, UTC; `None` when nobody was there to see it.
         exit_status: of the engine's process, negative for a signal; `None` when nobody knows it.
+        last_sign: where nobody saw its end, when it wrote to its log for the last time, or was
+            started, UTC; else `None`.
     """
 
     cause: str
     noticed: str
     at: str | None = None
     exit_status: int | None = None
+    last_sign: str | None = None
+
+    @property
+    def time(self) -> str:
+        """When it ended, as far as that is known, to stand behind "ended"."""
+        if self.at is not None:
+            return f"at {_shown(self.at)} UTC"
+        if self.last_sign is not None:
+            return f"between {_shown(self.last_sign)} and {_shown(self.noticed)} UTC"
+        return f"before {_shown(self.noticed)} UTC"
 
     @property
     def days(self) -> float:
@@ -108,10 +120,23 @@ class ServerRecord:
         """Seconds since its start."""
         return _seconds_since(self.since)
 
+    @property
+    def last_sign(self) -> str:
+        """When it wrote to its log for the last time, or was started, if it has no later log."""
+        try:
+            written = datetime.fromtimestamp(Path(self.log).stat().st_mtime, UTC)
+        except OSError:
+            return self.since
+        return max(written, datetime.fromisoformat(self.since)).isoformat(timespec="seconds")
+
 
 def now() -> str:
     """The current time, in the form of `since`."""
     return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _shown(time: str) -> str:
+    return time[:19].replace("T", " ")
 
 
 def _seconds_since(time: str) -> float:

@@ -86,11 +86,16 @@ def ended_called(name: str | None) -> list[ServerRecord]:
 
 def told(record: ServerRecord) -> str:
     """How a server ended, in one line without a full stop."""
+    return f"{record.model} on port {record.port} ended {how(record)}"
+
+
+def how(record: ServerRecord) -> str:
+    """When, with which status and why a server ended, to stand behind "ended"."""
     end = record.end
     assert end is not None, "only of a server that ended"
-    time = "" if end.at is None else f" at {end.at[:19].replace('T', ' ')} UTC"
-    status = "" if end.exit_status is None else f" with {exit_words(end.exit_status)}"
-    return f"{record.model} on port {record.port} ended{time}{status}: {end.cause}"
+    status = "" if end.exit_status is None else exit_words(end.exit_status)
+    said = not status or f"({status})" in end.cause
+    return f"{end.time}{'' if said else f' with {status}'}: {end.cause}"
 
 
 def forget(record: ServerRecord) -> None:
@@ -196,7 +201,7 @@ def _notice_end(path: Path) -> ServerRecord | None:
         return record
     killed = "the process that supervised it was killed"
     cause = killed if record.process.this_boot else "the machine was restarted"
-    record = replace(record, end=End(cause, noticed=now()))
+    record = replace(record, end=End(cause, noticed=now(), last_sign=record.last_sign))
     _forget_keys(path)
     with contextlib.suppress(OSError):
         _write(path, record)

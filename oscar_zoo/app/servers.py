@@ -25,14 +25,18 @@ LONGEST_STOP = DRAIN_SECONDS + 3 * GRACE_SECONDS
 """Seconds after which a server should be gone: its requests drain, then it has a grace period."""
 
 
-def stop(name: str | None, *, now: bool = False, observer: Observer = SILENT) -> ServerRecord:
+def stop(
+    name: str | None, *, now: bool = False, observer: Observer = SILENT
+) -> ServerRecord | list[ServerRecord]:
     """Stop a server and wait until it is gone.
-
-    A server that ended by itself is forgotten, after its end was told in the error.
 
     Args:
         name: port, model or artifact of the server; `None` for the only one.
         now: do not let running requests finish.
+
+    Returns:
+        The server that was stopped. Where none runs that `name` means, the list of those that it
+        means and that had ended by themselves; they are forgotten.
 
     Raises:
         ServerNotFound, UsageError: `name` means no server, or several.
@@ -41,9 +45,12 @@ def stop(name: str | None, *, now: bool = False, observer: Observer = SILENT) ->
     try:
         record = server_records.find(name, "stop")
     except ServerNotFound:
-        for gone in server_records.ended_called(name):
-            server_records.forget(gone)
-        raise
+        gone = sorted(server_records.ended_called(name), key=lambda one: one.port)
+        if not gone:
+            raise
+        for one in gone:
+            server_records.forget(one)
+        return gone
     at_once = now or record.state != "ready"
     record.process.send(signal.SIGINT if now and record.state == "ready" else signal.SIGTERM)
     what = (

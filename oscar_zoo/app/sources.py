@@ -42,6 +42,12 @@ class Sources:
         return bool(self.named or os.environ.get("OSCAR_ZOO_HUB", "").strip())
 
     @property
+    def by_environment(self) -> str | None:
+        """What `OSCAR_ZOO_HUB` names, where it decides which hubs are asked; else `None`."""
+        named = os.environ.get("OSCAR_ZOO_HUB", "").strip()
+        return named if named and not self.named else None
+
+    @property
     def offline(self) -> bool:
         """Whether no hub may be asked over the network."""
         return self.settings.offline

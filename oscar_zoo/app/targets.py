@@ -16,7 +16,7 @@ from pathlib import Path
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference, is_path, path_text
-from oscar_zoo.errors import InvalidName, OscarZooError, UsageError
+from oscar_zoo.errors import ArtifactNotFound, InvalidName, OscarZooError, UsageError
 from oscar_zoo.next_step import SuggestedPath
 from oscar_zoo.registry.model_names import (
     ModelChoice,
@@ -109,6 +109,7 @@ def parse(text: str | Path) -> Target:
 
     Raises:
         InvalidName: the text is neither a path nor a name.
+        ArtifactNotFound: the same, but a file or folder has this name.
     """
     if isinstance(text, Path) or is_path(text):
         path = Path(text).expanduser()
@@ -118,10 +119,12 @@ def parse(text: str | Path) -> Target:
     namesake = Path(text) if os.path.lexists(text) else None
     try:
         return NameTarget(text, Reference.parse(text), namesake)
-    except InvalidName as error:
-        if namesake is not None:
-            suggest_path(namesake, error)
-        raise
+    except InvalidName:
+        if namesake is None:
+            raise
+        error = ArtifactNotFound.for_name(text)
+        suggest_path(namesake, error)
+        raise error from None
 
 
 def parse_named(text: str | Path) -> ModelTarget | NameTarget:

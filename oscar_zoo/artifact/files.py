@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 from pathlib import Path
+from typing import BinaryIO
 
 from oscar_zoo.errors import MalformedFile, PathNotFound, StorageError
 
@@ -34,6 +35,26 @@ def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         MalformedFile: `file.kind` (link, folder, pipe, device), `file.size`, `file.changed`.
         StorageError: the system refuses to read it.
     """
+    descriptor, size = _open(path)
+    with os.fdopen(descriptor, "rb") as stream:
+        if size > max_bytes:
+            raise MalformedFile(
+                "file.size", f"{path} has {size:,} bytes, at most {max_bytes:,} are read."
+            )
+        data = _read(stream, size + 1, path)
+    if len(data) != size:
+        raise MalformedFile("file.changed", f"{path} changed while it was read.", hint="try again")
+    return data
+
+
+def read_start(path: Path, size: int) -> bytes:
+    """At most the first `size` bytes of a regular file; raises as `read_file`."""
+    with os.fdopen(_open(path)[0], "rb") as stream:
+        return _read(stream, size, path)
+
+
+def _open(path: Path) -> tuple[int, int]:
+    """Descriptor and size of a regular file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -52,18 +73,20 @@ def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise MalformedFile("file.kind", f"{path} is not a regular file.")
-    with os.fdopen(descriptor, "rb") as stream:
-        if status.st_size > max_bytes:
-            raise MalformedFile(
-                "file.size", f"{path} has {status.st_size:,} bytes, at most {max_bytes:,} are read."
-            )
-        try:
-            data = stream.read(status.st_size + 1)
-        except OSError as error:
-            raise StorageError.for_os(f"cannot read {path}", error) from None
-    if len(data) != status.st_size:
-        raise MalformedFile("file.changed", f"{path} changed while it was read.", hint="try again")
-    return data
+    return descriptor, status.st_size
+
+
+def _read(stream: BinaryIO, size: int, path: Path) -> bytes:
+    try:
+        return stream.read(size)
+    except OSError as error:
+        raise StorageError.for_os(f"cannot read {path}", error) from None
+
+
+def refuse_mistaken(data: bytes, *, what: str) -> None:
+    """Raise `MalformedFile` for what `mistaken_content` recognises."""
+    if mistake := mistaken_content(data):
+        raise MalformedFile(mistake[0], f"{what} is {mistake[1]}.", hint=mistake[2])
 
 
 def mistaken_content(data: bytes) -> tuple[str, str, str] | None:

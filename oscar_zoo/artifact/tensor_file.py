@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.files import read_start, refuse_mistaken
 from oscar_zoo.errors import MalformedFile
 
 MAX_HEADER = 1 << 16
+LONGEST_HEADER = 16 << 20
+"""Most bytes of a header that any reader takes."""
 MAX_AXIS = 1 << 24
 METADATA = "__metadata__"
 
@@ -91,11 +95,24 @@ def read_with_metadata(
     return {name: np.asarray(array, dtype=np.float64) for name, array in tensors.items()}, metadata
 
 
+def check_start(path: Path) -> None:
+    """Refuse what does not begin as such a file; no more than its beginning is read.
+
+    Raises:
+        PathNotFound, StorageError: nothing there, or not readable.
+        MalformedFile: another kind of file.
+    """
+    start = read_start(path, 256)
+    refuse_mistaken(start, what=str(path))
+    if not 2 <= int.from_bytes(start[:8], "little") <= LONGEST_HEADER:
+        _no_header(str(path))
+
+
 def _split(data: bytes, what: str, max_header: int) -> tuple[dict[str, Any], memoryview]:
     """The parsed header and the bytes after it."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= size <= min(max_header, len(data) - 8):
-        _bad("header", f"{what} has no safetensors header; it is another kind of file.")
+        _no_header(what)
     header = strict_json.loads(
         data[8 : 8 + size], what=f"the header of {what}", max_bytes=max_header
     )
@@ -150,6 +167,10 @@ def _entry(name: str, entry: Any, dtype: Dtype, what: str) -> tuple[tuple[int, .
     ):
         _bad("entry", f"{what}: {name[:60]!r} has offsets out of range.")
     return tuple(shape), offsets[0], offsets[1]
+
+
+def _no_header(what: str) -> NoReturn:
+    _bad("header", f"{what} has no safetensors header; it is another kind of file.")
 
 
 def _bad(reason: str, message: str) -> NoReturn:

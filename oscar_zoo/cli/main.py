@@ -133,8 +133,8 @@ class LazyGroup(click.Group):
     },
     epilog=(
         "Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 integrity or verification, 5 network, 6"
-        " access, 7 conflict, 8 disk, 130 interrupted, 141 output closed, 143 terminated."
-        " OSCAR_ZOO_DEBUG=1 shows the traceback of an error."
+        " access, 7 conflict, 8 disk, 130 interrupted, 141 output closed, 143 terminated (0"
+        " for a server that was ready). OSCAR_ZOO_DEBUG=1 shows the traceback of an error."
     ),
 )
 @click.version_option(
@@ -240,6 +240,7 @@ def _as_ours(error: BaseException) -> BaseException:
 
 def _report(error: BaseException, as_json: bool) -> None:
     from oscar_zoo.cli.render import terminal
+    from oscar_zoo.next_step import rendered
 
     code, message, hint = "error", str(error), None
     if isinstance(error, errors.OscarZooError):
@@ -251,6 +252,9 @@ def _report(error: BaseException, as_json: bool) -> None:
         )  # click lists choices line by line
         context = getattr(error, "ctx", None)
         hint = f"try: {context.command_path} --help" if context is not None else None
+        if isinstance(error, click.NoSuchOption) and error.possibilities:
+            message = f"No such option {error.option_name!r}."
+            hint = rendered(_closest_first(error), hint, None)
     elif isinstance(error, KeyboardInterrupt | click.Abort):
         code, message = "interrupted", "interrupted; nothing was left half-written"
         hint = _notes(error.__cause__ or error)  # click makes an Abort of what interrupted it
@@ -261,6 +265,16 @@ def _report(error: BaseException, as_json: bool) -> None:
         _discard_output()
         return
     terminal.print_error(code, message, hint, as_json=as_json)
+
+
+def _closest_first(error: click.NoSuchOption) -> tuple[str, ...]:
+    """The options that may have been meant, the most similar one first."""
+    import difflib
+
+    def likeness(option: str) -> float:
+        return difflib.SequenceMatcher(None, option, error.option_name).ratio()
+
+    return tuple(sorted(error.possibilities or (), key=likeness, reverse=True))
 
 
 def _notes(error: BaseException) -> str | None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from oscar_zoo.artifact import durable, strict_json, tensor_file
 from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.artifact.files import mistaken_content, read_file
+from oscar_zoo.artifact.files import read_file, refuse_mistaken
 from oscar_zoo.artifact.fit_block import Calibration, Coverage, MomentsFile, Numerics
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.specs import Count, Harness, Hex64, Spec
@@ -40,7 +40,7 @@ KEY = "oscar-zoo.moments"
 """Key of the metadata that holds everything except the tensors."""
 
 MAX_BYTES = 2 << 30
-MAX_HEADER = 16 << 20
+MAX_HEADER = tensor_file.LONGEST_HEADER
 
 _NAMES = (*ROW_SUMS, *WEIGHTED_SUMS, "wo")
 _KEY_SUMS = ("qq", "kk", "k_sum")
@@ -173,8 +173,7 @@ def load_moments(path: Path) -> tuple[Moments, MomentsInfo]:
 
 def parse_moments(data: bytes, *, what: str = "the moments file") -> tuple[Moments, MomentsInfo]:
     """The content of an untrusted moments file; see `load_moments`."""
-    if mistake := mistaken_content(data):
-        raise MalformedFile(mistake[0], f"{what} is {mistake[1]}.", hint=mistake[2])
+    refuse_mistaken(data, what=what)
     tensors, metadata = tensor_file.read_with_metadata(data, what=what, max_header=MAX_HEADER)
     content = _content(metadata, what)
     moments = _moments(tensors, content, what)

@@ -183,17 +183,22 @@ def parse_device(name: str) -> tuple[str, int]:
     return match[1], int(match[2] or 0)
 
 
+def check_build() -> None:
+    """Refuse a GPU where the installed torch is a build for CPUs; raises `UnsupportedMachine`."""
+    if torch_without_cuda():
+        raise UnsupportedMachine(
+            f"torch {version('torch')} is a build for CPUs.",
+            hint="install one for CUDA, or use --device cpu",
+        )
+
+
 def check_gpu(index: int, environ: Mapping[str, str] = os.environ) -> None:
     """Refuse a GPU that a server could not use.
 
     Raises:
         UnsupportedMachine: torch is a build for CPUs, or there is no such GPU.
     """
-    if torch_without_cuda():
-        raise UnsupportedMachine(
-            f"torch {version('torch')} is a build for CPUs.",
-            hint="install one for CUDA, or serve with --device cpu",
-        )
+    check_build()
     found = gpus(environ)
     there = len(visible(found, environ)) if found else len(driver_models())
     if index >= there:

@@ -65,11 +65,11 @@ def own_zoo() -> str:
 
 def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZooError:
     """The error for a search without an answer."""
-    silent = [error for _, error in troubles if isinstance(error, NetworkError)]
+    silent = [(hub, error) for hub, error in troubles if isinstance(error, NetworkError)]
     if len(troubles) == 1:
         return troubles[0][1]
     if silent:
-        facts = [error.message.rstrip(".") for error in silent]
+        facts = _silence(silent)
         answered = [hub for hub, error in troubles if not isinstance(error, NetworkError)]
         facts += [f"{hub.title} has no {name}" for hub in answered if hub.name != own_zoo()]
         return HubUnreachable(
@@ -88,6 +88,19 @@ def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZo
         hint=f"see what they have: oscar-zoo list{_as_options(hub for hub, _ in troubles)}",
         next_step=Compute("MODEL", "oscar-zoo pull MODEL --compute"),
     )
+
+
+def _silence(silent: Sequence[tuple[Hub, OscarZooError]]) -> list[str]:
+    """What is said of hubs that did not answer; those with one reason share a clause."""
+    of_reason: dict[str, list[str]] = {}
+    for hub, error in silent:
+        text = error.message.rstrip(".")
+        title = hub.title if text.startswith(f"{hub.title} ") else ""
+        of_reason.setdefault(text.removeprefix(title), []).append(title)
+    return [
+        " and ".join(titles) + (reason if len(titles) == 1 else reason.replace(": its ", ": the "))
+        for reason, titles in of_reason.items()
+    ]
 
 
 def _as_options(hubs: Iterable[Hub]) -> str:

@@ -4,6 +4,7 @@ ever."""
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,9 +38,9 @@ def test_a_killed_server_is_told_with_the_next_step(capsys: pytest.CaptureFixtur
     for _ in range(2):
         code, out, err = said(capsys, "ps")
         assert code == 0 and "No server of yours runs here" in err
-        assert out == (
-            "Qwen/Qwen3-8B on port 30000 ended: the process that supervised it was killed."
-            " Its log: oscar-zoo logs 30000\n"
+        assert out.startswith("Qwen/Qwen3-8B on port 30000 ended between ")
+        assert out.endswith(
+            " UTC: the process that supervised it was killed. Its log: oscar-zoo logs 30000\n"
         )
     (told,) = parsed(said(capsys, "ps", "--json")[1])["ended"]
     assert (told["port"], told["ended"], told["exit_status"]) == (30000, None, None)
@@ -49,7 +50,7 @@ def test_a_killed_server_is_told_with_the_next_step(capsys: pytest.CaptureFixtur
 def test_a_restart_of_the_machine_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:
     with sleeping() as process:
         left(record(replace(identity(process), boot="another")))
-        assert "ended: the machine was restarted." in said(capsys, "ps")[1]
+        assert " UTC: the machine was restarted." in said(capsys, "ps")[1]
 
 
 def test_one_that_noted_its_end_tells_when_and_why(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,18 +78,60 @@ def test_its_log_needs_no_name(tmp_path: Path, capsys: pytest.CaptureFixture[str
     killed(log=str(log))
     for words in ((), ("30000",), ("qwen3-8b",), ("--follow",)):
         code, out, err = said(capsys, "logs", *words)
-        assert (code, out) == (0, "why it ended\n") and "30000 ended: " in err
+        assert (code, out) == (0, "why it ended\n") and "30000 ended between " in err
     assert said(capsys, "logs", "30001")[0] == 3
 
 
-def test_stop_tells_it_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_forgets_it_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is not running any more, which is what `stop` is asked for."""
     killed()
     code, _, err = said(capsys, "chat")
     assert code == 3 and "was killed. Its log: oscar-zoo logs 30000" in err
-    code, _, err = said(capsys, "stop", "30000")
-    assert code == 3 and "was killed. Its log: oscar-zoo logs 30000" in err
+    code, out, err = said(capsys, "stop", "30000")
+    assert code == 0 and err == "" and out.count("\n") == 1
+    assert out.startswith("Qwen/Qwen3-8B on port 30000 had already ended (")
+    assert "was killed" in out and out.endswith(
+        "It is forgotten now. Its log: oscar-zoo logs 30000\n"
+    )
     assert said(capsys, "ps")[1] == "" and not [*server_records.folder().iterdir()]
-    assert "no server of yours runs here" in said(capsys, "stop", "30000")[2]
+    code, _, err = said(capsys, "stop", "30000")
+    assert code == 3 and "no server of yours runs here" in err
+
+
+def test_stop_forgets_all_that_ended_where_none_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    killed()
+    killed(30001)
+    code, out, _ = said(capsys, "stop", "--json")
+    told = parsed(out)
+    assert code == 0 and told["stopped"] is None
+    assert [one["port"] for one in told["forgotten"]] == [30000, 30001]
+    assert said(capsys, "stop")[0] == 3
+
+
+def test_stop_of_one_that_ended_leaves_those_that_run(capsys: pytest.CaptureFixture[str]) -> None:
+    killed(30001)
+    with sleeping() as process:
+        left(record(identity(process)))
+        assert parsed(said(capsys, "stop", "30001", "--json")[1])["stopped"] is None
+        assert process.poll() is None and [one.port for one in server_records.running()] == [30000]
+
+
+def test_when_it_ended_is_told_as_far_as_it_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody saw it: it was after the last line of its log, and before somebody looked."""
+    log = tmp_path / "log"
+    log.write_text("its last line\n")
+    os.utime(log, (1_700_000_000,) * 2)  # 2023-11-14 22:13:20 UTC
+    killed(since="2023-11-14T08:00:00+00:00", log=str(log))
+    killed(30001, since="2023-11-16T08:00:00+00:00", log=str(tmp_path / "none"))
+    rows = parsed(said(capsys, "ps", "--json")[1])["ended"]
+    assert [one["last_sign"] for one in rows] == [
+        "2023-11-14T22:13:20+00:00",
+        "2023-11-16T08:00:00+00:00",
+    ]
+    noticed = rows[0]["noticed"][:19].replace("T", " ")
+    assert f"ended between 2023-11-14 22:13:20 and {noticed} UTC: " in said(capsys, "ps")[1]
 
 
 def test_another_server_on_its_port_takes_its_place(capsys: pytest.CaptureFixture[str]) -> None:

@@ -185,6 +185,40 @@ def test_it_says_how_many_requests_serve_runs(cli: Cli) -> None:
     assert "-- --max-running-requests=20" in shown
 
 
+def test_no_request_is_longer_than_the_model_allows(cli: Cli) -> None:
+    """`max_position_embeddings` of the example model is 2,048."""
+    folder = str(MODELS.parents[2] / "examples/models/tiny-qwen3-hard")
+    for model in (folder, "tiny-qwen3-hard"):
+        facts = cli.json(0, "fit-gpu", model, "--memory", "24GB")
+        assert (facts["context"], facts["model_context"]) == (2048, 2048)
+        assert {one["max_context"] for one in facts["caches"]} == {2048}
+    shown = cli(0, "fit-gpu", folder, "--memory", "24GB")
+    assert "REQUESTS OF 2,048 TOKENS" in shown and "495,419" not in shown
+    longer = cli(0, "fit-gpu", folder, "--memory", "24GB", "--context", 8192)
+    assert "a request of tiny-qwen3-hard has 2,048 tokens at most" in longer
+    assert "most, and SGLang refuses longer ones" in longer
+    facts = cli.json(0, "fit-gpu", "Qwen3-8B", "--memory", "141GB", "--requests", 64)
+    assert (facts["context"], facts["model_context"]) == (8192, 40960)
+    assert facts["caches"][-1]["max_context"] == 40960
+
+
+def test_the_first_line_adds_up(cli: Cli) -> None:
+    for words in (("Qwen3-8B", "--memory", "24GB"), ("Qwen3-32B", "--memory", "80GB", "--tp", 2)):
+        first = cli(0, "fit-gpu", *words).splitlines()[0]
+        sums = first.partition("an estimate: ")[2]
+        shown = re.findall(r"([\d.]+) GB", sums.replace(" of the 65.5 GB", ""))
+        whole, engine, weights, left = map(float, shown)
+        assert "for the engine" in first and abs(whole - engine - weights - left) < 0.16
+    assert "less 32.8 GB of the 65.5 GB of weights" in first
+
+
+def test_it_says_where_the_number_of_requests_comes_from(cli: Cli) -> None:
+    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB")
+    assert "5 % of the memory" in shown and "in steps of 8, 16 at least and 128 at most" in shown
+    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--requests", "20")
+    assert "in steps of 8" in shown and "TOKENS OF 20 REQUESTS" in shown
+
+
 def numbers(line: str) -> list[int]:
     return [int(found.replace(",", "")) for found in re.findall(r"\d[\d,]*", line)]
 
@@ -195,10 +229,13 @@ def test_its_total_can_be_checked_by_hand(cli: Cli) -> None:
     memory, reserved, weights, left = numbers(whole)
     assert memory == 24 * GB and memory - reserved - weights == left
     (one,) = (line for line in lines if line.startswith("INT2, a request of 8,192 tokens: "))
-    tokens, token, sinks, ring, total, again, divisor, fitting = numbers(one.partition(": ")[2])
+    terms = numbers(one.partition(": ")[2])
+    tokens, token, two, sinks, ring, total, again, divisor, fitting = terms
     assert (tokens, token) == (8192, 36 * 8 * 256 * 9 // 32)
-    assert (sinks, ring) == (2 * 64 * 147_456, 256 * 147_456)
-    assert tokens * token + sinks + ring == total == divisor
+    assert (two, sinks, ring) == (2, 64 * 147_456, 256 * 147_456)
+    assert tokens * token + two * sinks + ring == total == divisor
+    (why,) = (line for line in lines if line.startswith("Sinks count twice"))
+    assert "finished prompt" in why
     assert again == left and left // total == fitting == 17
 
 
@@ -239,7 +276,8 @@ def test_the_command_answers_for_people_and_programs(cli: Cli) -> None:
         ("BF16", False), ("FP8", False), ("INT2", True),
     ]  # fmt: skip
     shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--requests", 16)
-    assert "REQUESTS OF 8,192" in shown and "16 x 8,192" in shown and "does not fit" in shown
+    assert "REQUESTS OF 8,192 TOKENS" in shown and "16 x 8,192" in shown
+    assert "does not fit" in shown
     assert "56.6 MB with INT2" in shown
     assert "x 8,192" not in cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB")
     assert "weights take all memory" in cli(0, "fit-gpu", "Qwen3-8B", "--memory", "16GB")

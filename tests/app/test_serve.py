@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import urllib.error
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import fake_sglang
 import pytest
+from served_model import all_children, cmdline
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
@@ -19,6 +21,7 @@ from oscar_zoo.app import server_records
 from oscar_zoo.app.progress import Note, Silent
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.engines.sglang.launch.server import STOPPED
 from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
@@ -67,6 +70,21 @@ def test_a_server_lives_as_long_as_its_block(
     server.stop()  # a second end changes nothing
 
 
+def test_the_log_of_a_stopped_server_ends_with_that(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang says of its processes that they crashed with exit code -15."""
+    port = fake_sglang.take_its_place(monkeypatch, dies=False)
+    with oscar_zoo.serve(**arguments(artifact, port)) as server:
+        pass
+    assert server.log.read_text().splitlines()[-1] == STOPPED.decode().strip()
+    port = fake_sglang.take_its_place(monkeypatch, dies=True)
+    with oscar_zoo.serve(**arguments(artifact, port)) as server:
+        with pytest.raises(ServerFailed):
+            server.wait()
+    assert STOPPED not in server.log.read_bytes()
+
+
 def test_stop_ends_it_without_a_block(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = fake_sglang.take_its_place(monkeypatch, dies=False)
     server = oscar_zoo.serve(**arguments(artifact, port))
@@ -100,6 +118,22 @@ def test_a_server_that_ends_by_itself_says_why(
     (record,) = server_records.ended()
     assert record.end is not None and record.end.cause.endswith("it fell over")
     assert record.port == port and record.end.exit_status == 3
+
+
+def test_an_engine_that_was_killed_says_so(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel does so when memory runs out, and nothing is in the log then."""
+    port = fake_sglang.take_its_place(monkeypatch, dies=False)
+    with oscar_zoo.serve(**arguments(artifact, port)) as server:
+        (engine,) = (pid for pid in all_children(server.pid) if b"HTTPServer" in cmdline(pid))
+        os.kill(engine, signal.SIGKILL)
+        with pytest.raises(
+            ServerFailed, match=r"the server ended: it was killed \(SIGKILL\)\."
+        ) as error:
+            server.wait()
+    assert "without free memory" in str(error.value.hint) and "log: " in str(error.value.hint)
+    (record,) = server_records.ended()
+    assert record.end is not None and record.end.cause == "it was killed (SIGKILL)"
+    assert server_records.told(record).endswith(" UTC: it was killed (SIGKILL)")
 
 
 def test_what_the_caller_says_reaches_the_command(

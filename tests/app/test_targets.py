@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.app.namesakes import looking_up
 from oscar_zoo.app.progress import Note, Silent
@@ -17,7 +18,8 @@ from oscar_zoo.app.targets import (
     parse_named,
 )
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.errors import ArtifactNotFound, InvalidName, UsageError
+from oscar_zoo.cli.main import run
+from oscar_zoo.errors import ArtifactNotFound, UsageError
 
 
 class Heard(Silent):
@@ -77,9 +79,24 @@ def test_a_command_that_takes_names_refuses_paths() -> None:
 
 def test_no_name_but_a_folder_of_that_name(here: Path) -> None:
     (here / "two words").mkdir()
-    with pytest.raises(InvalidName) as caught:
+    with pytest.raises(ArtifactNotFound) as caught:
         parse("two words")
     assert caught.value.hint == "did you mean the folder './two words'?"
+
+
+def test_a_path_without_its_dot_has_one_exit_code(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However deep it lies, and whatever command it is given to."""
+    folders = ("rotation", "a/rotation", "a/b/rotation")
+    commands = ["verify", "info", "eval", "serve", "compare ./one", "fit-gpu --memory 9GB"]
+    write_folder(here / "one", artifact_files())
+    for folder in folders:
+        write_folder(here / folder, artifact_files())
+        for words in map(str.split, commands):
+            assert run([*words, folder]) == 3, (words, folder)
+            said = capsys.readouterr().err
+            assert f"Did you mean the folder ./{folder}" in said, (words, said)
 
 
 def test_a_namesake_is_mentioned_in_a_note_or_in_the_error(here: Path) -> None:

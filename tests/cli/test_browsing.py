@@ -12,6 +12,8 @@ from own_cli import Cli
 from random_qwen3 import EXAMPLE
 from tiny_artifacts import artifact_files, write_folder
 
+from oscar_zoo.cli.main import run
+
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
@@ -132,11 +134,32 @@ def test_a_named_hub_shows_what_it_has_and_nothing_else(cli: Cli, tmp_path: Path
 
 
 def test_a_hub_of_the_environment_counts_as_named(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     hub = hub_with(tmp_path / "hub", artifact_files())
     monkeypatch.setenv("OSCAR_ZOO_HUB", f"file:{hub.root}")
     assert [row["id"] for row in cli.json(0, "list")["artifacts"]] == [str(HARD)]
+    assert run(["list"]) == 0
+    assert f"note: OSCAR_ZOO_HUB is set: only file:{hub.root} is listed." in capsys.readouterr().err
+    assert run(["list", "--hub", f"file:{hub.root}"]) == 0
+    assert "OSCAR_ZOO_HUB" not in capsys.readouterr().err
+
+
+def test_info_describes_the_rotation_in_a_folder(cli: Cli, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "rotation", artifact_files())
+    facts = cli.json(0, "info", folder)
+    assert [row["id"] for row in facts["artifacts"]] == [str(HARD)] and facts["offered"] == []
+    assert facts["recipe"]["name"] == HARD.model and facts["memory"]["int2_token_bytes"] == 320
+    shown = cli(0, "info", folder)
+    assert "digest       sha256:" in shown and "serving      INT2, group 64" in shown
+    (folder / "oscar.json").unlink()
+    error = cli.json(3, "info", folder)["error"]
+    assert "has no oscar.json" in error["message"] and "compute" in error["hint"]
+    error = cli.json(2, "info", next(folder.glob("k_*.pt")))["error"]
+    assert str(folder) in error["hint"]
 
 
 def test_what_fits_a_gpu_is_an_estimate_from_shapes(

@@ -112,7 +112,7 @@ def test_a_copy_in_the_store_is_compared_when_no_hub_has_it(
         (("Qwen3-8B", "Qwen3-32A"), 3, "no artifact is called 'Qwen3-32A'. Did you mean Qwen3-32B"),
         (("Qwen3-8B:nope", "Qwen3-32B"), 3, f"called 'Qwen3-8B:nope'. Known: {QWEN}\n"),
         (("Qwen3-14B", "Qwen3-8B"), 3, "is known. Compute one: oscar-zoo pull Qwen3-14B --compute"),
-        (("./nowhere", "Qwen3-8B"), 3, "no such folder of an artifact: nowhere. Check the path"),
+        (("./nowhere", "Qwen3-8B"), 3, "no such folder of an artifact: ./nowhere. Check the path"),
         (("./", "Qwen3-8B"), 3, "has no oscar.json, so nothing is known of it. Name a folder"),
         (("Qwen3-8B", "?"), 2, "'?'"),
     ],

@@ -78,7 +78,7 @@ def test_people_get_a_state_and_a_next_step_per_line(server: HubServer, cli: Qui
     empty = cli.folder / "empty"
     empty.mkdir()
     done = cli("doctor", "--hub", f"file:{empty}", "--hub", "hf:org/missing")
-    assert done.code == 0 and done.err.endswith("1 failed.\n")
+    assert done.code == 1 and done.err == "Usable; 1 failed.\n"
     for line in done.out.splitlines():
         assert line.startswith(
             ("ok   ", "warning   ", "FAILED   ", "not checked   ", "            next: ")
@@ -104,7 +104,7 @@ def test_hubs_that_never_answer_are_all_asked_at_once(server: HubServer, cli: Qu
         MODELSCOPE_ENDPOINT=silent,
         **SECRETS,
     )
-    assert done.code == 0 and done.json["usable"] is True
+    assert done.code == 1 and done.json["usable"] is True
     for row in findings(done, "hub").values():
         assert (row["state"], row["reachable"]) == ("failed", False)
         assert row["error"] == "network.timeout" and row["next"]
@@ -141,7 +141,7 @@ def test_a_refused_token_and_one_that_others_can_read_are_named(
     server.fault("status", "/api/whoami-v2", code=401)
     refused = cli("doctor", "--json", OSCAR_ZOO_HUB="file:.", **SECRETS)
     row = findings(refused, "token")["Hugging Face"]
-    assert refused.code == 0 and (row["state"], row["next"]) == (
+    assert refused.code == 1 and (row["state"], row["next"]) == (
         "failed",
         "replace or unset HF_TOKEN",
     )
@@ -157,7 +157,7 @@ def test_a_refused_token_and_one_that_others_can_read_are_named(
 
 
 @pytest.mark.parametrize("broken", ["file in the way", "writable by others", "configuration"])
-def test_what_every_command_needs_decides_the_exit_code(cli: QuickCli, broken: str) -> None:
+def test_what_every_command_needs_decides_the_verdict(cli: QuickCli, broken: str) -> None:
     cache = cli.folder / "cache"
     if broken == "file in the way":
         cache.write_bytes(b"")

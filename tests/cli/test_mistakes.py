@@ -45,6 +45,16 @@ def test_an_empty_argument_is_never_the_current_folder(
         assert "empty" in refused(capsys, 2, *arguments)
 
 
+def test_an_option_with_a_slip_names_the_nearest_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        refused(capsys, 2, "serve", "Qwen3-8B", "--prnt")
+        .strip()
+        .endswith(
+            "No such option '--prnt'. Did you mean --print or --port? Try: oscar-zoo serve --help"
+        )
+    )
+
+
 def test_a_cause_and_a_next_step_are_two_sentences(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -113,12 +123,12 @@ def test_files_that_are_links_come_with_the_command_that_copies_them(
         capsys.readouterr()
 
 
-@pytest.mark.parametrize("command", ["pull", "info"])
+@pytest.mark.parametrize("command", ["pull", "scores show"])
 @pytest.mark.parametrize("path", ["./artifact", "/tmp/artifact", "~/artifact", "artifact/"])
 def test_a_path_where_a_name_is_needed(
     capsys: pytest.CaptureFixture[str], command: str, path: str
 ) -> None:
-    line = refused(capsys, 2, command, path)
+    line = refused(capsys, 2, *command.split(), path)
     assert "is a path" in line and "oscar-zoo verify" in line
 
 

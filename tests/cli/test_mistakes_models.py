@@ -14,6 +14,7 @@ from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli.main import run
 from oscar_zoo.cli.pasting import measuring
+from oscar_zoo.models.nvidia_smi import torch_without_cuda
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 TAG = "seq512_prompt2_group64"
@@ -123,7 +124,11 @@ def test_an_artifact_of_another_model_says_so(
 
 @pytest.mark.parametrize(
     ("device", "code", "word"),
-    [("frob", 2, "not a device"), ("cuda:99", 1, "no device cuda:99"), ("mps", 2, "not supported")],
+    [
+        ("frob", 2, "not a device"),
+        ("cuda:99", 1, "build for CPUs" if torch_without_cuda() else "no device cuda:99"),
+        ("mps", 2, "not a device"),
+    ],
 )
 def test_a_device_that_is_not_there(
     capsys: pytest.CaptureFixture[str],

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import select
 import subprocess
 import sys
 from collections.abc import Callable
@@ -111,6 +112,24 @@ def test_on_a_terminal_there_is_one_bar_with_the_unit_of_the_phase(tmp_path: Pat
     assert "-:--" not in seen
 
 
+def test_json_keeps_the_bar_on_a_terminal_and_no_remarks() -> None:
+    """stdout has one object, and a person who waits for it looks at stderr."""
+    child = CHILD.replace("TerminalObserver()", "TerminalObserver(as_json=True)")
+    seen = on_terminal([sys.executable, "-c", child], lambda text: "200 of 400 tokens" in text)
+    assert "capture (2 of 3)" in seen and "remark" not in seen
+
+
+def test_json_says_nothing_where_stderr_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with TerminalObserver(as_json=True) as observer:
+        observer.begin(PHASES, timed=True)
+        observer.advance("load", 0, 0)
+        observer.advance("capture", 1, 4)
+        observer.note(Note("test.remark", "this is a remark."))
+    assert capsys.readouterr() == ("", "")
+
+
 def on_terminal(command: list[str], enough: Callable[[str], bool]) -> str:
     """What a child draws on a terminal of 120 columns until it is enough, without control
     sequences."""
@@ -121,6 +140,7 @@ def on_terminal(command: list[str], enough: Callable[[str], bool]) -> str:
     seen = ""
     try:
         while not enough(seen):
+            assert select.select([ours], [], [], 60)[0], f"it says no more than: {seen}"
             seen += re.sub(
                 r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(ours, 4096).decode("utf-8", "replace")
             )

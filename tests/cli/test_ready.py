@@ -13,7 +13,12 @@ from oscar_zoo.cli.main import run
 
 
 @pytest.mark.parametrize(
-    ("flags", "where"), [((), "on cpu"), (("--", "--tp=2"), "on cpu, 2 ranks that share the model")]
+    ("flags", "where"),
+    [
+        ((), "on cpu"),
+        (("--", "--tp=2"), "on cpu, 2 ranks that share the model"),
+        (("--", "--tp=2", "--pp=2"), "on cpu, 4 ranks"),
+    ],
 )
 def test_ranks_on_a_cpu_are_no_gpus(
     flags: tuple[str, ...],
@@ -23,7 +28,7 @@ def test_ranks_on_a_cpu_are_no_gpus(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     port = fake_sglang.take_its_place(monkeypatch, dies=True)
-    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1")
+    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1|2|3")
     folder = write_folder(tmp_path / "artifact", artifact_files())
     words = ["serve", str(folder), "--model", str(MODEL), "--port", str(port), "--device", "cpu"]
     assert run([*words, *flags]) == 1

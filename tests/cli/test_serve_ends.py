@@ -18,6 +18,7 @@ from cli_output import parsed
 from engines import needs_sglang
 from forked_commands import forked
 from served_model import alive, all_children, cmdline, fitted, oscar_zoo, serve, start, variables
+from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 from oscar_zoo.engines.sglang.launch.ports import check_port_free, free_port
 
@@ -46,18 +47,30 @@ def test_a_server_without_its_detokenizer_ends_at_once(artifact: Path, tmp_path:
     assert told["cause"] == "its process detokenizer was killed" and told["ended"]
 
 
-@pytest.mark.parametrize("options", [(), ("--detach",)])
-def test_ctrl_c_while_starting_leaves_nothing_behind(
-    artifact: Path, tmp_path: Path, options: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("options", "number", "code", "word"),
+    [
+        ((), signal.SIGINT, 130, "interrupted"),
+        (("--detach",), signal.SIGINT, 130, "interrupted"),
+        ((), signal.SIGTERM, 143, "terminated"),
+    ],
+)
+def test_a_signal_while_starting_leaves_nothing_behind(
+    artifact: Path,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    number: signal.Signals,
+    code: int,
+    word: str,
 ) -> None:
     process = start(artifact, free_port(), tmp_path, options=options)
     while not (
         tree := [pid for pid in all_children(process.pid) if b"sglang.launch" in cmdline(pid)]
     ):
         assert process.poll() is None
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     out, _ = process.communicate(timeout=300)
-    assert process.returncode == 130 and parsed(out)["error"]["code"] == "interrupted"
+    assert process.returncode == code and parsed(out)["error"]["code"] == word
     assert not [pid for pid in tree if alive(pid)] and not list(tmp_path.glob("oscar-zoo-serve-*"))
     assert not list((tmp_path / "servers").iterdir())
 
@@ -92,6 +105,18 @@ def test_a_server_that_cannot_start_says_why(artifact: Path, tmp_path: Path) -> 
     assert "group_size 48" in log and not list((tmp_path / "servers").iterdir())
 
 
+def test_a_damaged_artifact_in_the_background_starts_nothing(tmp_path: Path) -> None:
+    """Nothing is said to start before the artifact was verified."""
+    folder = write_folder(tmp_path / "damaged", artifact_files())
+    (folder / K_NAME).write_bytes(b"damaged")
+    command = serve(folder, free_port(), options=("--detach",))
+    command.remove("--json")
+    ended = forked(["-m", "oscar_zoo", *command], variables(tmp_path), tmp_path)
+    assert ended.code == 4 and "failed verification" in ended.err
+    assert "tarting" not in ended.err, ended.err
+    assert ended.err.startswith("checking model and artifact (0 s)\n")
+
+
 def test_a_server_in_the_background_from_start_to_stop(artifact: Path, tmp_path: Path) -> None:
     port = free_port()
     options = ("--detach", "--require-key")
@@ -99,8 +124,9 @@ def test_a_server_in_the_background_from_start_to_stop(artifact: Path, tmp_path:
     command.remove("--json")
     begun = forked(["-m", "oscar_zoo", *command], variables(tmp_path), tmp_path)
     assert begun.code == 0, begun.err
-    phases = [line.rpartition(" (")[0] for line in begun.err.splitlines()[1:]]
-    assert phases[0] == "starting SGLang" and {"loading weights", "warming up"} & set(phases)
+    phases = [line.rpartition(" (")[0] for line in begun.err.splitlines()]
+    assert phases[:2] == ["checking model and artifact", "Starting a server in the background"]
+    assert {"loading weights", "warming up"} & set(phases)
     *rows, last = begun.out.splitlines()
     block, key = dict(line.split(maxsplit=1) for line in rows), last.removeprefix("OPENAI_API_KEY=")
     assert key.startswith("oscar-zoo-") and len(key) > 40 and key not in "".join(rows)

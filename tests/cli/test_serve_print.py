@@ -274,5 +274,5 @@ def test_without_network_it_says_what_the_command_needs(
     assert run(["serve", "Qwen3-8B", "--print", "--offline", "--device", "cuda"]) == 3
     (line,) = capsys.readouterr().err.splitlines()
     assert "Qwen3-8B is not on this machine" in line
-    assert "--print reads the artifact for its digest: fetch it once" in line
-    assert "(oscar-zoo pull Qwen3-8B), or name a folder that holds it" in line
+    assert "--print needs its digest: fetch it once (oscar-zoo pull Qwen3-8B)" in line
+    assert line.endswith("or name a folder that holds it") and len(line) < 200

@@ -94,7 +94,7 @@ def test_a_name_that_nobody_knows_asks_whether_the_folder_was_meant(
         line = failure(capsys, 3, command, name, *hub)
         assert f"Did you mean the folder ./{name}?" in line
     write_folder(here / "a/b/c", artifact_files())
-    assert "Did you mean the folder ./a/b/c?" in failure(capsys, 2, command, "a/b/c", *hub)
+    assert "Did you mean the folder ./a/b/c?" in failure(capsys, 3, command, "a/b/c", *hub)
     (here / "rotation").write_bytes(b"")
     assert "Did you mean the file ./rotation?" in failure(capsys, 3, command, "rotation", *hub)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli_output import parsed
+from documents import ROOT
 from tiny_artifacts import K_NAME, TINY, artifact_files, payload, write_folder
 
 import oscar_zoo
@@ -16,6 +19,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import DigestMismatch, Rejected, Verified
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.cli.main import run
+from oscar_zoo.cli.render.headlines import _OTHERWISE, rejection
 from oscar_zoo.errors import ArtifactNotFound, PathNotFound, UsageError
 from oscar_zoo.registry.store import Store
 
@@ -45,10 +49,10 @@ def result(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) ->
     return found
 
 
-def damage(path: Path) -> None:
+def damage(path: Path, part: int = 2) -> None:
     path.chmod(0o600)
     data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
+    data[len(data) // part] ^= 1
     path.write_bytes(data)
 
 
@@ -191,6 +195,52 @@ def test_quiet_prints_failures_only(
         and "passed" not in out
     )
     assert "Next, " in err
+
+
+def broken_json(folder: Path) -> None:
+    (folder / "oscar.json").write_text("{")
+
+
+def absent(folder: Path) -> None:
+    (folder / K_NAME).unlink()
+
+
+def torn(folder: Path) -> None:
+    (folder / "oscar.json").unlink()  # or the manifest would see it first
+    damage(folder / K_NAME, 3)
+
+
+@pytest.mark.parametrize(
+    ("broken", "headline"),
+    [
+        (absent, "a file is missing (missing_file)"),
+        (broken_json, "a file is not valid JSON (json.syntax)"),
+        (torn, "a file is damaged (zip.crc)"),
+    ],
+)
+def test_a_headline_is_in_words_and_the_next_step_fits_own_folders_too(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    broken: Callable[[Path], None],
+    headline: str,
+) -> None:
+    folder = write_folder(tmp_path / "a", artifact_files())
+    broken(folder)
+    assert run(["verify", str(folder)]) == 4
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0] == f"{folder}  FAILED  {headline}"
+    assert "If you fetched it, fetch it again; if you computed it, compute it again" in err
+
+
+def test_every_code_has_words() -> None:
+    """Codes are in the sources; each has words of its own, or those of its kind."""
+    found = set()
+    for path in (ROOT / "oscar_zoo/artifact").glob("*.py"):
+        text = path.read_text("utf-8")
+        found |= set(re.findall(r'(?:Problem|MalformedFile)\(\s*"([a-z_.-]+)"', text))
+    assert "not_orthogonal" in found and "file.changed" in found
+    for code in found:
+        assert _OTHERWISE not in rejection(Rejected("bytes", code, "m")), code
 
 
 def test_layers_with_gaps_pass_where_the_model_is_not_known(

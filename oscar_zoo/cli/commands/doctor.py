@@ -15,8 +15,8 @@ def command(hubs: tuple[str, ...], offline: bool, as_json: bool) -> int:
     """Check hubs, versions, tokens, settings, disk, GPU and engine; takes ten seconds at most and
     changes nothing.
 
-    Tokens are never shown, only where they come from. The exit code is 1 when something is broken
-    that every command needs.
+    Tokens are never shown, only where they come from. The exit code is 1 when a check FAILED. The
+    last line says whether commands work all the same.
 
     \b
     Examples:
@@ -30,4 +30,4 @@ def command(hubs: tuple[str, ...], offline: bool, as_json: bool) -> int:
     found = examine(hubs, offline=offline)
     usable = not any(finding.essential and finding.state == "failed" for finding in found)
     (emit_findings if as_json else print_findings)(found, usable=usable)
-    return 0 if usable else 1
+    return 1 if any(finding.state == "failed" for finding in found) else 0

@@ -13,10 +13,8 @@ from oscar_zoo.cli import completing, options, parsing
 @click.option(
     "--context",
     type=click.IntRange(1, 1 << 24),
-    default=8192,
-    show_default=True,
     metavar="N",
-    help="Tokens of each request.",
+    help="Tokens of each request. [default: 8192, or what the model takes at most]",
 )
 @click.option(
     "--requests",
@@ -48,7 +46,7 @@ from oscar_zoo.cli import completing, options, parsing
 def command(
     model: str,
     memory: str,
-    context: int,
+    context: int | None,
     requests: int | None,
     gpus: int | None,
     weights: str | None,

@@ -9,7 +9,7 @@ from oscar_zoo.cli.render import terminal
 
 
 @click.command("info")
-@click.argument("name", metavar="NAME[:TAG]|DIR", shell_complete=completing.names)
+@click.argument("name", metavar="NAME[:TAG]|DIR", shell_complete=completing.names_or_paths)
 @click.option(
     "--gpu-memory", metavar="SIZE", help="Say what fits on a GPU of this size, such as 24GB."
 )
@@ -21,8 +21,9 @@ def command(
 ) -> None:
     """Show what is known about a model, or one of its artifacts.
 
-    A model that is not in the zoo is given by its folder, or by its id where its config.json was
-    fetched before. What works for its architecture is shown then.
+    A folder with a rotation is described by its oscar.json and the scores beside it. A model that
+    is not in the zoo is given by its folder, or by its id where its config.json was fetched before.
+    What works for its architecture is shown then.
 
     How much memory weights and cache take, and how many tokens fit on the GPUs of this machine, is
     an estimate.
@@ -32,20 +33,28 @@ def command(
       oscar-zoo info Qwen3-8B
       oscar-zoo info Qwen3-8B --gpu-memory 24GB
       oscar-zoo info Qwen3-8B:seq20000_prompt83_group128 --json
+      oscar-zoo info ./my-rotation
       oscar-zoo info ./my-model
     """
     from oscar_zoo.app.browse import describe
+    from oscar_zoo.app.folder_description import describe_folder
+    from oscar_zoo.app.namesakes import looking_up
+    from oscar_zoo.app.progress import SILENT
     from oscar_zoo.app.refused_models import check_served
     from oscar_zoo.app.sources import Sources
-    from oscar_zoo.app.targets import ModelTarget, parse_named
+    from oscar_zoo.app.targets import ModelTarget, PathTarget, parse
     from oscar_zoo.cli.render.described import facts_of, print_facts
 
     memory = None if gpu_memory is None else parsing.parse_memory(gpu_memory)
-    target = parse_named(name)
+    target = parse(name)
     if isinstance(target, ModelTarget):
         check_served(target.choice)
-    sources = Sources(hubs, offline=offline)
-    found = describe(target, sources, gpu_memory=memory, any_model=True)
+    if isinstance(target, PathTarget):
+        found = describe_folder(target, gpu_memory=memory)
+    else:
+        sources = Sources(hubs, offline=offline)
+        with looking_up(target, SILENT):
+            found = describe(target, sources, gpu_memory=memory, any_model=True)
     facts = facts_of(found)
     if as_json:
         terminal.emit_json({"schema": "oscar-zoo.info/1"} | facts)

@@ -17,7 +17,8 @@ def command(name: str | None, now: bool, quiet: bool, as_json: bool) -> int:
     """Stop a server that `oscar-zoo serve` runs, and wait until it is gone.
 
     Requests that run may finish, for up to five minutes. A server is named by its port, its model
-    or its artifact; where only one runs, it needs no name.
+    or its artifact; where only one runs, it needs no name. One that had ended by itself is told and
+    forgotten.
 
     \b
     Examples:
@@ -27,12 +28,12 @@ def command(name: str | None, now: bool, quiet: bool, as_json: bool) -> int:
     """
     from oscar_zoo.app import servers
     from oscar_zoo.cli.render.progress import TerminalObserver
+    from oscar_zoo.cli.render.servers import print_stopped, stopped_facts
 
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
-        record = servers.stop(name, now=now, observer=observer)
+        stopped = servers.stop(name, now=now, observer=observer)
     if as_json:
-        told = {"port": record.port, "model_id": record.model, "pid": record.process.pid}
-        terminal.emit_json({"schema": "oscar-zoo.stop/1", "stopped": told})
+        terminal.emit_json({"schema": "oscar-zoo.stop/1"} | stopped_facts(stopped))
     else:
-        terminal.out().print(terminal.clean(f"Stopped {record.model} on port {record.port}."))
+        print_stopped(stopped)
     return 0

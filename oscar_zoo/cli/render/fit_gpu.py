@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from oscar_zoo.app.fit_gpu import FitReport
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.engines.sglang.concurrency import FEWEST, MOST, SHARE, STEP
 
 
 def emit_fit(report: FitReport) -> None:
@@ -20,6 +21,7 @@ def emit_fit(report: FitReport) -> None:
         "weights_source": report.weights.source,
         "cache_bytes": report.room,
         "context": report.context,
+        "model_context": report.longest,
         "requests": report.requests,
         "usual_requests": report.usual_requests,
         "bits_per_element": report.bits,
@@ -49,18 +51,13 @@ def emit_fit(report: FitReport) -> None:
 def print_fit(report: FitReport, *, verdict: bool) -> None:
     """The answer, and a row for each kind of cache; with `verdict` also whether the requests that
     were asked for fit."""
-    many = "1 GPU" if report.gpus == 1 else f"{report.gpus} GPUs"
-    left = terminal.gigabytes(report.room)
-    terminal.prose(
-        f"{report.model} on {many} of {terminal.gigabytes(report.memory)}, an estimate: weights"
-        f" {terminal.gigabytes(report.weights.nbytes)} ({report.weights.source}), so {left} of"
-        f" {'the GPU' if report.gpus == 1 else 'each GPU'} are left for a cache"
-    )
+    terminal.prose(_sums(report))
     if report.room == 0:
         terminal.prose("It does not fit: the weights take all memory. More GPUs: --tp 2")
         return
     context, requests = f"{report.context:,}", f"{report.requests:,}"
-    heads = ["CACHE", "PER TOKEN", "TOKENS", f"REQUESTS OF {context}", f"CONTEXT OF {requests}"]
+    heads = ["CACHE", "PER TOKEN", f"TOKENS OF {requests} REQUESTS", "OF EACH"]
+    heads += [f"REQUESTS OF {context} TOKENS"]
     heads += [f"{requests} x {context}"] if verdict else []
     table = terminal.table(*heads, right=tuple(range(1, len(heads))))
     for one in report.caches:
@@ -68,8 +65,8 @@ def print_fit(report: FitReport, *, verdict: bool) -> None:
             one.cache.kind,
             f"{one.cache.token / 1e3:.1f} kB",
             f"{one.tokens:,}",
-            f"{one.requests:,}",
             f"{one.context:,}",
+            f"{one.requests:,}",
         ]
         cells += ["fits" if one.fits else "does not fit"] if verdict else []
         table.add_row(*cells)
@@ -83,16 +80,58 @@ def print_fit(report: FitReport, *, verdict: bool) -> None:
         f"Beside its tokens a running request takes {terminal.megabytes(int2)} with INT2{beside}"
     )
     _print_terms(report)
-    most = max(report.requests, report.most_requests)
-    if most > report.usual_requests:
-        terminal.prose(
-            f"`serve` lets {report.usual_requests:,} requests run at a time unless it is told"
-            f" another number: oscar-zoo serve ... -- --max-running-requests={most}"
-        )
+    _print_requests(report)
+    _print_longest(report)
     if not report.other_layers:
         terminal.prose(
             "Its layers without full attention are not counted, because the zoo does not know"
             " them. Give the folder with its config.json"
+        )
+
+
+def percent(share: float) -> str:
+    """A share of 1 for people."""
+    return f"{100 * share:.0f} %"
+
+
+def _sums(report: FitReport) -> str:
+    """The first line: what the memory of a GPU is divided into."""
+    gigabytes = terminal.gigabytes
+    many = "1 GPU" if report.gpus == 1 else f"{report.gpus} GPUs"
+    part = "" if report.gpus == 1 else f" of the {gigabytes(report.weights.nbytes)}"
+    each = "" if report.gpus == 1 else " of each GPU"
+    return (
+        f"{report.model} on {many}, an estimate: {gigabytes(report.memory)} less"
+        f" {gigabytes(report.reserved)} for the engine ({percent(1 - report.usable)}) less"
+        f" {gigabytes(report.gpu_weights)}{part} of weights ({report.weights.source}) leave"
+        f" {gigabytes(report.room)}{each} for a cache"
+    )
+
+
+def _print_requests(report: FitReport) -> None:
+    """How many requests `serve` lets run, why so many, and the flag for more that fit."""
+    terminal.prose(
+        f"`serve` lets {report.usual_requests:,} requests run at a time here: what they take beside"
+        f" their tokens gets {percent(SHARE)} of the memory, in steps of {STEP}, {FEWEST} at least"
+        f" and {MOST} at most"
+    )
+    most = max(report.requests, report.most_requests)
+    if most > report.usual_requests:
+        terminal.prose(
+            f"For {most:,} at a time: oscar-zoo serve ... -- --max-running-requests={most}"
+        )
+
+
+def _print_longest(report: FitReport) -> None:
+    """What the model takes at most, where that is less than what was asked for or would fit."""
+    longest = report.longest
+    if longest is None:
+        return
+    refused = ", and SGLang refuses longer ones" if report.context > longest else ""
+    if refused or any(one.tokens > one.context * report.requests for one in report.caches):
+        terminal.prose(
+            f"By its configuration a request of {report.model} has {longest:,} tokens at"
+            f" most{refused}"
         )
 
 
@@ -108,10 +147,14 @@ def _print_terms(report: FitReport) -> None:
     terms = [f"{context:,} x {cache.token:,}"]
     if cache.window_token:
         terms.append(f"{min(context, cache.window):,} x {cache.window_token:,} windows")
-    terms += [f"{cache.sinks:,} sinks", f"{cache.ring:,} ring"]
+    terms += [f"2 x {cache.sinks // 2:,} sinks", f"{cache.ring:,} ring"]
     terms += [f"{cache.state:,} states"] if cache.state else []
     total = cache.request_bytes(context)
     terminal.prose(
         f"{cache.kind}, a request of {context:,} tokens: {' + '.join(terms)} = {total:,};"
         f" {report.room:,} / {total:,} = {found.requests:,} requests"
+    )
+    terminal.prose(
+        "Sinks count twice: those of a running request, and those of a finished prompt that stays"
+        " for the prefix cache"
     )

@@ -31,6 +31,10 @@ def print_listing(listing: Listing, request: ListRequest) -> None:
     _print_recipes(listing.recipes, by_name=request.family is not None)
     for error in listing.unreachable:
         terminal.note(f"note: {error.message}")
+    if request.sources.by_environment:
+        terminal.note(
+            f"note: OSCAR_ZOO_HUB is set: only {request.sources.by_environment} is listed."
+        )
     for warning in listing.warnings:
         terminal.note(f"warning: {warning}")
     if listing.rows:

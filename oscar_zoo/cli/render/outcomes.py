@@ -16,6 +16,7 @@ from oscar_zoo.artifact.outcome import (
     warning_text,
 )
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.headlines import rejection
 from oscar_zoo.errors import ArtifactSignatureError
 from oscar_zoo.registry.signatures import SignatureReport
 from oscar_zoo.registry.verification import Checked
@@ -90,7 +91,7 @@ def headline(outcome: Outcome) -> str:
                 return "these are not the bytes that were promised"
             return f"{outcome.path}: sha256 is {outcome.got}, expected {outcome.want}"
         case Rejected():
-            return outcome.code if told else f"{outcome.code}: {outcome.message}"
+            return rejection(outcome) if told else f"{rejection(outcome)}: {outcome.message}"
         case Unsupported():
             return f"unsupported ({outcome.kind}): {outcome.reason}"
         case Unreadable():
@@ -133,14 +134,12 @@ def next_step(
             return ArtifactSignatureError.of(checked.label, code, message).hint
         case _ if checked.fetch_again is not None:
             return checked.fetch_again
-        case DigestMismatch():
-            return "fetch the artifact again; do not use this copy"
         case Rejected(code="v-is-k" | "k-is-v"):
             return "the two files look swapped; swap them and verify again"
-        case Rejected():
+        case DigestMismatch() | Rejected():
             return (
-                "do not serve it; get it again from its author or compute a new one: oscar-zoo"
-                " compute --help"
+                "do not use this copy. If you fetched it, fetch it again; if you computed it,"
+                " compute it again: oscar-zoo compute MODEL --output-dir DIR --force"
             )
         case Unsupported() | Unreadable():
             return (

@@ -29,14 +29,16 @@ class TerminalObserver:
 
     Args:
         quiet: print neither progress nor remarks; a question is still asked.
-        as_json: print neither, and ask nothing.
+        as_json: print no remarks, and progress on a terminal only; ask nothing.
         clock: seconds.
     """
 
     def __init__(
         self, *, quiet: bool = False, as_json: bool = False, clock: Clock = time.monotonic
     ) -> None:
-        self._silent, self._as_json, self._clock = quiet or as_json, as_json, clock
+        self._as_json, self._clock = as_json, clock
+        self._no_remarks = quiet or as_json
+        self._no_progress = quiet or (as_json and not sys.stderr.isatty())
         self._display: Display | None = None
         self._lock = threading.RLock()
         context = click.get_current_context(silent=True)
@@ -50,7 +52,7 @@ class TerminalObserver:
 
     def begin(self, phases: Sequence[Phase], *, timed: bool) -> None:
         """See `Observer`; without phases, what is shown ends."""
-        if self._silent:
+        if self._no_progress:
             return
         with self._lock:
             self.close()
@@ -59,7 +61,7 @@ class TerminalObserver:
 
     def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
         """See `Observer`."""
-        if self._silent:
+        if self._no_progress:
             return
         with self._lock:
             if self._display is None:
@@ -69,7 +71,7 @@ class TerminalObserver:
     def note(self, note: Note) -> None:
         """See `Observer`."""
         with self._lock:
-            if self._silent or note.text in self._told:
+            if self._no_remarks or note.text in self._told:
                 return
             self._told.add(note.text)
             say = self._display.say if self._display else terminal.err().print

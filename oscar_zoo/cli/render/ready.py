@@ -28,6 +28,7 @@ def ready_facts(server: RunningServer, *, port: int, key_file: Path | None) -> d
         "sglang": ready.version,
         "device": server.device,
         "tensor_parallel": server.tensor_parallel,
+        "ranks": server.ranks,
         "drafts": server.drafts,
         "bits_per_element": ready.bits,
         "code_bits": ready.code_bits,
@@ -106,12 +107,12 @@ def print_ready(facts: dict[str, Any], *, stop: str, new_key: bool = False) -> N
 
 def _where(facts: dict[str, Any]) -> str:
     """What the server runs on, in words."""
-    ranks = facts["tensor_parallel"]
+    ranks, sharing = facts["ranks"], facts["tensor_parallel"]
     if ranks == 1:
         return str(facts["device"])
-    return (
-        f"{ranks} GPUs" if facts["device"] == "cuda" else f"cpu, {ranks} ranks that share the model"
-    )
+    if facts["device"] == "cuda":
+        return f"{ranks} GPUs"
+    return f"cpu, {ranks} ranks" + (" that share the model" if ranks == sharing else "")
 
 
 def _wider(code_bits: str) -> str:

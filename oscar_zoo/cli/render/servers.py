@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oscar_zoo.app.server_record import ServerRecord
-from oscar_zoo.app.server_records import told
+from oscar_zoo.app.server_records import how, told
 from oscar_zoo.cli.render import terminal
 
 
@@ -35,6 +35,8 @@ def ended_facts(record: ServerRecord) -> dict[str, Any]:
         "artifact": record.artifact,
         "since": record.since,
         "ended": end.at,
+        "last_sign": end.last_sign,
+        "noticed": end.noticed,
         "exit_status": end.exit_status,
         "cause": end.cause,
         "log": record.log,
@@ -44,6 +46,26 @@ def ended_facts(record: ServerRecord) -> dict[str, Any]:
 def print_ended(record: ServerRecord) -> None:
     """A line for people about a server that ended by itself, with the next step."""
     terminal.prose(f"{told(record)}. Its log: oscar-zoo logs {record.port}")
+
+
+def stopped_facts(stopped: ServerRecord | list[ServerRecord]) -> dict[str, Any]:
+    """What `stop` did, for `--json`: the server that it stopped, or those that had ended."""
+    if isinstance(stopped, list):
+        return {"stopped": None, "forgotten": [*map(ended_facts, stopped)]}
+    told = {"port": stopped.port, "model_id": stopped.model, "pid": stopped.process.pid}
+    return {"stopped": told, "forgotten": []}
+
+
+def print_stopped(stopped: ServerRecord | list[ServerRecord]) -> None:
+    """What `stop` did, for people, in a line for each server."""
+    if isinstance(stopped, ServerRecord):
+        terminal.out().print(terminal.clean(f"Stopped {stopped.model} on port {stopped.port}."))
+        return
+    for record in stopped:
+        terminal.prose(
+            f"{record.model} on port {record.port} had already ended ({how(record)})."
+            f" It is forgotten now. Its log: oscar-zoo logs {record.port}"
+        )
 
 
 def print_servers(records: Sequence[ServerRecord]) -> None:

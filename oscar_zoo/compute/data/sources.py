@@ -6,7 +6,7 @@ read, together with the facts about it for the manifest.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -82,8 +82,11 @@ def open_source(source: Path | str) -> TextSource:
 
 
 def check_exists(source: Path | str) -> None:
-    """Raise `PathNotFound` when `source` means nothing; no library is imported."""
-    _resolve(source)
+    """Raise `PathNotFound` when `source` means nothing, and `UsageError` for a folder without text;
+    no library is imported."""
+    found = _resolve(source)
+    if isinstance(found, Path) and found.is_dir():
+        _files_of(found)
 
 
 def check_source(source: Path | str) -> None:
@@ -93,7 +96,7 @@ def check_source(source: Path | str) -> None:
     """
     found = _resolve(source)
     if isinstance(found, Path) and found.is_dir():
-        _folder(found)
+        _files_of(found)
     absent = (
         isinstance(found, str)
         and found in evaluation_sets.KNOWN
@@ -144,13 +147,18 @@ def _file(path: Path, field: str | None = None) -> TextSource:
     return TextSource((read_file(path, field),), path.name)
 
 
-def _folder(folder: Path) -> TextSource:
+def _files_of(folder: Path) -> Sequence[Path]:
     paths = folder_files(folder)
     if not paths:
         suffixes = ", ".join(JSONL_SUFFIXES + TEXT_SUFFIXES)
         raise UsageError(
             f"{folder} has no text to calibrate on.", hint=f"files are read by suffix: {suffixes}"
         )
+    return paths
+
+
+def _folder(folder: Path) -> TextSource:
+    paths = _files_of(folder)
     return TextSource(
         (chain.from_iterable(read_file(path) for path in paths),), folder.resolve().name
     )

@@ -87,8 +87,8 @@ def _check_cpu(layout: Layout, environ: Mapping[str, str], nodes: Path) -> None:
     split = "|".join(map(str, range(ranks)))
     use = "" if seen < ranks else ", or use the GPUs: --device cuda"
     raise UsageError(
-        f"the flags need {ranks} GPUs, {gpus} here, and the server would run on the CPU, where"
-        f" {room} {places} of {ranks} ranks.",
+        f"the flags need {layout.gpus} GPUs, {gpus} here, and the server would run on the CPU,"
+        f" where {room} {places} of {ranks} ranks.",
         hint=(
             f"leave out --tp, --pp and --dp{use}; to try several ranks on one CPU, name the cores"
             f" of each: {CORES}='{split}'"

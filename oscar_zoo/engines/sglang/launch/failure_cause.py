@@ -54,6 +54,13 @@ class Cause:
     by_parser: bool = False
 
 
+KILLED = Cause(
+    "it was killed (SIGKILL)",
+    "look into the kernel's log (dmesg): a machine without free memory kills processes",
+)
+"""The cause where the engine's process was killed and its log has no error."""
+
+
 def cause_in(log: Path) -> Cause:
     """Why the server that wrote `log` ended.
 
@@ -108,8 +115,7 @@ def _crash(name: str, code: str) -> Cause:
     if int(code) >= 0:
         return Cause(f"its process {name} ended with status {code}")
     if int(code) == -signal.SIGKILL:
-        hint = "look into the kernel's log: a machine without free memory kills processes"
-        return Cause(f"its process {name} was killed", hint)
+        return Cause(f"its process {name} was killed", KILLED.hint)
     return Cause(f"its process {name} was ended by signal {-int(code)}")
 
 

@@ -22,7 +22,13 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from oscar_zoo.engines.sglang.launch import processes, watchdog
-from oscar_zoo.engines.sglang.launch.failure_cause import UNKNOWN, Cause, cause_in, lost_port
+from oscar_zoo.engines.sglang.launch.failure_cause import (
+    KILLED,
+    UNKNOWN,
+    Cause,
+    cause_in,
+    lost_port,
+)
 from oscar_zoo.engines.sglang.launch.plan import LOOPBACK, LaunchPlan
 from oscar_zoo.engines.sglang.launch.ports import client_url
 from oscar_zoo.engines.sglang.launch.private_log import LogPump, redacted_log
@@ -37,6 +43,11 @@ crash and would sleep for five seconds before it ends itself."""
 DRAIN_SECONDS = 300.0
 """Seconds that requests may take to finish after SIGTERM; a second signal ends them at once."""
 POLL_SECONDS = 0.5
+STOPPED = (
+    b"oscar-zoo stopped this server. What stands above about processes that crashed with exit code"
+    b" -15 is their end by SIGTERM.\n"
+)
+"""The last line in the log of a server that did not end by itself."""
 LAST_WORDS_SECONDS = 2.0
 """Seconds that workers may go on to print when the child has ended."""
 
@@ -131,7 +142,9 @@ class Server:
     def cause(self) -> Cause:
         """Why the child ended; see `failure_cause.cause_in`."""
         self._pump.join(LAST_WORDS_SECONDS)
-        return cause_in(self.log)
+        cause = cause_in(self.log)
+        killed = cause.text == UNKNOWN and self.returncode == -signal.SIGKILL
+        return KILLED if killed else cause
 
     def wait(self) -> int:
         """Block until the child ends, and return its exit status.
@@ -186,7 +199,7 @@ def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
     Raises:
         ServerFailed: the program could not be started.
     """
-    signals = Signals()
+    signals, stopped = Signals(), False
     try:
         with redacted_log(log, plan.secrets) as (stream, pump):
             with stream:
@@ -197,9 +210,20 @@ def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
                     yield server
                 finally:
                     signals.ignore()  # a second Ctrl-C must not leave the child behind
+                    stopped = server.stopping or server.returncode is None
                     server.stop()
     finally:
+        if stopped:
+            _append(log, STOPPED)
         signals.restore()
+
+
+def _append(log: Path, line: bytes) -> None:
+    """Add a line to a log that nobody writes any more, if it is still there."""
+    with contextlib.suppress(OSError):
+        number = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with os.fdopen(number, "wb") as stream:
+            stream.write(line)
 
 
 def _start(plan: LaunchPlan, stream: BinaryIO) -> subprocess.Popen[bytes]:

@@ -56,6 +56,18 @@ def test_replicas_count_on_a_cpu_where_sglang_counts_them(
     check(folder, Layout(workers=2), "cpu")
 
 
+def test_all_gpus_count_whatever_sglang_counts_on_a_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang 0.5.17 gives only the ranks of one group a part of the CPU."""
+    folder = machine(tmp_path)
+    for release, ranks in (("0.5.17", 2), ("0.5.21", 4)):
+        monkeypatch.setattr(versions, "version", {"sglang": release}.__getitem__)
+        with pytest.raises(UsageError, match="need 4 GPUs") as caught:
+            check(folder, Layout(tp=2, pp=2), "cpu")
+        assert f"1 of {ranks} ranks" in caught.value.message
+
+
 def test_gpus_that_stay_unused_are_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="2 GPUs are here") as caught:
         check(machine(tmp_path, gpus=2), Layout(tp=2), "cpu")

@@ -163,7 +163,12 @@ def test_a_child_that_dies_is_explained_by_its_last_error(tmp_path: Path) -> Non
         ),
         (
             "print('server_args=', flush=True); os.kill(os.getpid(), 9)",
-            " (killed by SIGKILL)",
+            "",
+            "it was killed (SIGKILL)",
+        ),
+        (
+            "print('server_args=', flush=True); sys.exit(7)",
+            " (status 7)",
             "no error in its log",
         ),
         (

@@ -1,0 +1,37 @@
+"""Everything that is known about the artifact in a folder of the user's own."""
+
+from __future__ import annotations
+
+from oscar_zoo.app.browse import Description, KnownModel
+from oscar_zoo.app.known import known_entries
+from oscar_zoo.app.memory_estimate import estimate_memory
+from oscar_zoo.app.sources import Sources
+from oscar_zoo.app.targets import PathTarget
+
+
+def describe_folder(target: PathTarget, *, gpu_memory: int | None = None) -> Description:
+    """What the `oscar.json` of a folder says of the artifact in it, its model, and the scores
+    beside it; no hub is asked.
+
+    Args:
+        target: the folder.
+        gpu_memory: as for `describe`.
+
+    Raises:
+        PathNotFound: there is no such folder, or it has no `oscar.json`.
+        UsageError: it is a file.
+    """
+    (entry,), _ = known_entries([target], Sources(offline=True))
+    manifests = () if entry.manifest is None else (entry.manifest,)
+    return Description(
+        name=entry.id.model,
+        model=KnownModel.of(None, entry.recipe),
+        recipe=entry.recipe,
+        manifests=manifests,
+        installed=(),
+        offered=(),
+        unreachable=(),
+        warnings=(),
+        scores={str(entry.id): entry.scores},
+        memory=estimate_memory(entry.recipe, manifests, gpu_memory),
+    )
