@@ -111,6 +111,35 @@ class FlashInferPrefill:
         return out.view(-1, heads, dim), lse.view(-1, heads)
 
 
+def modules(
+    head_dims: tuple[int, int], dtype: torch.dtype, *, capped: bool, device: torch.device
+) -> list[Any]:
+    """What `FlashInferPrefill` compiles at its first use, as the `JitSpec`s of FlashInfer. Nothing
+    is compiled, and the device gets no context.
+
+    Args:
+        head_dims: channels of K and of V.
+        dtype: of the rows.
+        capped: whether logits have a cap.
+        device: that the kernels are for.
+
+    Raises:
+        ImportError: FlashInfer is not installed, or has these functions no more.
+    """
+    from flashinfer.jit.attention import gen_batch_prefill_module, gen_single_prefill_module
+    from flashinfer.jit.cascade import gen_cascade_module
+    from flashinfer.utils import determine_attention_backend
+
+    no_rope, no_window, exact_sums = 0, False, False
+    backend = determine_attention_backend(device, no_rope, exact_sums, False, dtype, dtype)
+    types, rest = (dtype,) * 3, (*head_dims, no_rope, no_window, capped, exact_sums)
+    return [
+        gen_batch_prefill_module(backend, *types, torch.int32, *rest),
+        gen_single_prefill_module(backend, *types, *rest),
+        gen_cascade_module(),
+    ]
+
+
 def heads_of_a_block(num_heads: int, head_dim: int) -> int:
     """How many heads of a token FlashInfer's merge takes at a time: the largest divisor of
     `num_heads` that one block of threads has room for.

@@ -6,7 +6,9 @@ import pytest
 import torch
 from plain_prefill import PlainPrefill
 
-from oscar_zoo.runtime.flashinfer_prefill import FlashInferPrefill, heads_of_a_block
+from oscar_kernels.cache import BatchView, TokenTargets, WindowState
+from oscar_zoo.runtime.batch import Batch
+from oscar_zoo.runtime.flashinfer_prefill import FlashInferPrefill, heads_of_a_block, modules
 from oscar_zoo.runtime.softmax import Softmax
 
 THREADS, VECTOR = 1024, 8
@@ -46,3 +48,26 @@ def test_two_parts_merge_as_one_softmax(num_heads: int, head_dim: int) -> None:
     want, want_lse = PlainPrefill().merge(one, other)
     torch.testing.assert_close(out.float(), want.float(), atol=2e-2, rtol=1e-2)
     torch.testing.assert_close(lse, want_lse, atol=1e-4, rtol=0)
+
+
+@pytest.mark.gpu
+def test_everything_that_it_compiles_is_known_ahead() -> None:
+    """`modules` names what a process has compiled or loaded after every step of a prefill."""
+    from flashinfer.jit.core import jit_spec_registry
+
+    shape = {"head_dims": (128, 128), "dtype": torch.bfloat16}
+    before = set(jit_spec_registry.get_all_specs())
+    prefill = FlashInferPrefill(
+        num_q_heads=4, num_kv_heads=2, softmax=Softmax(0.1), device="cuda", **shape
+    )
+    q, k, v = (torch.randn(8, heads, 128, device="cuda").bfloat16() for heads in (4, 2, 2))
+    empty = torch.zeros(0, device="cuda").int()
+    view = BatchView(empty, empty, empty, WindowState(empty, empty, empty))
+    ends = torch.tensor([0, 3, 8], device="cuda").int()
+    batch = Batch("extend", view, TokenTargets(empty, empty, empty, empty), qo_indptr=ends)
+    prefill.begin(batch)
+    prefill.merge(prefill.chunk(q, k, v, batch, Softmax(0.1)), prefill.whole(q, k, v, Softmax(0.1)))
+    used = set(jit_spec_registry.get_all_specs()) - before
+    known = modules(**shape, capped=False, device=torch.device("cuda", 0))
+    assert used <= {x.name for x in known}
+    assert all(x.is_aot or x.jit_library_path.exists() for x in known)

@@ -17,7 +17,12 @@ from typing import Any
 
 from oscar_kernels.nvrtc import driver
 from oscar_kernels.spec import QuantSpec
-from oscar_zoo.engines.sglang import compile_lock, compile_program, worker
+from oscar_zoo.engines.sglang import (
+    compile_flashinfer,
+    compile_lock,
+    compile_program,
+    worker,
+)
 from oscar_zoo.engines.sglang.compat import server_arguments
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.engines.sglang.worker_errors import DEBUG
@@ -43,7 +48,9 @@ def start(args: Any) -> None:
         return
     try:
         driver.version()
-        spawn(request(args, resolved))
+        wanted = request(args, resolved)
+        compile_flashinfer.spawn(prefill(wanted))
+        spawn(wanted)
     except Exception as error:  # see above
         told = f"{type(error).__name__}: {error}"
         logger.info("INT2 KV cache: nothing is compiled ahead (%s)", " ".join(told.split()))
@@ -87,6 +94,18 @@ def request(args: Any, resolved: Any) -> compile_program.Request:
             requests=max(1, int(resolved.max_running_requests or 1) // layout.workers),
             max_tokens=int(model.context_len),
         ),
+    )
+
+
+def prefill(wanted: compile_program.Request) -> compile_flashinfer.Wanted:
+    """What FlashInfer compiles for the workers of a request."""
+    shapes = wanted.worker
+    k_spec, v_spec = shapes.specs[0]
+    return compile_flashinfer.Wanted(
+        gpu=wanted.gpu,
+        head_dims=(k_spec.head_dim, v_spec.head_dim),
+        dtype=shapes.dtype,
+        capped=shapes.cap > 0,
     )
 
 

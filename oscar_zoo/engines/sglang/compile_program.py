@@ -7,7 +7,6 @@ so it takes none of its memory.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import signal
 import sys
@@ -19,10 +18,9 @@ from oscar_kernels.chips import Target
 from oscar_kernels.nvrtc import driver
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.engines.sglang import compile_lock, served_artifact, worker
+from oscar_zoo.engines.sglang.compile_child import end_with_parent, say
 from oscar_zoo.runtime import rehearsal
 from oscar_zoo.runtime.transforms import TransformTable
-
-PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def jobs(
 
 def main() -> None:
     """Compile everything, and say in one line how it went."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent(signal.SIGKILL)
     request = Request.parse(sys.stdin.read())  # fails if the server is gone
     signal.alarm(int(compile_lock.PATIENCE))
     began = time.monotonic()
@@ -75,17 +73,11 @@ def main() -> None:
         wanted = jobs(request, worker.served()[1], driver.target(request.gpu))
         failed = ahead.compile_all(wanted)
     except Exception as error:  # workers compile for themselves, and say what is wrong
-        _say(f"nothing is compiled ahead ({type(error).__name__}: {error})")
+        say(f"nothing is compiled ahead ({type(error).__name__}: {error})")
         raise
-    _say(f"{len(wanted)} kernels were compiled ahead in {time.monotonic() - began:.1f} s")
+    say(f"{len(wanted)} kernels were compiled ahead in {time.monotonic() - began:.1f} s")
     for line in failed:
-        _say(f"one of them was not ({line})")
-
-
-def _say(text: str) -> None:
-    """Write a line to the log of the server."""
-    now = time.strftime("%Y-%m-%d %H:%M:%S")
-    print(f"[{now}] INT2 KV cache: {' '.join(text.split())}", flush=True)
+        say(f"one of them was not ({line})")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,119 @@
+"""FlashInfer's kernels are compiled beside a start, and never longer than the server lives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo.engines.sglang import compile_flashinfer
+from oscar_zoo.engines.sglang.compile_flashinfer import Wanted
+
+WANTED = Wanted(gpu=0, head_dims=(128, 128), dtype="bfloat16", capped=False)
+COMMAND = [sys.executable, "-P", "-m", compile_flashinfer.__name__, str(WANTED)]
+STAND_IN = """
+import os, subprocess, pathlib
+class Module:
+    is_aot = False
+    def __init__(self, name):
+        self.name, self.jit_library_path = name, pathlib.Path(os.environ["BUILT"]) / name
+    def build(self, verbose):
+        subprocess.run(["sh", "-c", os.environ["COMPILER"], "sh", str(self.jit_library_path)])
+def gen_batch_prefill_module(backend, *args): return Module("batch")
+def gen_single_prefill_module(backend, *args): return Module("single")
+def gen_cascade_module(): return Module("merge")
+"""
+"""Modules of a FlashInfer whose compiler is a shell command."""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Variables with which that FlashInfer is found."""
+    package = tmp_path / "path" / "flashinfer"
+    (package / "jit").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "utils.py").write_text("def determine_attention_backend(*args): return 'fa2'\n")
+    (package / "jit" / "__init__.py").touch()
+    (package / "jit" / "attention.py").write_text(STAND_IN)
+    (package / "jit" / "cascade.py").write_text("from flashinfer.jit.attention import *\n")
+    built = tmp_path / "built"
+    built.mkdir()
+    return {**os.environ, "PYTHONPATH": str(tmp_path / "path"), "BUILT": str(built)}
+
+
+def run(environment: Mapping[str, str], compiler: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        COMMAND, env={**environment, "COMPILER": compiler}, capture_output=True, text=True
+    )
+
+
+def test_a_request_survives_its_journey() -> None:
+    assert Wanted.parse(str(WANTED)) == WANTED
+
+
+def test_nothing_starts_for_heads_that_flashinfer_lacks() -> None:
+    assert compile_flashinfer.spawn(Wanted(0, (96, 96), "bfloat16", False)) is None
+
+
+def test_what_is_missing_is_compiled_once(environment: dict[str, str]) -> None:
+    (Path(environment["BUILT"]) / "single").touch()
+    first = run(environment, 'touch "$1"')
+    assert first.returncode == 0, first.stderr
+    assert "INT2 KV cache: 2 modules of FlashInfer were compiled ahead in " in first.stdout
+    assert {x.name for x in Path(environment["BUILT"]).iterdir()} == {"batch", "single", "merge"}
+    second = run(environment, "exit 1")
+    assert second.returncode == 0 and second.stdout == ""
+
+
+def test_another_flashinfer_is_told_in_one_line(environment: dict[str, str]) -> None:
+    (Path(environment["PYTHONPATH"]) / "flashinfer" / "utils.py").write_text("")
+    done = run(environment, "true")
+    assert done.returncode != 0
+    assert "FlashInfer's kernels are not compiled ahead (ImportError: " in done.stdout
+    assert done.stdout.count("\n") == 1
+
+
+def test_compilers_end_with_the_server(environment: dict[str, str]) -> None:
+    """They would keep every core busy for minutes."""
+    program = f"""
+import sys, time
+from oscar_zoo.engines.sglang import compile_flashinfer
+compile_flashinfer.spawn(compile_flashinfer.Wanted.parse({str(WANTED)!r}))
+time.sleep(120)
+"""
+    compiler = 'echo $$ > "$BUILT/pid" && exec sleep 120'
+    server = subprocess.Popen(
+        [sys.executable, "-c", program], env={**environment, "COMPILER": compiler}
+    )
+    try:
+        pid = _number(Path(environment["BUILT"]) / "pid")
+        os.kill(pid, 0)
+    finally:
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+    deadline = time.monotonic() + 30
+    while _lives(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _lives(pid)
+
+
+def _number(path: Path) -> int:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_text().strip():
+            return int(path.read_text())
+        time.sleep(0.05)
+    raise AssertionError("nothing was compiled")
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
