@@ -102,6 +102,9 @@ DRAFT_MODEL = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
+FIRST_EAGLE = {"architectures": ["LlamaForCausalLMEagle"]}
+"""What of it is another in a draft model of the first and second EAGLE, which reads the hidden
+states of the last layer only."""
 WINDOWS = {"OSCAR_INT2_SINK_SIZE": "16", "OSCAR_INT2_RECENT_SIZE": "32"}
 LOSSLESS = {**WINDOWS, "INT2_TEST_MODE": "lossless"}
 """Variables of a mode of `int2_test_plugin`."""
@@ -246,10 +249,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     retracting = {**LOSSLESS, "SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "11"}
     crowd = together()[4:]  # ten requests at once, and those that are given up
     made.drafts("branches", retracting, [*alone(2), *crowd], of="lossless", engine=BRANCHES)
-    (made.folder / "draft").mkdir()
-    (made.folder / "draft/config.json").write_text(json.dumps(DRAFT_MODEL))
-    eagle = {**EAGLE3, "speculative_draft_model_path": str(made.folder / "draft")}
-    made.drafts("eagle3", WINDOWS, ends, of="int2", engine=eagle)
+    for name, family in (("eagle3", DRAFT_MODEL), ("eagle", {**DRAFT_MODEL, **FIRST_EAGLE})):
+        (made.folder / name).mkdir()
+        (made.folder / name / "config.json").write_text(json.dumps(family))
+        eagle = {**EAGLE3, "speculative_draft_model_path": str(made.folder / name)}
+        eagle["speculative_algorithm"] = name.upper()
+        made.drafts(name, WINDOWS, ends, of="int2", engine=eagle)
     mtp = write_mtp_model("glm4_moe", made.folder / "mtp")
     made.plain("mtp", WINDOWS, ends, model=mtp)
     nextn = {**PLAIN, **NEXTN, "model_path": str(mtp)}
@@ -302,7 +307,8 @@ def test_a_bug_changes_tokens(runs: Runs, mutant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "of"), [("standalone", "int2"), ("eagle3", "int2"), ("nextn", "mtp")]
+    ("name", "of"),
+    [("standalone", "int2"), ("eagle3", "int2"), ("eagle", "int2"), ("nextn", "mtp")],
 )
 def test_drafts_of_a_model_are_verified_as_a_chain(runs: Runs, name: str, of: str) -> None:
     assert runs.different(name, of) == []
@@ -319,6 +325,7 @@ def test_drafts_of_a_model_are_verified_as_a_tree_while_requests_are_retracted(r
     [
         ("standalone", 4 * 2 * 2 * 64 * 4),
         ("eagle3", 1 * 2 * 64 * 4),
+        ("eagle", 1 * 2 * 64 * 4),
         ("nextn", 1 * 2 * 2 * 64 * 4),
         ("tree", 0),
     ],
