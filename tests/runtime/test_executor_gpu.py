@@ -72,11 +72,14 @@ def test_heads_of_real_models(model: str) -> None:
     shape = shape_of(model)
     softmax = Softmax(shape.dims[0] ** -0.5)
     both = Both(shape, prefill_of(shape, softmax), seed=3, softmax=softmax)
+    # With more rows than four the decode kernel takes the query as one byte per channel, which by
+    # itself moves these outputs by 1.0 %.
+    most = 0.01 if shape.group <= 4 else 0.015
 
     def check(new: dict[int, int], *, decode: bool = False) -> None:
         want, got = (x.float() for x in both.outputs(new, decode=decode))
         error = float((got - want).norm() / want.norm())
-        assert error < 0.01, (new, decode, error)
+        assert error < (most if decode else 0.01), (new, decode, error)
         assert both.adopt_codes() < 0.001
 
     for row in (1, 3):
