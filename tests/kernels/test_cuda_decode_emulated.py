@@ -201,6 +201,15 @@ def test_a_request_alone(emulator: Emulator, merged: int) -> None:
     testing.assert_as_good_as_torch(out, alone.expected, [alone.query])
 
 
+@pytest.mark.parametrize(("group", "most"), [(4, 0.003), (8, 0.012), (16, 0.012)])
+def test_how_far_rounding_moves_outputs(emulator: Emulator, group: int, most: float) -> None:
+    """Relative to their size. With more rows than four a query is one byte per channel."""
+    case = job(group=group, heads=1, lengths=(700,), starts=10_000)
+    out = emulate(emulator, case, blocks=5, merged=4, stable=True)[:1].double()
+    exact = case.expected(case.query.double())[:1]
+    assert (out - exact).norm() < most * exact.norm()
+
+
 def test_one_block_takes_more_tiles_than_it_has_stages(emulator: Emulator) -> None:
     """Once with copies that land late, and once with copies that land as soon as they may."""
     long = job(bits=(4, 2), lengths=(900, 700), starts=0)
