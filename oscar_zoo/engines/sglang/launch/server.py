@@ -56,9 +56,9 @@ class Server:
     """One running child. Use `running()`, which always ends it."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], url: str, log: Path, pump: LogPump
+        self, process: subprocess.Popen[bytes], url: str, log: Path, pump: LogPump, signals: Signals
     ) -> None:
-        self._process, self._pump = process, pump
+        self._process, self._pump, self._signals = process, pump, signals
         self.url = url
         self.log = log
         self.stopping = False
@@ -149,12 +149,14 @@ class Server:
     def wait(self) -> int:
         """Block until the child ends, and return its exit status.
 
-        SIGTERM to this process lets the child drain before it ends.
+        SIGTERM to this process lets the child drain before it ends, unless a second signal comes.
         """
         try:
             return self._process.wait()
         except SystemExit:
+            self._signals.deliver()
             self.drain(DRAIN_SECONDS)
+            self._signals.hold()
             raise
 
     def drain(self, limit: float) -> bool:
@@ -203,7 +205,7 @@ def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
     try:
         with redacted_log(log, plan.secrets) as (stream, pump):
             with stream:
-                server = Server(_start(plan, stream), plan.url, log, pump)
+                server = Server(_start(plan, stream), plan.url, log, pump, signals)
             with _watchdog(server):
                 try:
                     signals.deliver()

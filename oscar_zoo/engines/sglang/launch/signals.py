@@ -7,11 +7,11 @@ import threading
 
 
 class Signals:
-    """Raises `KeyboardInterrupt` and `SystemExit` for signals, but only after `deliver`.
+    """Raises `KeyboardInterrupt` and `SystemExit` for signals, one after each `deliver`.
 
-    A signal that comes earlier waits, so that none falls between the start of a child and the
-    moment from which it can be stopped. Only the main thread of a process can take signals; in
-    another one this does nothing.
+    A signal that comes earlier waits. So none falls between the start of a child and the moment
+    from which it can be stopped, nor into what stops the child because of the signal before. Only
+    the main thread of a process can take signals; in another one this does nothing.
     """
 
     def __init__(self) -> None:
@@ -26,16 +26,20 @@ class Signals:
             self._raise()
 
     def _raise(self) -> None:
-        number, self._pending = self._pending, None
+        number, self._pending, self._deliver = self._pending, None, False
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + int(number or 0))
 
     def deliver(self) -> None:
-        """From here on a signal raises; one that came earlier raises now."""
+        """The next signal raises; one that came earlier raises now."""
         self._deliver = True
         if self._pending is not None:
             self._raise()
+
+    def hold(self) -> None:
+        """Signals wait again for `deliver`."""
+        self._deliver = False
 
     def ignore(self) -> None:
         """Signals have no effect until `restore`."""

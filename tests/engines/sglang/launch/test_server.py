@@ -413,6 +413,33 @@ with server.running(plan, Path({str(tmp_path / "log")!r})):
     assert not alive(int(done.stdout))
 
 
+def test_a_second_signal_does_not_stop_the_end_of_the_child(tmp_path: Path) -> None:
+    """Ctrl-C goes to a program and to the server that it started, and the program sends SIGTERM at
+    once. It comes while the first signal unwinds, when nothing holds the child any more."""
+    parent = f"""
+import os, signal, time
+from pathlib import Path
+from oscar_zoo.engines.sglang.launch import server
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
+ignore = server.Signals.ignore
+def late(self):
+    os.kill(os.getpid(), signal.SIGTERM)
+    ignore(self)
+server.Signals.ignore = late
+code = "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c',"
+code += " 'import time; time.sleep(600)']); print(child.pid, flush=True); time.sleep(600)"
+plan = LaunchPlan(({sys.executable!r}, "-c", code), {{}}, "http://127.0.0.1:1")
+log = Path({str(tmp_path / "log")!r})
+with server.running(plan, log):
+    while not log.read_text().strip():
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+"""
+    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
+    assert "KeyboardInterrupt" in done.stderr
+    assert not alive(int((tmp_path / "log").read_text().split()[0]))
+
+
 def test_sigkill_to_us_ends_the_child_and_what_it_started(tmp_path: Path) -> None:
     """Nobody is left to clean up but the watchdog; the grandchild ignores SIGTERM, and its parent
     is gone before it."""
