@@ -4,8 +4,9 @@ It is one safetensors file with the lower triangles of the matrices in float64. 
 that: fits from the file equal fits from memory, a capture continues from it as if it had never
 stopped, and the same moments give the same bytes. One key of the metadata holds the rest as
 canonical JSON, schema `oscar-zoo.moments/1`: model, calibration, coverage and numerics as in a
-manifest, the sequences that were seen, and the number of rows of each layer. The reader trusts none
-of it.
+manifest, the sequences that were seen, and the number of rows of each layer. Another key holds the
+sha256 of the description and the sums, so that damage is noticed at every read; files of earlier
+releases have none. The reader trusts none of it.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ KEY = "oscar-zoo.moments"
 """Key of the metadata that holds everything except the tensors."""
 
 MAX_BYTES = 2 << 30
+_AGAIN = "compute it again (`oscar-zoo compute`), or copy it again from where it came from"
 MAX_HEADER = tensor_file.LONGEST_HEADER
 
 _NAMES = (*ROW_SUMS, *WEIGHTED_SUMS, "wo")
@@ -155,7 +157,7 @@ def moments_bytes(moments: Moments, info: MomentsInfo) -> bytes:
             tensors[name] = _packed(torch.stack(stack), vector=name in _VECTORS)
     content = _Content(schema="oscar-zoo.moments/1", info=info, heads=layers[0].heads, layers=table)
     text = strict_json.canonical_bytes(content.model_dump(mode="json", by_alias=True)).decode()
-    return tensor_file.write(tensors, {KEY: text})
+    return tensor_file.write(tensors, {KEY: text}, checksum=True)
 
 
 def load_moments(path: Path) -> tuple[Moments, MomentsInfo]:
@@ -174,13 +176,17 @@ def load_moments(path: Path) -> tuple[Moments, MomentsInfo]:
 def parse_moments(data: bytes, *, what: str = "the moments file") -> tuple[Moments, MomentsInfo]:
     """The content of an untrusted moments file; see `load_moments`."""
     refuse_mistaken(data, what=what)
-    tensors, metadata = tensor_file.read_with_metadata(data, what=what, max_header=MAX_HEADER)
-    content = _content(metadata, what)
-    moments = _moments(tensors, content, what)
     try:
+        tensors, metadata = tensor_file.read_with_metadata(data, what=what, max_header=MAX_HEADER)
+        content = _content(metadata, what)
+        moments = _moments(tensors, content, what)
         _check(moments, content.info)
     except ComputeFailed as error:
-        raise MalformedFile("moments.coverage", f"{what}: {error.message}") from None
+        raise MalformedFile("moments.coverage", f"{what}: {error.message}", hint=_AGAIN) from None
+    except MalformedFile as damage:
+        if damage.hint is None:
+            damage.advise(_AGAIN)
+        raise
     return moments, content.info
 
 
