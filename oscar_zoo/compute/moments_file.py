@@ -32,7 +32,7 @@ from oscar_zoo.compute import coverage
 from oscar_zoo.compute.coverage import check_finite, needs_met, observed
 from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.errors import ComputeFailed, MalformedFile
+from oscar_zoo.errors import ComputeFailed, MalformedFile, malformed_hint
 from oscar_zoo.version import __version__
 
 FILE_NAME = "moments.safetensors"
@@ -173,20 +173,17 @@ def load_moments(path: Path) -> tuple[Moments, MomentsInfo]:
     return parse_moments(read_file(path, max_bytes=MAX_BYTES), what=str(path))
 
 
+@malformed_hint(_AGAIN)
 def parse_moments(data: bytes, *, what: str = "the moments file") -> tuple[Moments, MomentsInfo]:
     """The content of an untrusted moments file; see `load_moments`."""
     refuse_mistaken(data, what=what)
+    tensors, metadata = tensor_file.read_with_metadata(data, what=what, max_header=MAX_HEADER)
+    content = _content(metadata, what)
+    moments = _moments(tensors, content, what)
     try:
-        tensors, metadata = tensor_file.read_with_metadata(data, what=what, max_header=MAX_HEADER)
-        content = _content(metadata, what)
-        moments = _moments(tensors, content, what)
         _check(moments, content.info)
     except ComputeFailed as error:
-        raise MalformedFile("moments.coverage", f"{what}: {error.message}", hint=_AGAIN) from None
-    except MalformedFile as damage:
-        if damage.hint is None:
-            damage.advise(_AGAIN)
-        raise
+        raise MalformedFile("moments.coverage", f"{what}: {error.message}") from None
     return moments, content.info
 
 
