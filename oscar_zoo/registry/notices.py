@@ -81,7 +81,7 @@ def locked_warnings(lock: PinFile, catalog: Catalog | None = None) -> tuple[str,
     try:
         pinned = lock.read().artifacts
     except MalformedFile as error:
-        return (error.message,)
+        return (f"{error.message.rstrip('.')}; {error.hint}.",)
     return tuple(
         f"{lock.path.name}: {text}"
         for pin in pinned
