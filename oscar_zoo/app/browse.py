@@ -97,7 +97,7 @@ class Description:
         installed: copies in the store.
         offered: what hubs offer, hub by hub.
         unreachable: what hubs said that did not answer.
-        warnings: sentences about copies that were yanked or deprecated.
+        warnings: sentences about copies that were yanked or deprecated, or are poor.
         scores: of each artifact, by id: what was measured first, what upstream says last.
         memory: what fits on GPUs, or `None` where no shapes are known.
     """
@@ -122,8 +122,12 @@ class Description:
     def measured(self) -> dict[str, Measured | None]:
         """Perplexity and recall of each artifact, by id: as `eval` measured them last, or when it
         was made."""
+        kept = {str(copy.record.id): copy.record.measured for copy in self.installed}
         return {
-            manifest.id: Measured.best(self.scores.get(manifest.id, ()), Measured.of(manifest))
+            manifest.id: Measured.best(
+                self.scores.get(manifest.id, ()),
+                Measured.of(manifest) or kept.get(manifest.id),
+            )
             for manifest in self.manifests
         }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from oscar_zoo.app.sources import Sources
@@ -11,7 +12,7 @@ from oscar_zoo.errors import OscarZooError
 from oscar_zoo.registry import known_names, row_order
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hub_queries import look
-from oscar_zoo.registry.notices import locked_warnings
+from oscar_zoo.registry.notices import locked_warnings, quality_warnings
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.registry.store import Store
@@ -49,7 +50,8 @@ class Listing:
         recipes: models with a recipe and no artifact, where everything or a family is listed.
         unreachable: what hubs said that did not answer.
         close: names like what was asked for, where nothing has that name.
-        warnings: a sentence for every version in the project's lock that was yanked or deprecated.
+        warnings: a sentence for every version in the project's lock that was yanked or deprecated,
+            and for every installed one that is poor.
     """
 
     rows: tuple[Mapping[str, Any], ...]
@@ -99,7 +101,8 @@ def listing(request: ListRequest) -> Listing:
     unreachable: list[OscarZooError] = []
     if only_hubs or not request.installed:
         views, unreachable = look(request.sources.hubs)
-    rows = summaries(catalog, Store().installed(), views, only_hubs=only_hubs)
+    installed = Store().installed()
+    rows = summaries(catalog, installed, views, only_hubs=only_hubs)
     close: tuple[str, ...] = ()
     if request.model is not None:
         recipe = catalog.recipe(request.model)
@@ -114,8 +117,11 @@ def listing(request: ListRequest) -> Listing:
     if not (request.model or request.installed or only_hubs or request.filters):
         known = {row["model"].casefold() for row in rows}
         recipes = tuple(recipe for recipe in wanted if recipe.name.casefold() not in known)
-    warnings = locked_warnings(PinFile.of_project(), catalog)
-    return Listing(tuple(chosen.of(rows)), recipes, tuple(unreachable), close, warnings)
+    shown = tuple(chosen.of(rows))
+    here = {row["id"] for row in shown if row["status"] == "installed"}
+    poor = (quality_warnings(record) for record in installed if str(record.id) in here)
+    warnings = (*locked_warnings(PinFile.of_project(), catalog), *chain.from_iterable(poor))
+    return Listing(shown, recipes, tuple(unreachable), close, warnings)
 
 
 def _of_model(

@@ -17,6 +17,7 @@ from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference, is_path, path_text
 from oscar_zoo.errors import ArtifactNotFound, InvalidName, OscarZooError, UsageError
+from oscar_zoo.hubs import table
 from oscar_zoo.next_step import SuggestedPath
 from oscar_zoo.registry.model_names import (
     ModelChoice,
@@ -108,7 +109,7 @@ def parse(text: str | Path) -> Target:
     """Parse one target; a `Path` is always a path.
 
     Raises:
-        InvalidName: the text is neither a path nor a name.
+        InvalidName: the text is neither a path nor a name, or names a hub.
         ArtifactNotFound: the same, but a file or folder has this name.
     """
     if isinstance(text, Path) or is_path(text):
@@ -121,6 +122,8 @@ def parse(text: str | Path) -> Target:
         return NameTarget(text, Reference.parse(text), namesake)
     except InvalidName:
         if namesake is None:
+            if table.kind_of(text) is not None:
+                raise _is_a_hub(text) from None
             raise
         error = ArtifactNotFound.for_name(text)
         suggest_path(namesake, error)
@@ -163,6 +166,13 @@ def suggest_path(place: Path, error: OscarZooError) -> None:
     kind = "folder" if place.is_dir() else "file"
     error.advise()
     error.suggestions = (SuggestedPath(path_text(place), kind),)
+
+
+def _is_a_hub(text: str) -> InvalidName:
+    return InvalidName(
+        f"{text} is a hub, and this takes a name.",
+        hint=f"a hub is given with --hub; what it has: oscar-zoo list --hub {shlex.quote(text)}",
+    )
 
 
 def _takes_a_name(target: PathTarget | ModelTarget) -> UsageError:

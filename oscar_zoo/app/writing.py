@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from oscar_zoo.app.progress import Observer
-from oscar_zoo.errors import OfflineError, OscarZooError
+from oscar_zoo.errors import HubTimeout, HubUnreachable, OfflineError, OscarZooError
 from oscar_zoo.hubs import address, config
 from oscar_zoo.hubs.base import Hub
 
 R = TypeVar("R")
+WRITE_AGAIN = "check the connection, then run the same command again, which is safe"
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,8 @@ def write_to_each(
         try:
             written = Written(hub.name, write(hub))
         except OscarZooError as error:
+            if isinstance(error, HubUnreachable | HubTimeout):
+                error.advise(WRITE_AGAIN)
             if not done:
                 raise
             return WriteReport(tuple(done), error)

@@ -67,12 +67,14 @@ def _open(path: Path) -> tuple[int, int]:
                 hint="put a copy of what it leads to in its place",
             ) from None
         if error.errno == errno.ENXIO:
-            raise MalformedFile("file.kind", f"{path} is not a regular file.") from None
+            raise MalformedFile(
+                "file.kind", f"{path} is not a regular file.", hint="name a file"
+            ) from None
         raise StorageError.for_os(f"cannot read {path}", error) from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise MalformedFile("file.kind", f"{path} is not a regular file.")
+        raise MalformedFile("file.kind", f"{path} is not a regular file.", hint="name a file")
     return descriptor, status.st_size
 
 

@@ -35,7 +35,7 @@ from oscar_zoo.artifact.specs import (
     StatisticName,
     Text,
 )
-from oscar_zoo.errors import InvalidName, MalformedFile
+from oscar_zoo.errors import InvalidName, MalformedFile, malformed_hint
 
 Schema = Literal["oscar-zoo.manifest/1", "oscar-zoo.manifest/2"]
 SCHEMA: Schema = "oscar-zoo.manifest/1"
@@ -265,6 +265,7 @@ class Manifest(Spec):
         return value
 
     @classmethod
+    @malformed_hint("fetch the artifact again, or compute it again")
     def from_bytes(cls, data: bytes, *, what: str = FILE_NAME, registry: bool = False) -> Manifest:
         """Parse an untrusted manifest.
 
@@ -284,6 +285,7 @@ class Manifest(Spec):
             raise MalformedFile(
                 "manifest.version",
                 f"{what} has schema {str(value.get('schema'))[:60]!r}, not {' or '.join(SCHEMAS)}.",
+                hint="a newer version of this tool may read it: pip install -U oscar-zoo",
             )
         manifest = validated(cls, value, code="manifest.schema", what=what)
         if manifest.registry is not None and not registry:

@@ -29,7 +29,7 @@ from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.manifest import MAX_PARTS, SIGNATURE_NAME
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import Hex64, Text
-from oscar_zoo.errors import InvalidName, MalformedFile
+from oscar_zoo.errors import InvalidName, MalformedFile, malformed_hint
 
 MAX_BYTES = 256 << 10
 """Larger signature files are not read; one of four files has 2 KB."""
@@ -70,6 +70,7 @@ class SignatureFile:
         return pre_authentication(self.payload)
 
     @classmethod
+    @malformed_hint("fetch it again, or ask its publisher to sign it again")
     def from_bytes(cls, data: bytes, what: str = SIGNATURE_NAME) -> Self:
         """Parse an untrusted file.
 

@@ -7,8 +7,9 @@ bytes.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -24,6 +25,9 @@ LONGEST_HEADER = 16 << 20
 """Most bytes of a header that any reader takes."""
 MAX_AXIS = 1 << 24
 METADATA = "__metadata__"
+CHECKSUM = "oscar-zoo.sha256"
+"""Key of the metadata whose value is the sha256, in hex, of the other values of the metadata in
+sorted order of their keys, as UTF-8, and of all data in the order of the file."""
 
 Dtype = Literal["F32", "F64"]
 Array = NDArray[np.float32] | NDArray[np.float64]
@@ -31,12 +35,18 @@ Array = NDArray[np.float32] | NDArray[np.float64]
 _STORED: Mapping[Dtype, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
 
 
-def write(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = None) -> bytes:
+def write(
+    tensors: Mapping[str, Array],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    checksum: bool = False,
+) -> bytes:
     """The canonical file of float32 or float64 `tensors`, in sorted order of names.
 
-    `metadata` goes into the header.
+    `metadata` goes into the header, with a `CHECKSUM` where one is wanted.
     """
-    header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
+    kept = dict(metadata or {})
+    header: dict[str, Any] = {}
     content: list[bytes] = []
     position = 0
     for name in sorted(tensors):
@@ -49,6 +59,10 @@ def write(tensors: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
             "data_offsets": [position, end],
         }
         position = end
+    if checksum:
+        kept[CHECKSUM] = _checksum(kept, content)
+    if kept:
+        header[METADATA] = kept
     text = strict_json.canonical_bytes(header)
     text += b" " * (-len(text) % 8)
     return b"".join((len(text).to_bytes(8, "little"), text, *content))
@@ -79,19 +93,22 @@ def read_with_metadata(
 ) -> tuple[dict[str, NDArray[np.float64]], dict[str, str]]:
     """Parse an untrusted file of float64 tensors with metadata.
 
-    At most `max_header` bytes of header are parsed.
+    At most `max_header` bytes of header are parsed. A `CHECKSUM` is checked where the file has one.
 
     Returns:
-        Read-only arrays by name, which are views of `data`, and the metadata.
+        Read-only arrays by name, which are views of `data`, and the metadata without a checksum.
 
     Raises:
-        MalformedFile: see `read`; `safetensors.metadata`.
+        MalformedFile: see `read`; `safetensors.metadata`, `safetensors.checksum`.
     """
     header, body = _split(data, what, max_header)
     metadata = header.pop(METADATA, {})
     if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
         _bad("metadata", f"{what}: the metadata is not text.")
     tensors = _tensors(header, body, "F64", what)
+    said = metadata.pop(CHECKSUM, None)
+    if said is not None and said != _checksum(metadata, (body,)):
+        _bad("checksum", f"{what} is damaged: its content has another sha256 than it says.")
     return {name: np.asarray(array, dtype=np.float64) for name, array in tensors.items()}, metadata
 
 
@@ -119,6 +136,16 @@ def _split(data: bytes, what: str, max_header: int) -> tuple[dict[str, Any], mem
     if type(header) is not dict or not header:
         _bad("header", f"{what} lists no tensors.")
     return header, memoryview(data)[8 + size :]
+
+
+def _checksum(metadata: Mapping[str, str], content: Iterable[bytes | memoryview]) -> str:
+    """See `CHECKSUM`; nothing is copied."""
+    digest = hashlib.sha256()
+    for key in sorted(metadata):
+        digest.update(metadata[key].encode())
+    for part in content:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def _tensors(

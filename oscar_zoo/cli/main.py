@@ -18,7 +18,7 @@ from typing import NoReturn
 import click
 
 from oscar_zoo import errors
-from oscar_zoo.cli import help_format, streams
+from oscar_zoo.cli import help_format, misplaced, streams
 from oscar_zoo.version import __version__
 
 EXIT_CODES: tuple[tuple[type[errors.OscarZooError], int], ...] = (
@@ -255,6 +255,8 @@ def _report(error: BaseException, as_json: bool) -> None:
         if isinstance(error, click.NoSuchOption) and error.possibilities:
             message = f"No such option {error.option_name!r}."
             hint = rendered(_closest_first(error), hint, None)
+        if isinstance(error, click.NoSuchOption):
+            hint = misplaced.behind_its_command(error) or hint
     elif isinstance(error, KeyboardInterrupt | click.Abort):
         code, message = "interrupted", "interrupted; nothing was left half-written"
         hint = _notes(error.__cause__ or error)  # click makes an Abort of what interrupted it

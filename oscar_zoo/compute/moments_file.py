@@ -4,8 +4,9 @@ It is one safetensors file with the lower triangles of the matrices in float64. 
 that: fits from the file equal fits from memory, a capture continues from it as if it had never
 stopped, and the same moments give the same bytes. One key of the metadata holds the rest as
 canonical JSON, schema `oscar-zoo.moments/1`: model, calibration, coverage and numerics as in a
-manifest, the sequences that were seen, and the number of rows of each layer. The reader trusts none
-of it.
+manifest, the sequences that were seen, and the number of rows of each layer. Another key holds the
+sha256 of the description and the sums, so that damage is noticed at every read; files of earlier
+releases have none. The reader trusts none of it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from oscar_zoo.compute import coverage
 from oscar_zoo.compute.coverage import check_finite, needs_met, observed
 from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.errors import ComputeFailed, MalformedFile
+from oscar_zoo.errors import ComputeFailed, MalformedFile, malformed_hint
 from oscar_zoo.version import __version__
 
 FILE_NAME = "moments.safetensors"
@@ -40,6 +41,7 @@ KEY = "oscar-zoo.moments"
 """Key of the metadata that holds everything except the tensors."""
 
 MAX_BYTES = 2 << 30
+_AGAIN = "compute it again (`oscar-zoo compute`), or copy it again from where it came from"
 MAX_HEADER = tensor_file.LONGEST_HEADER
 
 _NAMES = (*ROW_SUMS, *WEIGHTED_SUMS, "wo")
@@ -155,7 +157,7 @@ def moments_bytes(moments: Moments, info: MomentsInfo) -> bytes:
             tensors[name] = _packed(torch.stack(stack), vector=name in _VECTORS)
     content = _Content(schema="oscar-zoo.moments/1", info=info, heads=layers[0].heads, layers=table)
     text = strict_json.canonical_bytes(content.model_dump(mode="json", by_alias=True)).decode()
-    return tensor_file.write(tensors, {KEY: text})
+    return tensor_file.write(tensors, {KEY: text}, checksum=True)
 
 
 def load_moments(path: Path) -> tuple[Moments, MomentsInfo]:
@@ -171,6 +173,7 @@ def load_moments(path: Path) -> tuple[Moments, MomentsInfo]:
     return parse_moments(read_file(path, max_bytes=MAX_BYTES), what=str(path))
 
 
+@malformed_hint(_AGAIN)
 def parse_moments(data: bytes, *, what: str = "the moments file") -> tuple[Moments, MomentsInfo]:
     """The content of an untrusted moments file; see `load_moments`."""
     refuse_mistaken(data, what=what)

@@ -36,6 +36,7 @@ from oscar_zoo.errors.integrity import (
     SignatureError,
     UnsupportedFormat,
     VerificationFailed,
+    malformed_hint,
 )
 from oscar_zoo.errors.machine import (
     FlagRefused,
@@ -120,4 +121,5 @@ __all__ = [
     "VerificationFailed",
     "VersionExists",
     "go_online",
+    "malformed_hint",
 ]

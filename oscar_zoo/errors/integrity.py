@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 from oscar_zoo.errors.base import IntegrityError
@@ -20,6 +22,18 @@ class MalformedFile(IntegrityError, ValueError):
     def __init__(self, reason: str, message: str, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.reason = reason
+
+
+@contextmanager
+def malformed_hint(hint: str) -> Iterator[None]:
+    """Give a `MalformedFile` of the body, or of the decorated function, the `hint` where it has no
+    next step of its own."""
+    try:
+        yield
+    except MalformedFile as error:
+        if error.hint is None:
+            error.advise(hint)
+        raise
 
 
 class UnsupportedFormat(MalformedFile):

@@ -240,7 +240,9 @@ class LocalHub:
                 ) from None
             if stat.S_ISLNK(mode):
                 raise MalformedFile(
-                    "file.link", f"{folder} is a symbolic link; links are not followed."
+                    "file.link",
+                    f"{folder} is a symbolic link; links are not followed.",
+                    hint="put a copy of what it leads to in its place",
                 )
         return folder
 
@@ -276,11 +278,15 @@ def _plain_files(folder: Path) -> list[str]:
             continue
         if entry.is_symlink():
             raise MalformedFile(
-                "file.link", f"{folder / entry.name} is a symbolic link; links are not followed."
+                "file.link",
+                f"{folder / entry.name} is a symbolic link; links are not followed.",
+                hint="put a copy of what it leads to in its place",
             )
         if not _is_safe(entry.name):
             raise MalformedFile(
-                "file.name", f"{folder} has a file with the name {entry.name[:120]!r}."
+                "file.name",
+                f"{folder} has a file with the name {entry.name[:120]!r}.",
+                hint="rename or remove it",
             )
         if entry.is_file(follow_symlinks=False):
             names.append(entry.name)

@@ -19,6 +19,7 @@ from torch import Tensor
 from oscar_zoo.errors import InvalidModel
 from oscar_zoo.models import mxfp4
 from oscar_zoo.models.lazy_tensor import LazyTensor
+from oscar_zoo.models.weight_files import check_all_there
 from oscar_zoo.models.weight_names import AGAIN, INDEX, SINGLE, first_line, index_files
 
 SCALE = "_scale_inv"
@@ -203,13 +204,7 @@ def _places(folder: Path) -> dict[str, Path]:
         found = sorted(path.name for path in folder.glob("*.safetensors"))
         raise InvalidModel(f"{folder} has {', '.join(found[:3])} but no {INDEX}.", hint=AGAIN)
     named = index_files((folder / INDEX).read_bytes(), str(folder / INDEX))
-    missing = sorted(file for file in set(named.values()) if not (folder / file).is_file())
-    if missing:
-        count = len(set(named.values()))
-        raise InvalidModel(
-            f"{folder} lacks {len(missing)} of {count} weight files, {missing[0]} first.",
-            hint=AGAIN,
-        )
+    check_all_there(folder, named)
     return {name: folder / file for name, file in named.items()}
 
 

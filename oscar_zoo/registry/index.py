@@ -24,7 +24,7 @@ from oscar_zoo.artifact.manifest import (
 )
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Digest, Hex64, Score, Spec, Text
-from oscar_zoo.errors import MalformedFile, UsageError
+from oscar_zoo.errors import MalformedFile, UsageError, malformed_hint
 from oscar_zoo.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.payload_file import PayloadFile
@@ -180,6 +180,7 @@ class Index(Spec):
         return strict_json.pretty_bytes(value)
 
     @classmethod
+    @malformed_hint("restore it from a backup or a mirror, or ask the owner of the hub to")
     def from_bytes(cls, data: bytes, *, what: str = INDEX_NAME) -> Self:
         """Parse an untrusted index.
 

@@ -19,6 +19,7 @@ from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Digest, Hex40, Spec, Text
+from oscar_zoo.errors import malformed_hint
 from oscar_zoo.registry.payload_file import PayloadFile
 
 FILE_NAME: Final = "known_digests.json"
@@ -85,6 +86,7 @@ class KnownDigests(Spec):
         return self
 
     @classmethod
+    @malformed_hint("install oscar-zoo again")
     def from_bytes(cls, data: bytes, *, what: str = FILE_NAME) -> Self:
         """Parse the file; raises `MalformedFile`."""
         value = strict_json.loads(data, what=what)

@@ -19,9 +19,16 @@ from oscar_zoo.registry.score_rules import FORCED, PERPLEXITY, RECALL
 Perplexity = Annotated[float, Field(ge=1, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Percent = Annotated[float, Field(ge=-100, le=1e12)]
+POOR_PERCENT: Final = 5.0
+"""Rise of perplexity over BF16 beyond which nobody should serve a rotation unknowingly."""
 _SHA256: Final = "sha256:"
 _STDERRS: Final = 2 * 1.96
 """Width of a 95 % confidence interval in standard errors."""
+
+
+def is_poor(change_percent: float) -> bool:
+    """Whether a rise of perplexity is more than `POOR_PERCENT`."""
+    return round(change_percent, 6) > POOR_PERCENT
 
 
 class Measured(Spec):
@@ -47,6 +54,14 @@ class Measured(Spec):
     change_stderr: Annotated[float, Field(ge=0, le=1e12)] | None = None
     recall: Share | None = None
     recall_bf16: Share | None = None
+
+    @classmethod
+    def from_json(cls, value: object) -> Self | None:
+        """The figures in a JSON value; `None` where it has none, or none that make sense."""
+        try:
+            return None if value is None else cls.model_validate(value)
+        except ValidationError:
+            return None
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self | None:
@@ -105,6 +120,11 @@ class Measured(Spec):
         if attached is None or made is None:
             return attached or made
         return made if made._says > attached._says else attached
+
+    @property
+    def is_poor(self) -> bool:
+        """Whether perplexity rises by more than `POOR_PERCENT`."""
+        return self.change_percent is not None and is_poor(self.change_percent)
 
     def as_scores(self) -> tuple[Score, ...]:
         """Perplexity and recall as scores beside BF16, for those that were measured with it."""

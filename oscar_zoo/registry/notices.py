@@ -1,5 +1,5 @@
 """What is known about the status of a version that is here already: whether it was yanked or
-deprecated since.
+deprecated since, and whether it is poor.
 
 A stored copy is used without asking a hub, so nobody would hear of it. What counts is the index of
 the hub that it came from. A hub in a folder is read. Of a remote hub the indexes count that this
@@ -12,7 +12,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from oscar_zoo.artifact.manifest import Status
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Status
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import MalformedFile, OscarZooError
 from oscar_zoo.hubs import address
@@ -20,7 +22,8 @@ from oscar_zoo.hubs.base import INDEX_NAME, Hub
 from oscar_zoo.hubs.deadline import within
 from oscar_zoo.hubs.remote import RemoteHub
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.index import Index
+from oscar_zoo.registry.index import ACCEPTED, Index
+from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.view import status_sentence
@@ -34,15 +37,42 @@ PATIENCE = 4.0
 def status_warnings(
     record: Record, catalog: Catalog | None = None, *, ask: bool = False
 ) -> tuple[str, ...]:
-    """A sentence where `record` was yanked or deprecated, with the reason; nothing where it is
-    offered.
+    """A sentence where `record` was yanked or deprecated, with the reason, and one where it is
+    poor; nothing where it is offered and good.
 
     Args:
         record: of the store.
         catalog: whose manifests count where the hub says nothing.
         ask: whether a remote hub may be asked.
     """
-    return _warnings(record.id, record.digest, record.source, catalog, ask=ask)
+    status = _warnings(record.id, record.digest, record.source, catalog, ask=ask)
+    return (*status, *quality_warnings(record))
+
+
+def quality_warnings(record: Record) -> tuple[str, ...]:
+    """A sentence where the last known index of its hub, its own record or its manifest says that
+    `record` is poor; no hub is asked."""
+    accepted: set[str] = {*record.accepted}
+    for hub in _source(record.source):
+        entry = _index(hub, ask=False).entry(record.id)
+        if entry is not None and entry.digest == record.digest:
+            accepted |= {*entry.accepted}
+    if "poor" in accepted:
+        return (f"{record.id.reference} {ACCEPTED['poor']}",)
+    figures = (record.measured, measured_when_made(record))
+    worst = max((one.change_percent or 0 for one in figures if one and one.is_poor), default=None)
+    if worst is None:
+        return ()
+    return (f"the perplexity of {record.id.reference} is {worst:.1f} % above BF16",)
+
+
+def measured_when_made(record: Record) -> Measured | None:
+    """The figures in the `oscar.json` of `record`, which is not hashed for it."""
+    with contextlib.suppress(OscarZooError):
+        data = read_file(record.path / FILE_NAME, max_bytes=strict_json.MAX_BYTES)
+        manifest = Manifest.readable(data)
+        return Measured.of(manifest) if manifest else None
+    return None
 
 
 def locked_warnings(lock: PinFile, catalog: Catalog | None = None) -> tuple[str, ...]:
@@ -51,7 +81,7 @@ def locked_warnings(lock: PinFile, catalog: Catalog | None = None) -> tuple[str,
     try:
         pinned = lock.read().artifacts
     except MalformedFile as error:
-        return (error.message,)
+        return (f"{error.message.rstrip('.')}; {error.hint}.",)
     return tuple(
         f"{lock.path.name}: {text}"
         for pin in pinned

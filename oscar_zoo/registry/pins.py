@@ -22,7 +22,7 @@ from oscar_zoo.artifact.digest import FileDigest, artifact_digest
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Digest, Hex64, Spec, Text
-from oscar_zoo.errors import AmbiguousName, InvalidName, MalformedFile, PathNotFound
+from oscar_zoo.errors import AmbiguousName, InvalidName, MalformedFile, PathNotFound, malformed_hint
 from oscar_zoo.hubs import address
 from oscar_zoo.registry.payload_file import PayloadFile
 
@@ -204,6 +204,14 @@ class PinFile:
 
     def read(self) -> Pins:
         """The pins as they are now; none when the file does not exist."""
+        with malformed_hint(
+            "restore it from your repository"
+            if self.path.name == LOCK_NAME
+            else "move it away; digests that were seen before are then forgotten"
+        ):
+            return self._read()
+
+    def _read(self) -> Pins:
         try:
             data = read_file(self.path, max_bytes=MAX_BYTES)
         except PathNotFound:
@@ -215,13 +223,7 @@ class PinFile:
                 f"{self.path} is no {SCHEMA} file.",
                 hint="was it written by a newer version?",
             )
-        return validated(
-            Pins,
-            value,
-            code="lock.schema",
-            what=str(self.path),
-            hint="restore it from your repository",
-        )
+        return validated(Pins, value, code="lock.schema", what=str(self.path))
 
     def update(self, change: Callable[[Pins], Pins]) -> None:
         """Replace the file by what `change` makes of it; nothing is written when that is the

@@ -93,7 +93,7 @@ def pull(
             lock = job.trust.lock
             if job.pin is not None and lock is not None:
                 raise pinned_missing(
-                    error, job.reference, job.pin, lock.path, store
+                    error, job.reference, job.pin, lock.path, store, job.hubs
                 ) from error.__cause__
             raise explained(
                 error,

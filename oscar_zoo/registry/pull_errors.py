@@ -21,7 +21,8 @@ from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.failover import own_zoo
 from oscar_zoo.registry.installed import find_installed
 from oscar_zoo.registry.known_names import knows
-from oscar_zoo.registry.pins import Pin
+from oscar_zoo.registry.pins import Pin, same_hub
+from oscar_zoo.registry.record import Record
 from oscar_zoo.registry.store import Store
 
 _SHOWN = 3
@@ -60,8 +61,7 @@ def explained(
     try:
         store.open(record.digest, record.id)
     except IntegrityError as damage:
-        damage.advise(f"it could not be fetched again: {error.message}")
-        return damage
+        return _damaged(damage, error, record, [hub.name for hub in hubs])
     if isinstance(error, NetworkError):
         again = f"oscar-zoo pull {reference} --offline"
         error.advise(f"a copy of {record.fetched[:10]} is here; to use it: {again}")
@@ -69,7 +69,12 @@ def explained(
 
 
 def pinned_missing(
-    error: OscarZooError, reference: Reference, pin: Pin, lock: Path, store: Store
+    error: OscarZooError,
+    reference: Reference,
+    pin: Pin,
+    lock: Path,
+    store: Store,
+    hubs: Sequence[Hub],
 ) -> OscarZooError:
     """`error` about a version that a lock pins. Its message begins with the lock and the version,
     and its advice says where the version was and which other versions are here.
@@ -80,6 +85,7 @@ def pinned_missing(
         pin: what the lock says `reference` means.
         lock: the file of the lock.
         store: where copies may be.
+        hubs: which hubs were asked.
 
     Returns:
         The same error with another message, or the error that says what is wrong with the copy.
@@ -91,8 +97,7 @@ def pinned_missing(
                 try:
                     store.open(record.digest, record.id)
                 except IntegrityError as damage:
-                    damage.advise(f"it could not be fetched again: {error.message}")
-                    return damage
+                    return _damaged(damage, error, record, [hub.name for hub in hubs])
         elif record.id.model.casefold() == pin.artifact_id.model.casefold():
             others.append(record.id.reference)
     name = pin.artifact_id.reference
@@ -105,6 +110,18 @@ def pinned_missing(
     use = f"; or name the version that is here: {sorted(others)[0]}" if others else ""
     error.advise(f"{fetch}{use}")
     return error
+
+
+def _damaged(
+    damage: IntegrityError, error: OscarZooError, record: Record, asked: Sequence[str]
+) -> IntegrityError:
+    """`damage` of a copy in the store, with the hub that it came from where that was not `asked`,
+    and what the others said."""
+    said = f"it could not be fetched again: {error.message}"
+    if not any(same_hub(record.source, name) for name in asked):
+        said = f"fetch it again from where it came from: {record.fetch_again} ({said.rstrip('.')})"
+    damage.advise(said)
+    return damage
 
 
 def _missing(

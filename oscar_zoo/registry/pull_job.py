@@ -28,8 +28,9 @@ from oscar_zoo.registry import pins, trust
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.failover import first_answer
 from oscar_zoo.registry.fetch import fetch_files, fetch_signature, verify_payload
-from oscar_zoo.registry.index import Index
+from oscar_zoo.registry.index import Index, IndexEntry
 from oscar_zoo.registry.installed import find_installed
+from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.payload_file import PayloadFile
 from oscar_zoo.registry.pins import Pin
 from oscar_zoo.registry.record import Record
@@ -247,6 +248,7 @@ class PullJob:
             resolved.hub.revision if offer.view.is_remote else None,
             verified.level,
             verified.warnings,
+            *_quality(resolved.entry),
         )
         artifact = self.store.put(resolved.id, files, source=resolved.hub.name, origin=origin)
         first_use = resolved.manifest is None and not offer.promises
@@ -352,3 +354,11 @@ def _source(resolved: ResolvedArtifact) -> pins.Source:
     if resolved.manifest is not None:
         return "manifest"
     return "content" if resolved.digest is None else "listing"
+
+
+def _quality(entry: IndexEntry | None) -> tuple[tuple[str, ...], Measured | None]:
+    """What an index says about the quality of an artifact, to know it without the hub."""
+    if entry is None:
+        return (), None
+    made = entry.summary.measured if entry.summary else None
+    return entry.accepted, Measured.best(entry.scores, made)

@@ -8,15 +8,12 @@ publishes in spite of the gate is said in the index, so that everybody can see i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Self
 
 from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.index import Accepted
-from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.measured import POOR_PERCENT, Measured, is_poor
 from oscar_zoo.registry.publishable import Publishable
-
-POOR_PERCENT: Final = 5.0
-"""Rise of perplexity over BF16 beyond which nobody should serve a rotation unknowingly."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ def check_quality(
                 hint=f"{measure}{only} measures it; to publish it anyway: --unmeasured",
             )
         accepted.append("unmeasured")
-    if shown.change_percent is not None and round(shown.change_percent, 6) > POOR_PERCENT:
+    if shown.change_percent is not None and is_poor(shown.change_percent):
         if not allow_poor:
             raise UsageError(
                 f"the perplexity of {name} is {shown.change_percent:.1f} % above BF16, more than"

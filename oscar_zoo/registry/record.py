@@ -6,13 +6,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Self
+from typing import Any, Self
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, check_digest, check_part
 from oscar_zoo.errors import MalformedFile
+from oscar_zoo.registry.measured import Measured
 
 SCHEMA = "oscar-zoo.record/1"
 FILE_NAME = "record.json"
@@ -35,6 +36,8 @@ class Record:
             versions.
         warnings: codes of what it remarked.
         signature_sha256: sha256 of the signature file, or `None` when there was none.
+        accepted: what it was published in spite of, as the index of its hub said.
+        measured: perplexity and recall as the index of its hub said, or `None`.
     """
 
     id: ArtifactId
@@ -48,6 +51,8 @@ class Record:
     level: str | None = None
     warnings: tuple[str, ...] = ()
     signature_sha256: str | None = None
+    accepted: tuple[str, ...] = ()
+    measured: Measured | None = None
 
     @property
     def fetch_again(self) -> str:
@@ -56,7 +61,11 @@ class Record:
 
     def to_bytes(self) -> bytes:
         """The content of `record.json`; the folder is not part of it."""
-        signed = {"signature_sha256": self.signature_sha256} if self.signature_sha256 else {}
+        beside: dict[str, Any] = {
+            "signature_sha256": self.signature_sha256,
+            "accepted": list(self.accepted),
+            "measured": self.measured.model_dump(mode="json") if self.measured else None,
+        }
         return strict_json.pretty_bytes(
             {
                 "schema": SCHEMA,
@@ -69,7 +78,7 @@ class Record:
                 "revision": self.revision,
                 "level": self.level,
                 "warnings": list(self.warnings),
-                **signed,
+                **{name: said for name, said in beside.items() if said},
             }
         )
 
@@ -98,6 +107,8 @@ class Record:
                 level=_text_or_none(value.get("level")),
                 warnings=tuple(str(code) for code in value.get("warnings", ())),
                 signature_sha256=None if signature is None else _checked_hex(signature),
+                accepted=tuple(str(what) for what in value.get("accepted", ())),
+                measured=Measured.from_json(value.get("measured")),
             )
         except (MalformedFile, LookupError, TypeError, ValueError):
             return None

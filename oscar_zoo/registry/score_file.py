@@ -15,7 +15,7 @@ from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Digest, Score, Spec, Text
-from oscar_zoo.errors import InvalidName, MalformedFile
+from oscar_zoo.errors import InvalidName, MalformedFile, malformed_hint
 from oscar_zoo.registry import score_rules
 
 SCHEMA: Final = "oscar-zoo.scores/1"
@@ -72,6 +72,7 @@ class ScoreFile(Spec):
         return strict_json.pretty_bytes(self.model_dump(mode="json", by_alias=True))
 
     @classmethod
+    @malformed_hint("measure again with `oscar-zoo eval`, or fetch it again")
     def from_bytes(cls, data: bytes, *, what: str = FILE_NAME) -> Self:
         """Parse an untrusted score file.
 

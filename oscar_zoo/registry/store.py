@@ -19,7 +19,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from oscar_zoo.errors import (
     StorageError,
 )
 from oscar_zoo.registry import record as records
+from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.record import Record
 
 COMPLETE = ".complete"
@@ -77,6 +78,8 @@ class EntryOrigin:
     revision: str | None = None
     level: str | None = None
     warnings: tuple[str, ...] = ()
+    accepted: tuple[str, ...] = ()
+    measured: Measured | None = None
 
 
 class Store:
@@ -121,8 +124,21 @@ class Store:
         fetched = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         beside = {name: sha256_hex(files[name]) for name in BESIDE if name in files}
         manifest, signature = beside.get(FILE_NAME), beside.get(SIGNATURE_NAME)
-        facts = (source, fetched, target, *astuple(origin), signature)
-        record = Record(artifact, digest, digests, manifest, *facts)
+        record = Record(
+            artifact,
+            digest,
+            digests,
+            manifest,
+            source,
+            fetched,
+            target,
+            origin.revision,
+            origin.level,
+            origin.warnings,
+            signature,
+            origin.accepted,
+            origin.measured,
+        )
         present = self._present(digest, artifact, manifest, signature)
         if present is not None:
             return present

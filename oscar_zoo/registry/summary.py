@@ -116,7 +116,10 @@ def summaries(
             rows[record.id.key] = _row(record.id, partial(read_file, record.path / FILE_NAME)) | {
                 "hubs": []
             }
-        rows[record.id.key] |= {"status": "installed", "digest": record.digest}
+        row = rows[record.id.key]
+        row |= {"status": "installed", "digest": record.digest}
+        if row["measured"] is None and record.measured is not None:
+            row["measured"] = record.measured.model_dump(mode="json")
         rows[record.id.key]["bytes"] = sum(file.size for file in record.files)
     return [rows[key] | {"family": _family(catalog, rows[key])} for key in sorted(rows)]
 

@@ -20,7 +20,13 @@ from pydantic import Field, ValidationError
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.specs import Hex64, Spec, Text
-from oscar_zoo.errors import FrozenIndex, MalformedFile, MissingDependency, SignatureError
+from oscar_zoo.errors import (
+    FrozenIndex,
+    MalformedFile,
+    MissingDependency,
+    SignatureError,
+    malformed_hint,
+)
 from oscar_zoo.hubs.base import TIMESTAMP_NAME
 from oscar_zoo.registry import signing_key
 from oscar_zoo.registry.signing_key import SigningKey
@@ -70,6 +76,7 @@ class Timestamp(Spec):
         return unsigned.model_copy(update={"signature": signature})
 
     @classmethod
+    @malformed_hint("ask the owner of the hub to sign it again")
     def from_bytes(cls, data: bytes, what: str) -> Self:
         """Parse an untrusted document; raises `MalformedFile`."""
         value = strict_json.loads(data, what=what)

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.specs import Spec, Text
+from oscar_zoo.errors import malformed_hint
 
 FILE_NAME: Final = "trusted_keys.json"
 """Name of the file in the package `oscar_zoo.manifests`."""
@@ -66,6 +67,7 @@ class TrustedKeys(Spec):
     keys: tuple[TrustedKey, ...]
 
     @classmethod
+    @malformed_hint("install oscar-zoo again")
     def from_bytes(cls, data: bytes, *, what: str = FILE_NAME) -> Self:
         """Parse the file; raises `MalformedFile`."""
         value = strict_json.loads(data, what=what)

@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 from cli_output import parsed
 from measured_artifacts import measured_files
+from random_moments import describe, random_moments
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.cli import main as cli
+from oscar_zoo.compute.moments_file import save_moments
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 NARROW = Geometry(
@@ -249,3 +251,21 @@ def test_too_few_tokens_to_fit_anything(tmp_path: Path) -> None:
     )
     assert "gives 30 tokens for 64 channels per head. Use more text" in line
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def test_a_changed_bit_in_moments(tmp_path: Path) -> None:
+    """Neither a fit nor a merge goes on with sums that are not those that were written."""
+    moments = random_moments()
+    for name in ("one", "other"):
+        save_moments(tmp_path / name, moments, describe(moments))
+    content = bytearray((tmp_path / "one").read_bytes())
+    content[-1000] ^= 1
+    (tmp_path / "one").write_bytes(content)
+    output = tmp_path / "out"
+    for command in (
+        ("fit", tmp_path / "one", "--method", "oscar", "--output-dir", output),
+        ("merge-moments", tmp_path / "one", tmp_path / "other", "--output", output),
+    ):
+        line = refused(4, *command)
+        assert f"{tmp_path / 'one'} is damaged" in line and "Compute it again" in line
+    assert not output.exists()

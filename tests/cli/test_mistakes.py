@@ -55,6 +55,36 @@ def test_an_option_with_a_slip_names_the_nearest_ones(capsys: pytest.CaptureFixt
     )
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["--json", "list"], "put --json behind the command: oscar-zoo list --json"),
+        (["--json", "cache", "list"], "oscar-zoo cache list --json"),
+        (["cache", "--json", "list"], "oscar-zoo cache list --json"),
+        (["-q", "verify", "x"], "Put -q behind the command: oscar-zoo verify -q"),
+        (["--hub=hf:a/b", "list"], "Put --hub behind the command: oscar-zoo list --hub"),
+        (["--nothing", "list"], None),
+        (["--versoin"], None),
+    ],
+)
+def test_an_option_in_front_of_its_command(
+    capsys: pytest.CaptureFixture[str], typed: list[str], meant: str | None
+) -> None:
+    assert run(typed) == 2
+    out, err = capsys.readouterr()
+    said = parsed(out)["error"]["hint"] if "--json" in typed else err
+    assert meant in said if meant else "behind" not in said
+
+
+@pytest.mark.parametrize("command", ["pull", "info", "verify", "serve"])
+@pytest.mark.parametrize("hub", ["hf:my-org/zoo", "ms:my-org/zoo@main", "file:/data/zoo"])
+def test_a_hub_where_a_name_belongs(
+    capsys: pytest.CaptureFixture[str], command: str, hub: str
+) -> None:
+    line = refused(capsys, 2, command, hub)
+    assert f"{hub} is a hub" in line and f"oscar-zoo list --hub {hub}" in line
+
+
 def test_a_cause_and_a_next_step_are_two_sentences(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

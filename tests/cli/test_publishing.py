@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,19 @@ def test_the_first_hub_decides_and_a_later_one_is_reported(
     assert [error["code"] for error in value["errors"]] == ["conflict.version"]
     cli(7, "publish", folder, "--hub", hub, "--hub", taken)
     assert "Already published" in cli.out and "error: " in cli.err
+
+
+def test_without_a_network_the_next_step_is_to_publish_again(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        monkeypatch.setenv("HF_TOKEN", "hf_of_this_test")
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        error = cli.json(5, "publish", folder, "--hub", "hf:org/zoo")["error"]
+    assert "cannot be reached" in error["message"]
+    assert error["hint"] == "check the connection, then run the same command again, which is safe"
 
 
 def test_a_dry_run_lists_what_would_be_sent(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,47 @@ def test_poor_quality_is_refused_unless_it_is_accepted_and_that_is_recorded(
     assert entry(f"file:{tmp_path}/copy").accepted == ("poor",)
     cli(0, "yank", NAME, "--hub", hub, "--reason", "poor")
     assert entry(hub).accepted == ("poor",)
+
+
+@pytest.mark.parametrize(
+    ("files", "scores"),
+    [
+        (measured_files(chosen(change_percent=5.2)), ()),
+        (artifact_files(), (perplexity(10.6), RECALL)),
+    ],
+)
+def test_poor_quality_is_told_without_the_hub(
+    cli: Cli, hub: str, tmp_path: Path, files: dict[str, bytes], scores: tuple[Score, ...]
+) -> None:
+    cli(0, "publish", made(tmp_path, files, *scores), "--hub", hub, "--allow-poor")
+    cli(0, "pull", NAME, "--hub", hub)
+    shutil.rmtree(hub[5:])
+    sentence = f"{NAME} was published although its perplexity is more than 5 % above BF16"
+    for command in (
+        ("pull", NAME, "--offline"),
+        ("info", NAME, "--offline"),
+        ("list", "--installed"),
+        ("verify", NAME),
+    ):
+        cli(0, *command)
+        assert sentence in " ".join(cli.err.split()), command
+    (row,) = cli.json(0, "list", "--installed")["artifacts"]
+    measured = cli.json(0, "info", NAME, "--offline")["measured"][str(HARD)]
+    percent = 5.2 if not scores else 6.0
+    assert round(measured["change_percent"], 6) == percent
+    assert round(row["measured"]["change_percent"], 6) == percent
+
+
+def test_poor_quality_in_a_manifest_is_told_where_no_index_says_it(
+    cli: Cli, hub: str, tmp_path: Path
+) -> None:
+    put_version(LocalHub(Path(hub[5:])), HARD, measured_files(chosen(change_percent=5.2)))
+    cli(0, "pull", NAME, "--hub", hub)
+    cli(0, "list", "--installed")
+    sentence = f"the perplexity of {NAME} is 5.2 % above BF16"
+    assert sentence in " ".join(cli.err.split())
+    cli(0, "pull", NAME, "--offline")
+    assert sentence in " ".join(cli.err.split())
 
 
 def test_what_others_made_cannot_be_asked_for_measurements(

@@ -57,8 +57,18 @@ class Table:
         return []
 
     def weights(self, size: int) -> list[str]:
-        """Weights of `size` bytes, of which the disk holds none."""
-        os.truncate(self.model / "model.safetensors", size)
+        """Weights of `size` bytes, of which the disk holds none but the header."""
+        entry = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}
+        header = json.dumps({"model.norm.weight": entry}).encode()
+        path = self.model / "model.safetensors"
+        path.write_bytes(len(header).to_bytes(8, "little") + header)
+        os.truncate(path, 8 + len(header) + size)
+        return []
+
+    def cut(self, size: int) -> list[str]:
+        """The weights without their last `size` bytes."""
+        path = self.model / "model.safetensors"
+        os.truncate(path, path.stat().st_size - size)
         return []
 
     def remove(self, name: str) -> list[str]:
@@ -95,6 +105,11 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
         lambda t: t.weights(4 * 10**12),
         1,
         ("a-model needs about 8000 GB on cpu", "are free", "smaller model"),
+    ),
+    "weights that are cut short": (
+        lambda t: t.cut(4096),
+        1,
+        ("model.safetensors: it has ", "and its header says", "download it again"),
     ),
     "too many requests at a time": (
         lambda t: ["--", "--max-running-requests=90000000"],
@@ -225,6 +240,11 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
         lambda t: ["--", "--mem-fracton-static=0.8"],
         2,
         ("has no flag --mem-fracton-static", "Did you mean --mem-fraction-static?"),
+    ),
+    "a short flag of SGLang with a mistake": (
+        lambda t: ["--", "--tpp=2"],
+        2,
+        ("has no flag --tpp", "Did you mean --tp?"),
     ),
     "no number of GPUs": (lambda t: ["--", "--tp=many"], 2, ("--tp 'many'",)),
     "a number by the beginning of its flag": (

@@ -179,7 +179,7 @@ def test_the_state_of_something_else_is_refused(tmp_path: Path, changed: dict[st
 
 
 @pytest.mark.parametrize(
-    "damage", ["state cut", "state of another version", "sums cut", "sums gone"]
+    "damage", ["state cut", "state of another version", "sums cut", "sums gone", "one bit of a sum"]
 )
 def test_a_damaged_state_is_refused(tmp_path: Path, damage: str) -> None:
     save_one(Checkpoint(tmp_path, FACTS, INFO))
@@ -192,6 +192,10 @@ def test_a_damaged_state_is_refused(tmp_path: Path, damage: str) -> None:
         )
     elif damage == "sums cut":
         os.truncate(sums, 900)
+    elif damage == "one bit of a sum":
+        content = bytearray(sums.read_bytes())
+        content[-8] ^= 1
+        sums.write_bytes(content)
     else:
         sums.unlink()
     with pytest.raises(IntegrityError, match=r"state\.json.*"):

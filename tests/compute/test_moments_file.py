@@ -329,6 +329,61 @@ def test_damaged_bytes_give_an_error_or_complete_moments(
         coverage.check(moments, {"rows", "weighted", "outputs", "weights"})
 
 
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_one_changed_bit_of_the_content_is_noticed(content: bytes, data: st.DataObject) -> None:
+    start = 8 + int.from_bytes(content[:8], "little")
+    position = data.draw(st.integers(start, len(content) - 1))
+    damaged = bytearray(content)
+    damaged[position] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(MalformedFile) as info:
+        parse_moments(bytes(damaged), what="m")
+    assert info.value.reason == "safetensors.checksum"
+    assert str(info.value) == "m is damaged: its content has another sha256 than it says."
+    assert "compute it again" in str(info.value.hint)
+
+
+def test_a_changed_description_is_noticed(content: bytes) -> None:
+    """A number that no other check can tell from the right one."""
+    sha = SequenceRecord.of([1]).sha256
+    mark = b'sha256\\":\\"'
+    at = content.index(mark) + len(mark)
+    damaged = content[:at] + sha.encode() + content[at + 64 :]
+    with pytest.raises(MalformedFile) as info:
+        parse_moments(damaged)
+    assert info.value.reason == "safetensors.checksum"
+
+
+def test_the_checksum_is_what_the_documentation_says(content: bytes) -> None:
+    end = 8 + int.from_bytes(content[:8], "little")
+    metadata = json.loads(content[8:end])["__metadata__"]
+    said = metadata.pop("oscar-zoo.sha256")
+    assert said == sha256_hex(metadata["oscar-zoo.moments"].encode() + content[end:])
+
+
+def test_a_file_without_a_checksum_is_read(moments: Moments, content: bytes) -> None:
+    older = rebuilt(content, lambda description, tensors: None)
+    assert b"oscar-zoo.sha256" not in older
+    got, info = parse_moments(older)
+    assert info == describe(moments)
+    assert_same(got, moments)
+
+
+def test_every_refusal_has_a_next_step(content: bytes) -> None:
+    for data in (
+        b"PK\x03\x04" + b"\0" * 200,
+        content[:-8],
+        content.replace(b"oscar-zoo.moments/1", b"oscar-zoo.moments/2"),
+        content.replace(b"attention_layers", b"attention_layerz"),
+        rebuilt(content, poisoned),
+        rebuilt(content, other_layers),
+        rebuilt(content, more_tokens),
+    ):
+        with pytest.raises(MalformedFile) as info:
+            parse_moments(data)
+        assert info.value.hint
+
+
 def test_sums_of_more_rows_continue_where_the_file_stopped(tmp_path: Path) -> None:
     """A resumed capture has the very sums of one that was never interrupted."""
     whole, part = Moments.zeros(MODEL.geometry), Moments.zeros(MODEL.geometry)

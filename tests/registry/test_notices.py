@@ -16,8 +16,8 @@ from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.hubs.huggingface import open_huggingface
 from oscar_zoo.hubs.local import LocalHub
-from oscar_zoo.registry.notices import status_warnings
-from oscar_zoo.registry.pins import PinFile
+from oscar_zoo.registry.notices import locked_warnings, status_warnings
+from oscar_zoo.registry.pins import LOCK_NAME, PinFile
 from oscar_zoo.registry.pull import PullResult
 from oscar_zoo.registry.status import set_status
 from oscar_zoo.registry.store import Store
@@ -106,3 +106,9 @@ def test_a_remote_hub_is_asked_once_a_day_and_remembered(
     server.clear()
     assert again().warnings == again(offline=True).warnings == (SENTENCE,)
     assert server.requests == []
+
+
+def test_a_damaged_lock_is_told_with_the_next_step(tmp_path: Path) -> None:
+    (tmp_path / LOCK_NAME).write_bytes(b"{")
+    (said,) = locked_warnings(PinFile(tmp_path / LOCK_NAME))
+    assert "is not JSON" in said and said.endswith("; restore it from your repository.")

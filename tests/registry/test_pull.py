@@ -25,6 +25,7 @@ from oscar_zoo.errors import (
 from oscar_zoo.hubs.base import HubFile, Progress
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.pull import verify_stored
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
@@ -90,6 +91,28 @@ def test_a_rotten_entry_is_fetched_again(tmp_path: Path, store: Store, name: str
     assert not again.already_present
     assert again.artifact.files == artifact_files()
     assert pull("tiny-qwen3-hard", hub, store).already_present
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_a_rotten_entry_names_the_hub_it_came_from_where_others_were_asked(
+    tmp_path: Path, store: Store, locked: bool
+) -> None:
+    home = hub_with(tmp_path / "the hub", artifact_files())
+    lock = PinFile(tmp_path / "oscar-zoo.lock")
+    trust = Trust(lock=lock if locked else None)
+    path = pull("tiny-qwen3-hard", home, store, trust=trust).artifact.record.path / K_NAME
+    path.chmod(0o600)
+    path.write_bytes(b"?")
+    (tmp_path / "other").mkdir()
+    other = LocalHub(tmp_path / "other")
+    again = f"oscar-zoo pull {HARD.reference} --hub 'file:{tmp_path}/the hub'"
+    trust = Trust(lock=lock if locked else None)
+    with pytest.raises(DigestMismatchError, match=K_NAME) as info:
+        pull("tiny-qwen3-hard", other, store, trust=trust)
+    assert again in str(info.value.hint)
+    with pytest.raises(DigestMismatchError) as info:
+        pull("tiny-qwen3-hard", (), store, trust=trust, offline=True)
+    assert again in str(info.value.hint)
 
 
 def test_other_bytes_under_a_known_id_are_an_error_with_both_digests(

@@ -20,7 +20,7 @@ from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.files import mistaken_content
 from oscar_zoo.artifact.specs import Count, Spec, Text
 from oscar_zoo.artifact.width_selection import WidthSelection
-from oscar_zoo.errors import MalformedFile
+from oscar_zoo.errors import MalformedFile, malformed_hint
 
 SCHEMA = "oscar-zoo.report/1"
 SUFFIX = ".report.json"
@@ -272,6 +272,7 @@ class ReportData(Spec):
         return validated(cls, value, code="report.schema", what=what)
 
     @classmethod
+    @malformed_hint("`oscar-zoo compute` writes it again, or copy it again from where it came from")
     def from_bytes(cls, data: bytes, *, what: str = "the report") -> Self:
         """Parse an untrusted file.
 

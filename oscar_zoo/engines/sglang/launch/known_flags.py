@@ -7,6 +7,7 @@ is refused.
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Set
 from importlib.metadata import PackageNotFoundError, version
 
@@ -43,8 +44,24 @@ def check_known(flags: UserFlags) -> None:
             raise _unknown(flag.name, known)
 
 
+def _can_be_given(flag: str) -> bool:
+    return FLAG.fullmatch(flag) is not None and not is_denied(flag)
+
+
+def _short(known: Set[str]) -> Set[str]:
+    """Whole words at the beginning of one flag only, which SGLang's parser takes for it: `--tp` for
+    `--tp-size`."""
+    words = (flag.split("-") for flag in known)
+    beginnings = Counter("-".join(part[:end]) for part in words for end in range(3, len(part)))
+    return {
+        one
+        for one, times in beginnings.items()
+        if times == 1 and sum(flag.startswith(one) for flag in known) == 1
+    }
+
+
 def _unknown(flag: str, known: Set[str]) -> UsageError:
-    allowed = sorted(one for one in known if not is_denied(one))
+    allowed = sorted(one for one in known | _short(known) if _can_be_given(one))
     close = difflib.get_close_matches(flag, allowed, n=1, cutoff=CLOSE)
     try:
         release = f"SGLang {version('sglang')}"

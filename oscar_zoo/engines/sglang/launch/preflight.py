@@ -20,6 +20,7 @@ from oscar_zoo.errors import NotEnoughMemory
 from oscar_zoo.models import host_memory, model_folder
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.folder_code import refuse_chosen_code
+from oscar_zoo.models.weight_files import check_weight_files
 
 ALL_OF_A_GPU = 0.95
 LIKELY_ENOUGH = (2, 4, 8)
@@ -133,7 +134,7 @@ def check_folder(folder: Path, model_id: str) -> ConfigFile:
         Its `config.json`.
 
     Raises:
-        InvalidModel: `config.json`, weights or tokenizer are missing.
+        InvalidModel: `config.json`, weights or tokenizer are missing, or a weight file is damaged.
         UnsupportedModel: by its attention.
         StorageError: weights that cannot be read.
     """
@@ -141,6 +142,7 @@ def check_folder(folder: Path, model_id: str) -> ConfigFile:
     config = ConfigFile.of_folder(folder)
     config_refusals.check_config(config, model_id)
     model_folder.check_model_folder(folder)
+    check_weight_files(folder)
     return config
 
 
