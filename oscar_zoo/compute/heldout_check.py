@@ -45,6 +45,7 @@ def check_heldout(
     if most is not None and most < shortest:
         raise UsageError(
             f"{_reason(options, shortest)}, and {block.id} takes {most:,} tokens at most.",
+            hint="name a method, without bits to choose",
             next_step=_without_choice(options),
         )
     if length < shortest:
@@ -75,7 +76,7 @@ def _too_short(
     total = data.tokens_used + (data.heldout.tokens if data.heldout else 0)
     held_out = HELDOUT_SEQUENCES * shortest
     needed = -(-min(4 * held_out, options.calib_tokens + held_out) // _ROUND) * _ROUND
-    step: NextStep = _without_choice(options)
+    step = _without_choice(options)
     fewer = (total - held_out) // _ROUND * _ROUND
     if fewer >= fewest and _longest(pack(fewer, length)) >= shortest:
         step = AddOption("--calib-tokens", str(fewer))
@@ -92,11 +93,11 @@ def _reason(options: ComputeOptions, shortest: int) -> str:
     return f"{chosen} chosen with held-out sequences of {shortest:,} tokens or more"
 
 
-def _without_choice(options: ComputeOptions) -> NextStep:
-    """How to leave nothing to choose."""
-    if options.widths is not None:
-        return DropOption(options.widths.option.split()[0])
-    return AddOption("--method", "wush")
+def _without_choice(options: ComputeOptions) -> NextStep | None:
+    """The one option that leaves nothing to choose; `None` where method and bits are chosen."""
+    if options.widths is None:
+        return AddOption("--method", "wush")
+    return None if options.method == AUTO else DropOption(options.widths.option.split()[0])
 
 
 def _longest(data: CalibrationData) -> int:

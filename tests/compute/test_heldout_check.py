@@ -10,6 +10,8 @@ import pytest
 from random_qwen3 import EXAMPLE
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.compute.data import CalibrationData
+from oscar_zoo.compute.heldout_check import check_heldout
 from oscar_zoo.compute.job import ComputeOptions
 from oscar_zoo.compute.options import check_options
 from oscar_zoo.compute.subject import load_subject, read_data
@@ -92,3 +94,23 @@ def test_longer_sequences_are_advised_where_they_are_too_short(text: Path) -> No
 def test_bits_are_chosen_with_such_text_too(text: Path) -> None:
     error = refusal(options(text, method="oscar", widths=WidthWish(bits=3.0)))
     assert "bits are chosen" in error.message and "without --bits" in str(error.hint)
+    both = refusal(options(text, widths=WidthWish(bits=3.0)))
+    assert "a text of 10,400 tokens" in str(both.hint) and "--" not in str(both.hint)
+
+
+@pytest.mark.parametrize("text", [5000], indirect=True)
+def test_a_model_with_a_short_context_is_told_to_name_a_method(text: Path) -> None:
+    asked = options(text, method="oscar")
+    subject = load_subject(asked)
+    assert subject.block.rope is not None
+    rope = subject.block.rope.model_copy(update={"max_position": 256})
+    block = subject.block.model_copy(update={"rope": rope})
+    data = read_data(asked, subject, check_options(asked))
+
+    def pack(tokens: int, length: int) -> CalibrationData:
+        pytest.fail("no packing helps")
+
+    with pytest.raises(UsageError, match="takes 256 tokens at most") as caught:
+        check_heldout(data, options(text), block, pack)
+    assert "--method wush" in str(caught.value.hint)
+    check_heldout(data, asked, block, pack)
