@@ -13,6 +13,7 @@ from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import ModelTarget, NameTarget
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference
+from oscar_zoo.artifact.outcome import Outcome
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import ArtifactNotFound, IntegrityError, OscarZooError
 from oscar_zoo.models.config_file import ConfigFile
@@ -97,9 +98,10 @@ class Description:
         installed: copies in the store.
         offered: what hubs offer, hub by hub.
         unreachable: what hubs said that did not answer.
-        warnings: sentences about copies that were yanked or deprecated, or are poor.
+        warnings: sentences about copies that were yanked or deprecated, or are poor or damaged.
         scores: of each artifact, by id: what was measured first, what upstream says last.
         memory: what fits on GPUs, or `None` where no shapes are known.
+        verified: what verifying the folder that was named found; `None` where a name was given.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Description:
     warnings: tuple[str, ...]
     scores: Mapping[str, tuple[Score, ...]]
     memory: Mapping[str, Any] | None
+    verified: Outcome | None = None
 
     @property
     def architecture(self) -> Architecture | None:

@@ -24,6 +24,8 @@ from oscar_zoo.errors import UnsupportedModel, UsageError
 
 CONTEXT = 8192
 """Tokens of a request, where nobody says them and the model takes so many."""
+MACHINE_GPUS = 8
+"""GPUs that most machines have at most; `serve` runs on one machine."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,10 @@ class FitReport:
         bits_source: what says so, in a few words.
         caches: BF16, FP8 and INT2.
         other_layers: whether what layers without full attention keep is counted.
+        fits: whether the requests that were asked for fit with INT2; where nobody said a number,
+            whether one fits beside what `serve` reserves.
+        fitting_gpus: the smallest number of GPUs with which that fits; `None` where none is enough.
+        not_served: why `serve` refuses the model, or `None` where that is not known.
     """
 
     model: str
@@ -104,11 +110,13 @@ class FitReport:
     bits_source: str
     caches: tuple[FittingCache, ...]
     other_layers: bool
+    fits: bool
+    fitting_gpus: int | None
+    not_served: str | None
 
-    @property
-    def most_requests(self) -> int:
-        """Requests of the context that an INT2 server can run at a time when it is told to."""
-        return next(one.requests for one in self.caches if one.cache.kind == "INT2")
+    def of_kind(self, kind: str) -> FittingCache:
+        """What fits with the cache `BF16`, `FP8` or `INT2`."""
+        return next(one for one in self.caches if one.cache.kind == kind)
 
     @property
     def reserved(self) -> int:
@@ -162,18 +170,20 @@ def fit(request: FitRequest) -> FitReport:
     """The answer to `request`; raises as `fit_gpu`."""
     subject = subject_of(request.model)
     name, needs = subject.name, subject.needs
-    weights = _weights(request, needs, name)
+    weights = _weights(request, subject)
     gpus = request.gpus or needs.gpus
-    if needs.geometry.num_q_heads % gpus:
+    heads = needs.geometry.num_q_heads
+    groups = [number for number in range(1, heads + 1) if heads % number == 0]
+    if gpus not in groups:
+        best = max(number for number in groups if number < gpus)
         raise UsageError(
-            f"{gpus} GPUs cannot share the {needs.geometry.num_q_heads} query heads of {name}.",
-            hint="choose a divisor, for example --tp 2",
+            f"{gpus} GPUs cannot share the {heads} query heads of {name}.",
+            hint=f"choose a divisor, for example --tp {best}",
         )
-    layout = Layout(tp=gpus)
     try:
         serving = _serving(needs, request.bits)
-        kinds = caches(needs.geometry, serving, layout, needs.other)
         bits = stored_bits(needs.geometry, serving)
+        shared = {number: _share(request, needs, serving, weights, number) for number in groups}
     except UsageError:
         raise
     except ValueError as error:
@@ -181,28 +191,66 @@ def fit(request: FitRequest) -> FitReport:
             f"the INT2 cache does not take the heads of {name}: {error}.",
             hint="serve it with SGLang alone",
         ) from None
-    left = room(request.memory, weights.nbytes, layout)
-    plain = next(kind for kind in kinds if kind.kind == "BF16")
-    usual = usual_requests(request.memory, plain.token, serving.windows, layout)
-    requests = request.requests or usual
-    longest = needs.longest
-    context = request.context or min(CONTEXT, longest or CONTEXT)
-    limit = None if longest is None else max(longest, context)  # a longer one was asked for
+    context = _context(request, needs)
+    enough = [number for number in groups if shared[number].holds(request.requests, context)]
+    mine = shared[gpus]
     return FitReport(
         model=name,
         memory=request.memory,
         gpus=gpus,
         weights=weights,
-        room=left,
+        room=mine.room,
         context=context,
-        longest=longest,
-        requests=requests,
-        usual_requests=usual,
+        longest=needs.longest,
+        requests=mine.requests,
+        usual_requests=mine.usual_requests,
         bits=bits,
         bits_source=_bits_source(request, subject),
-        caches=tuple(_fitting(kind, left, context, requests, limit) for kind in kinds),
+        caches=mine.caches,
         other_layers=needs.other is not None,
+        fits=gpus in enough,
+        fitting_gpus=min(enough, default=None),
+        not_served=subject.not_served,
     )
+
+
+@dataclass(frozen=True)
+class _Share:
+    """What each GPU of a group holds; fields as those of `FitReport`."""
+
+    room: int
+    requests: int
+    usual_requests: int
+    caches: tuple[FittingCache, ...]
+
+    def holds(self, requests: int | None, context: int) -> bool:
+        """Whether INT2 holds so many requests; `None` means one beside what `serve` reserves."""
+        int2 = next(one for one in self.caches if one.cache.kind == "INT2")
+        return int2.tokens >= context if requests is None else int2.requests >= requests
+
+
+def _share(
+    request: FitRequest, needs: Needs, serving: ServingRecipe, weights: Weights, gpus: int
+) -> _Share:
+    """What each of `gpus` GPUs holds.
+
+    Raises:
+        ValueError: the INT2 cache does not take such heads.
+    """
+    layout = Layout(tp=gpus)
+    kinds = caches(needs.geometry, serving, layout, needs.other)
+    left = room(request.memory, weights.nbytes, layout)
+    plain = next(kind for kind in kinds if kind.kind == "BF16")
+    usual = usual_requests(request.memory, plain.token, serving.windows, layout)
+    requests = request.requests or usual
+    context, longest = _context(request, needs), needs.longest
+    limit = None if longest is None else max(longest, context)  # a longer one was asked for
+    fitting = tuple(_fitting(kind, left, context, requests, limit) for kind in kinds)
+    return _Share(left, requests, usual, fitting)
+
+
+def _context(request: FitRequest, needs: Needs) -> int:
+    return request.context or min(CONTEXT, needs.longest or CONTEXT)
 
 
 def _serving(needs: Needs, bits: float | Literal["auto"] | None) -> ServingRecipe:
@@ -258,14 +306,16 @@ def _bits_source(request: FitRequest, subject: Subject) -> str:
     return f"of {subject.artifact}" if subject.artifact else "of its recipe, without an artifact"
 
 
-def _weights(request: FitRequest, needs: Needs, name: str) -> Weights:
-    found = needs.weights if request.weights is None else Weights(request.weights, "as given")
-    if found is None:
+def _weights(request: FitRequest, subject: Subject) -> Weights:
+    if request.weights is not None:
+        return Weights(request.weights, "as given")
+    if subject.needs.weights is None:
         raise UsageError(
-            f"the size of the weights of {name} is not known here.",
+            f"the size of the weights of {subject.name} is not known here."
+            + (f" And {subject.not_served}" if subject.not_served else ""),
             hint="say it, for example --weights 16GB, or give the folder of the model",
         )
-    return found
+    return subject.needs.weights
 
 
 def _fitting(

@@ -14,12 +14,12 @@ from oscar_zoo.app.model_needs import (
     needs_of_manifest,
     needs_of_recipe,
 )
-from oscar_zoo.app.refused_models import check_used
+from oscar_zoo.app.refused_models import check_served, check_used
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import NameTarget, PathTarget, parse, suggest_path
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference, is_path
-from oscar_zoo.errors import ArtifactNotFound, UsageError
+from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel, UsageError
 from oscar_zoo.next_step import Pull
 from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.model_names import ModelChoice, choose_model, recorded_model
@@ -33,11 +33,13 @@ class Subject:
         name: of the model.
         needs: what it takes on GPUs; `serving` is the recipe of the artifact, where there is one.
         artifact: `<Model>:<tag>` of the artifact, or `None` where no artifact is known here.
+        not_served: why `serve` refuses the model, or `None` where that is not known.
     """
 
     name: str
     needs: Needs
     artifact: str | None
+    not_served: str | None = None
 
 
 def subject_of(text: str) -> Subject:
@@ -69,8 +71,9 @@ def subject_of(text: str) -> Subject:
     entry = served_entry(Reference(choice.name))
     manifest = entry.manifest if entry is not None else None
     if manifest is None or manifest.model.geometry != needs.geometry:
-        return Subject(choice.name, needs, None)
-    return Subject(choice.name, _served(needs, manifest), manifest.artifact_id.reference)
+        return Subject(choice.name, needs, None, _not_served(choice))
+    artifact = manifest.artifact_id.reference
+    return Subject(choice.name, _served(needs, manifest), artifact, _not_served(choice))
 
 
 def _artifact_target(text: str) -> PathTarget | NameTarget | None:
@@ -109,13 +112,22 @@ def _of_artifact(entry: Entry) -> Subject:
     needs = _needs(choice)
     if needs is None or needs.geometry != manifest.model.geometry:
         needs = needs_of_manifest(manifest)
-    return Subject(choice.name, _served(needs, manifest), name)
+    return Subject(choice.name, _served(needs, manifest), name, _not_served(choice))
 
 
 def _served(needs: Needs, manifest: Manifest) -> Needs:
     """The needs of a model with the artifact of `manifest`."""
     longest = needs.longest or longest_of_manifest(manifest)
     return replace(needs, serving=manifest.recipe, longest=longest)
+
+
+def _not_served(choice: ModelChoice) -> str | None:
+    """Why `serve` refuses a model, as a sentence; `None` when it does not."""
+    try:
+        check_served(choice)
+    except UnsupportedModel as error:
+        return error.message
+    return None
 
 
 def _needs(choice: ModelChoice) -> Needs | None:

@@ -7,11 +7,13 @@ from oscar_zoo.app.known import known_entries
 from oscar_zoo.app.memory_estimate import estimate_memory
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import PathTarget
+from oscar_zoo.artifact.outcome import Verified, failed_verification
+from oscar_zoo.registry.verification import check_one, existing_path
 
 
 def describe_folder(target: PathTarget, *, gpu_memory: int | None = None) -> Description:
     """What the `oscar.json` of a folder says of the artifact in it, its model, and the scores
-    beside it; no hub is asked.
+    beside it. The files are verified; no hub is asked.
 
     Args:
         target: the folder.
@@ -22,6 +24,8 @@ def describe_folder(target: PathTarget, *, gpu_memory: int | None = None) -> Des
         UsageError: it is a file.
     """
     (entry,), _ = known_entries([target], Sources(offline=True))
+    outcome = check_one(existing_path(target.path)).outcome
+    warnings = () if isinstance(outcome, Verified) else (failed_verification(str(target), outcome),)
     manifests = () if entry.manifest is None else (entry.manifest,)
     return Description(
         name=entry.id.model,
@@ -31,7 +35,8 @@ def describe_folder(target: PathTarget, *, gpu_memory: int | None = None) -> Des
         installed=(),
         offered=(),
         unreachable=(),
-        warnings=(),
+        warnings=warnings,
         scores={str(entry.id): entry.scores},
         memory=estimate_memory(entry.recipe, manifests, gpu_memory),
+        verified=outcome,
     )

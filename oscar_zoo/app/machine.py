@@ -73,9 +73,8 @@ def versions() -> Iterator[DoctorFinding]:
         facts = {"version": version, "needed_by": needed_by, "supported": ranges.get(name)}
         if version is None:
             step = str(Install(_EXTRAS[name])) if name in _EXTRAS else None
-            yield DoctorFinding(
-                "version", name, "ok", f"not installed; only {needed_by} need it", step, facts=facts
-            )
+            detail = f"not installed; needed only for {needed_by}"
+            yield DoctorFinding("version", name, "ok", detail, step, facts=facts)
         elif name in ranges and not is_inside(version, ranges[name]):
             detail, step = (
                 f"{version} is outside {ranges[name]}",

@@ -113,6 +113,11 @@ def why(failure: Failure) -> str:
             assert_never(failure)
 
 
+def failed_verification(name: str, failure: Failure) -> str:
+    """A warning about the artifact `name`, which is as for `refuse`."""
+    return f"{name} failed verification: {why(failure)}; details: oscar-zoo verify {quote(name)}"
+
+
 def refuse(name: str, outcome: Failure) -> NoReturn:
     """Raise the error for an outcome that is not `Verified`; `name` is as people type it, a folder
     as `path_text`.

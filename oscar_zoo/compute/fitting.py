@@ -21,9 +21,7 @@ from oscar_zoo.compute.select.decision import Choice
 from oscar_zoo.compute.select.width_choice import Verified, WidthChoice
 from oscar_zoo.compute.select.width_runner import Known
 from oscar_zoo.compute.select.widths import choose_widths
-from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.phases import Progress
-from oscar_zoo.next_step import AddOption
 
 
 def fit_or_choose(
@@ -45,7 +43,6 @@ def fit_or_choose(
         progress: called during the phases.
 
     Raises:
-        UsageError: no text is held out to choose with.
         ComputeFailed: see `choose.choose`.
     """
     if model is None:
@@ -69,7 +66,6 @@ def choose_bits(
     asked for; arguments as for `fit_or_choose`.
 
     Raises:
-        UsageError: no text is held out to choose with.
         ComputeFailed: see `widths.choose_widths`; or the result fails its gates.
     """
     widths = _widths(options, model, data, result, options.recipe, None, progress)
@@ -85,12 +81,7 @@ def _choose(
     moments: Moments,
     progress: Progress,
 ) -> Choice:
-    if data.heldout is None:
-        raise UsageError(
-            "there is no held-out text to choose a method with.",
-            hint="use more text",
-            next_step=AddOption("--method", "wush"),
-        )
+    assert data.heldout is not None  # `heldout_check` refuses such text
     choice = choose(
         model,
         data.heldout,
@@ -124,8 +115,7 @@ def _widths(
     if options.widths is None:
         return None
     assert isinstance(model, InProcess)  # `check_options` refuses an engine
-    if data.heldout is None:
-        raise UsageError("there is no held-out text to choose bits with.", hint="use more text")
+    assert data.heldout is not None  # `heldout_check` refuses such text
     return choose_widths(
         model, data.heldout, result, recipe, options.widths, known=known, progress=progress
     )

@@ -17,6 +17,7 @@ from oscar_zoo.compute.capture.in_engine import InEngine
 from oscar_zoo.compute.capture.run import Captured, CaptureRequest
 from oscar_zoo.compute.capture.running import InProcess, RunningModel
 from oscar_zoo.compute.data import CalibrationData, check_overlap, load_calibration
+from oscar_zoo.compute.heldout_check import check_heldout
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.methods.table import METHODS
 from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions, sequence_length
@@ -71,26 +72,32 @@ def read_data(
     """The sequences to calibrate with, and those held out for `auto` and for a choice of bits.
 
     Raises:
-        UsageError: see `data.load_calibration`, `data.check_overlap` and `width_wish.check_wish`.
+        UsageError: see `data.load_calibration`, `data.check_overlap`, `width_wish.check_wish` and
+            `heldout_check.check_heldout`.
         ComputeFailed: there are fewer tokens than channels per head.
     """
     auto = options.method == AUTO
     check_wish(options.widths, options.recipe, subject.block)
-    data = load_calibration(
-        options.calib_data,
-        subject.tokenizer,
-        tokens=options.calib_tokens,
-        seq_len=sequence_length(options, subject.block),
-        seed=options.seed,
-        chat_template=options.chat_template,
-        heldout_tokens=options.heldout_tokens if auto or options.widths else 0,
-    )
+
+    def pack(tokens: int, length: int) -> CalibrationData:
+        return load_calibration(
+            options.calib_data,
+            subject.tokenizer,
+            tokens=tokens,
+            seq_len=length,
+            seed=options.seed,
+            chat_template=options.chat_template,
+            heldout_tokens=options.heldout_tokens if auto or options.widths else 0,
+        )
+
+    data = pack(options.calib_tokens, sequence_length(options, subject.block))
     if any(method.needs for method in methods) and data.tokens_used < subject.block.head_dim:
         raise ComputeFailed(
             f"{options.calib_data} gives {data.tokens_used} tokens for {subject.block.head_dim}"
             " channels per head.",
             hint=f"use more text: fits settle near {ENOUGH_TOKENS:,} tokens",
         )
+    check_heldout(data, options, subject.block, pack)
     return check_overlap(data, allow_overlap=options.allow_overlap)
 
 

@@ -17,6 +17,14 @@ _BF16 = 2.0
 _BYTES = {"fp8": 1.0, "mxfp4": 17 / 32, "nvfp4": 9 / 16}
 """Of one number of a quantized matrix, its scales included."""
 _SIZE = re.compile(r"(?:^|[-_])([0-9]+(?:\.[0-9]+)?)B(?=[-_.]|$)", re.IGNORECASE)
+_ACTIVE = re.compile(r"[-_][0-9]+E(?=[-_.]|$)", re.IGNORECASE)
+"""A number of experts in a name, as in `Llama-4-Scout-17B-16E`: its size is that of one token."""
+_PACKED = re.compile(
+    r"awq|gptq|gguf|bnb|fp4|[48][-_]?bits?(?![a-z])|(?<![a-z])(?:u?int|[iq])[48](?!\d)|w[48]a"
+    r"|gpt-oss|ministral-3",
+    re.IGNORECASE,
+)
+"""Formats of less than 16 bits in a name, and families whose checkpoints have such a format."""
 _SHARED = ("shared_expert_intermediate_size", "n_shared_experts", "num_shared_experts")
 
 
@@ -33,6 +41,8 @@ def weights_of_config(config: ConfigFile) -> int | None:
     kinds = layer_kinds(text)
     if kinds and any(kind in ("mamba", "M", "hybrid", "conv") for kind in kinds):
         return None  # their projections are of another shape
+    if experts and _number(text, "interleave_moe_layer_step") > 1:
+        return None  # only some of their layers have experts
     width = _number(text, "head_dim") or hidden // heads
     keys = 2 * (_number(text, "num_key_value_heads") or heads) * width
     attention = hidden * (2 * heads * width + keys)
@@ -49,9 +59,10 @@ def weights_of_config(config: ConfigFile) -> int | None:
 
 def weights_of_name(name: str) -> int | None:
     """Bytes of all weights by the size in a name, such as `Qwen3-14B`: its billions in BF16, or in
-    8 bits where the name says FP8. `None` where the name has no size, or several."""
+    8 bits where the name says FP8. `None` where the name has no size, or several, or one that is
+    not the size of all weights in 16 bits."""
     found = _SIZE.findall(name)
-    if len(found) != 1:
+    if len(found) != 1 or _ACTIVE.search(name) or _PACKED.search(name):
         return None
     return round(float(found[0]) * 1e9 * (1 if "fp8" in name.casefold() else 2))
 

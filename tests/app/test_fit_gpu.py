@@ -16,6 +16,7 @@ from oscar_zoo.app.fit_gpu import FitReport
 from oscar_zoo.app.memory_estimate import estimate_memory
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Widths
 from oscar_zoo.engines.sglang.capacity import Cache
+from oscar_zoo.engines.sglang.concurrency import MOST
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.other_layers import STATES_PER_REQUEST, OtherLayers, other_layers
@@ -181,8 +182,95 @@ def test_it_says_how_many_requests_serve_runs(cli: Cli) -> None:
     assert "lets 16 requests run" in shown and f"-- --max-running-requests={fitting}" in shown
     shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--context", 16384)
     assert "max-running-requests" not in shown
-    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--context", 16384, "--requests", 20)
-    assert "-- --max-running-requests=20" in shown
+    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--context", 4096, "--requests", 20)
+    assert "-- --max-running-requests=28" in shown  # as many as fit
+    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--requests", 64)
+    assert "max-running-requests" not in shown  # which do not fit
+
+
+def test_it_advises_no_more_requests_than_serve_ever_lets_run(cli: Cli) -> None:
+    """Thousands fit, and `serve` lets 128 run at most."""
+    for words in (("tiny-qwen3-hard", "--memory", "24GB"), ("Qwen3-30B-A3B", "--memory", "80GB")):
+        assert cli.json(0, "fit-gpu", *words)["caches"][-1]["max_requests"] > MOST
+        advised = re.findall(r"max-running-requests=(\d+)", cli(0, "fit-gpu", *words))
+        assert all(int(number) <= MOST for number in advised)
+    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "80GB", "--context", 2048)
+    assert f"-- --max-running-requests={MOST}" in shown
+
+
+def test_the_first_line_is_the_answer(cli: Cli) -> None:
+    first = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB").splitlines()[0]
+    assert "about 150,000 tokens fit with INT2, and 27,200 with BF16" in first
+    found = {one.cache.kind: one.tokens for one in fit_gpu("Qwen3-8B", 24 * GB).caches}
+    assert (round(found["INT2"], -3), round(found["BF16"], -2)) == (150_000, 27_200)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("Qwen3-8B", "--memory", "8GB"),
+        ("Qwen3-8B", "--memory", "8GB", "--tp", "2"),
+        ("Qwen3-8B", "--memory", "24GB", "--requests", "64"),
+        ("Qwen3-235B-A22B", "--memory", "24GB"),
+    ],
+)
+def test_it_names_the_smallest_number_of_gpus_that_fits(cli: Cli, words: tuple[str, ...]) -> None:
+    facts = cli.json(0, "fit-gpu", *words)
+    enough = facts["fitting_gpus"]
+    assert not facts["fits"] and enough > facts["gpus"]
+    first = cli(0, "fit-gpu", *words).splitlines()[0]
+    assert "does not fit" in first and f"{enough} GPUs of this size are enough: --tp {enough}" in (
+        first
+    )
+    assert ("one machine" in first) == (enough > 8)
+    assert cli.json(0, "fit-gpu", *words, "--tp", enough)["fits"]
+    assert not cli.json(0, "fit-gpu", *words, "--tp", enough // 2)["fits"]
+
+
+def test_it_says_where_no_number_of_gpus_is_enough(cli: Cli) -> None:
+    assert cli.json(0, "fit-gpu", "Qwen3-8B", "--memory", "0.1GB")["fitting_gpus"] is None
+    first = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "0.1GB").splitlines()[0]
+    assert "No number of such GPUs" in first and "--tp" not in first
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Llama-4-Scout-17B-16E-Instruct",
+        "Llama-4-Maverick-17B-128E-Instruct",
+        "gpt-oss-120b",
+        "gpt-oss-20b",
+        "Ministral-3-8B-Instruct-2512",
+        "Qwen2.5-7B-Instruct-AWQ",
+        "Qwen2.5-7B-Instruct-GPTQ-Int4",
+        "Llama-3.3-70B-Instruct-FP4",
+        "Llama-3.1-8B-Instruct-quantized.w4a16",
+        "gemma-3-27b-it-Q4_0-GGUF",
+        "Meta-Llama-3.1-8B-bnb-4bit",
+    ],
+)
+def test_no_size_is_guessed_from_a_name_that_does_not_say_it(name: str) -> None:
+    assert weights_of_name(name) is None
+
+
+def test_it_says_what_cannot_be_served(cli: Cli, tmp_path: Path) -> None:
+    name, why = "Llama-4-Scout-17B-16E-Instruct", "SGLang masks chunks in its FlashAttention"
+    error = cli.json(2, "fit-gpu", name, "--memory", "80GB")["error"]
+    assert why in error["message"] and "--weights" in error["hint"]
+    assert why in cli(0, "info", name, "--offline")
+    words = ("fit-gpu", name, "--memory", "80GB", "--weights", "218GB")
+    assert why in cli(0, *words) and why in cli.json(0, *words)["not_served"]
+    assert cli.json(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB")["not_served"] is None
+    folder = tmp_path / "chunks"
+    folder.mkdir()
+    config = ConfigFile.of_folder(MODELS / "Qwen3-30B-A3B").as_written
+    (folder / "config.json").write_text(json.dumps(config | {"attention_chunk_size": 8192}))
+    assert "chunk" in cli.json(0, "fit-gpu", folder, "--memory", "80GB")["not_served"]
+
+
+def test_the_memory_has_the_name_that_info_gives_it(cli: Cli) -> None:
+    words = ("fit-gpu", "Qwen3-8B")
+    assert cli(0, *words, "--gpu-memory", "24GB") == cli(0, *words, "--memory", "24GB")
 
 
 def test_no_request_is_longer_than_the_model_allows(cli: Cli) -> None:
@@ -202,9 +290,9 @@ def test_no_request_is_longer_than_the_model_allows(cli: Cli) -> None:
     assert facts["caches"][-1]["max_context"] == 40960
 
 
-def test_the_first_line_adds_up(cli: Cli) -> None:
+def test_the_second_line_adds_up(cli: Cli) -> None:
     for words in (("Qwen3-8B", "--memory", "24GB"), ("Qwen3-32B", "--memory", "80GB", "--tp", 2)):
-        first = cli(0, "fit-gpu", *words).splitlines()[0]
+        first = cli(0, "fit-gpu", *words).splitlines()[1]
         sums = first.partition("an estimate: ")[2]
         shown = re.findall(r"([\d.]+) GB", sums.replace(" of the 65.5 GB", ""))
         whole, engine, weights, left = map(float, shown)

@@ -162,6 +162,27 @@ def test_info_describes_the_rotation_in_a_folder(cli: Cli, tmp_path: Path) -> No
     assert str(folder) in error["hint"]
 
 
+def test_info_tells_of_a_folder_whose_files_are_damaged(
+    cli: Cli, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_folder(tmp_path / "rotation", artifact_files())
+    assert cli.json(0, "info", folder)["warnings"] == []
+    assert "files        verified to level" in cli(0, "info", folder)
+    path = next(folder.glob("k_*.pt"))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.chmod(0o600)
+    path.write_bytes(data)
+    (warning,) = cli.json(0, "info", folder)["warnings"]
+    assert "failed verification" in warning and f"oscar-zoo verify {folder}" in warning
+    assert run(["info", str(folder)]) == 0
+    captured = capsys.readouterr()
+    assert "warning: " in captured.err and "failed verification" in captured.err
+    assert "files        FAILED" in captured.out and "verified to level" not in captured.out
+    path.unlink()
+    assert cli.json(0, "info", folder)["warnings"]
+
+
 def test_what_fits_a_gpu_is_an_estimate_from_shapes(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

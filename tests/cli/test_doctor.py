@@ -297,3 +297,12 @@ def test_masking_keeps_what_people_need(text: str, shown: str) -> None:
 )
 def test_versions_are_compared_as_numbers(version: str, supported: str, inside: bool) -> None:
     assert machine.is_inside(version, supported) is inside
+
+
+def test_what_only_some_commands_need_is_said_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(machine, "_version", lambda name: None)
+    said = {found.name: found.detail for found in machine.versions()}
+    assert said["modelscope-hub"] == "not installed; needed only for publishing to ModelScope"
+    assert said["torch"] == "not installed; needed only for compute, eval and serve"

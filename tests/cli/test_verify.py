@@ -259,3 +259,27 @@ def test_layers_with_gaps_pass_where_the_model_is_not_known(
     shutil.copytree(MODEL, model)
     (model / "config.json").write_text(json.dumps(config | {"num_hidden_layers": gap.num_layers}))
     assert result(capsys, 4, folder, "--model", model)["code"] == "layers.missing"
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/figures/serving.svg", "pyproject.toml"])
+def test_a_file_of_another_kind_is_no_damaged_copy(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert run(["verify", str(ROOT / name)]) == 4
+    captured = capsys.readouterr()
+    assert "Next: this is no rotation; give a rotation file or a folder" in captured.err
+    assert "fetch it again" not in captured.err and "do not use" not in captured.err
+
+
+def test_a_rotation_file_of_other_bytes_is_a_damaged_copy(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    path = folder / K_NAME
+    path.chmod(0o600)
+    path.write_bytes(b"# not a rotation")
+    for target in (path, folder):
+        assert run(["verify", str(target)]) == 4
+        captured = capsys.readouterr()
+        assert "do not use this copy" in captured.err
+    assert run(["verify", str(path)]) == 4
+    assert "a file is no rotation (file.unknown)" in capsys.readouterr().out

@@ -122,6 +122,11 @@ def test_every_method_is_measured_and_the_best_with_more_clips_on_more_text(
     assert all(row.divergence for row in chosen.rows)
     print_choice(chosen)
     printed = capsys.readouterr().out
+    (kept,) = (line.split() for line in printed.splitlines() if line.endswith(" kept"))
+    shown = [chosen.chosen.clip_k, chosen.chosen.clip_v]
+    assert [0.0 if text == "-" else float(text) for text in kept[1:3]] == pytest.approx(
+        shown, abs=5e-5
+    )
     assert " 2/4 " in printed and " 4/4 " in printed
     assert "what could not win left early" in printed
     assert list(dict.fromkeys(row.method for row in chosen.rows)) == [

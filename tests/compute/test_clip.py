@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oscar_kernels.spec import QuantSpec
-from oscar_zoo.compute.select.clip import ClipCurve, clip_indices, index_of, ratio_of
+from oscar_zoo.compute.select.clip import ClipCurve, clip_indices, index_of, ratio_of, ratio_text
 
 
 @pytest.mark.parametrize("head_dim", [8, 64, 128, 256])
@@ -63,3 +63,11 @@ def test_json_holds_ratios() -> None:
     assert found["ratios"] == [56.5 / 64, 58.5 / 64, 61.5 / 64, 0.0]
     assert (found["best"], found["best_by_layer"]) == (58.5 / 64, [58.5 / 64, 0.0])
     assert found["errors"] == pytest.approx([2.0, 1.0, 2**0.5, 3**0.5])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [(0.0, "0"), (0.9, "0.90"), (0.96, "0.96"), (0.925, "0.925"), (0.9296875, "0.9297")],
+)
+def test_a_ratio_is_written_with_the_decimals_that_it_needs(ratio: float, text: str) -> None:
+    assert ratio_text(ratio) == text

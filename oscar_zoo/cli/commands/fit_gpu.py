@@ -9,7 +9,13 @@ from oscar_zoo.cli import completing, options, parsing
 
 @click.command("fit-gpu")
 @click.argument("model", metavar="MODEL|NAME:TAG|DIR", shell_complete=completing.names_or_paths)
-@click.option("--memory", required=True, metavar="SIZE", help="Memory of one GPU, such as 24GB.")
+@click.option(
+    "--memory",
+    "--gpu-memory",
+    required=True,
+    metavar="SIZE",
+    help="Memory of one GPU, such as 24GB.",
+)
 @click.option(
     "--context",
     type=click.IntRange(1, 1 << 24),

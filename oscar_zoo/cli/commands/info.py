@@ -21,9 +21,9 @@ def command(
 ) -> None:
     """Show what is known about a model, or one of its artifacts.
 
-    A folder with a rotation is described by its oscar.json and the scores beside it. A model that
-    is not in the zoo is given by its folder, or by its id where its config.json was fetched before.
-    What works for its architecture is shown then.
+    A folder with a rotation is described by its oscar.json and the scores beside it, and its files
+    are verified. A model that is not in the zoo is given by its folder, or by its id where its
+    config.json was fetched before. What works for its architecture is shown then.
 
     How much memory weights and cache take, and how many tokens fit on the GPUs of this machine, is
     an estimate.

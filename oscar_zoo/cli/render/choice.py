@@ -46,7 +46,7 @@ def choice_lines(choice: Choice) -> list[RenderableType]:
             "",
         )
     for row in choice.rows:
-        cells = [f"{ratio:.2f}" if ratio else "-" for ratio in (row.clip_k, row.clip_v)]
+        cells = ["-" if ratio == "0" else ratio for ratio in row.clip_texts]
         cells.append(f"{row.output_error_geo:.2g}")
         if choice.base is not None:
             cells += [_share(row.sequences, choice.base), _number(row.divergence, ".2g")]
@@ -64,7 +64,7 @@ def choice_lines(choice: Choice) -> list[RenderableType]:
                 " the same share"
             )
     chosen = choice.chosen
-    clip = f" with clip {chosen.clip_k:g},{chosen.clip_v:g}" if chosen.clip_k else ""
+    clip = f" with clip {','.join(chosen.clip_texts)}" if chosen.clip_k or chosen.clip_v else ""
     return [*lines, f"Kept {chosen.method}{clip}: {choice.reason}"]
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 from oscar_zoo.app.browse import Description
 from oscar_zoo.artifact.names import is_path
+from oscar_zoo.artifact.outcome import Outcome, Verified
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.artifact.width_selection import WidthSelection
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.memory import print_memory
-from oscar_zoo.cli.render.outcomes import signature_json
+from oscar_zoo.cli.render.outcomes import headline, signature_json
 from oscar_zoo.cli.render.scores import score_line
 from oscar_zoo.cli.render.widths import course, raises, with_windows
 from oscar_zoo.registry.architectures import Architecture
@@ -66,6 +67,7 @@ def facts_of(found: Description) -> dict[str, Any]:
             }
             for offer in found.offered
         ],
+        "files": _files(found.verified),
         "notes": [error.message for error in found.unreachable],
         "warnings": list(found.warnings),
         "memory": found.memory,
@@ -109,6 +111,9 @@ def print_facts(facts: dict[str, Any]) -> None:
         terminal.fact("installed", f"{reference}  {state}")
         if (signed := copy["signature"])["state"] != "missing":
             terminal.fact("signature", _signature_line(signed))
+    if (files := facts["files"]) is not None:
+        word = "" if files["intact"] else "FAILED: "
+        terminal.fact("files", f"{word}{files['outcome']}")
     for row in facts["offered"]:
         state = (
             ""
@@ -128,6 +133,14 @@ def print_facts(facts: dict[str, Any]) -> None:
         print_manifest(manifest, Measured.model_validate(figures) if figures else None)
         for score in facts["scores"].get(manifest["id"], ()):
             terminal.fact("score", score_line(Score.model_validate_json(json.dumps(score))))
+
+
+def _files(outcome: Outcome | None) -> dict[str, Any] | None:
+    """What verification says of the files in a folder."""
+    if outcome is None:
+        return None
+    intact = isinstance(outcome, Verified)
+    return {"intact": intact, "outcome": headline(outcome)}
 
 
 def _signature_line(signed: dict[str, Any]) -> str:

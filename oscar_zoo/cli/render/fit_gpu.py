@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from oscar_zoo.app.fit_gpu import FitReport
+from oscar_zoo.app.fit_gpu import MACHINE_GPUS, FitReport
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.engines.sglang.concurrency import FEWEST, MOST, SHARE, STEP
+from oscar_zoo.next_step import capitalized
 
 
 def emit_fit(report: FitReport) -> None:
@@ -27,6 +28,9 @@ def emit_fit(report: FitReport) -> None:
         "bits_per_element": report.bits,
         "bits_source": report.bits_source,
         "other_layers_counted": report.other_layers,
+        "fits": report.fits,
+        "fitting_gpus": report.fitting_gpus,
+        "not_served": report.not_served,
         "caches": [
             {
                 "kind": one.cache.kind,
@@ -51,9 +55,11 @@ def emit_fit(report: FitReport) -> None:
 def print_fit(report: FitReport, *, verdict: bool) -> None:
     """The answer, and a row for each kind of cache; with `verdict` also whether the requests that
     were asked for fit."""
+    terminal.prose(_answer(report))
+    if report.not_served is not None:
+        terminal.prose(capitalized(report.not_served.rstrip(".")))
     terminal.prose(_sums(report))
     if report.room == 0:
-        terminal.prose("It does not fit: the weights take all memory. More GPUs: --tp 2")
         return
     context, requests = f"{report.context:,}", f"{report.requests:,}"
     heads = ["CACHE", "PER TOKEN", f"TOKENS OF {requests} REQUESTS", "OF EACH"]
@@ -94,14 +100,55 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
+def _answer(report: FitReport) -> str:
+    """The first line: how many tokens fit, or how many GPUs are enough."""
+    where = f"{report.model} on {_gpus(report.gpus)} of {terminal.gigabytes(report.memory)}"
+    if not report.fits:
+        return f"{where} does not fit: {_too_small(report)}. {_enough(report)}"
+    int2, bf16 = (_about(report.of_kind(kind).tokens) for kind in ("INT2", "BF16"))
+    return (
+        f"{where}: about {int2} tokens fit with INT2, and {bf16} with BF16, with"
+        f" {report.requests:,} requests at a time"
+    )
+
+
+def _too_small(report: FitReport) -> str:
+    """Why it does not fit."""
+    tokens = report.of_kind("INT2").tokens
+    if report.room == 0:
+        return "the weights take all memory"
+    if tokens < report.context:
+        return f"the weights leave room for {tokens:,} tokens with INT2"
+    return f"{report.requests:,} requests of {report.context:,} tokens are too many with INT2"
+
+
+def _enough(report: FitReport) -> str:
+    """How many GPUs are enough."""
+    number = report.fitting_gpus
+    if number is None:
+        return "No number of such GPUs that can share its heads is enough"
+    many = f"{_gpus(number)} of this size are enough: --tp {number}"
+    if number > MACHINE_GPUS:
+        return f"{many}; `serve` runs on one machine, and most have {MACHINE_GPUS} at most"
+    return many
+
+
+def _gpus(number: int) -> str:
+    return "1 GPU" if number == 1 else f"{number} GPUs"
+
+
+def _about(number: int) -> str:
+    """A number with three digits that count."""
+    return f"{int(float(f'{number:.2e}')):,}"
+
+
 def _sums(report: FitReport) -> str:
-    """The first line: what the memory of a GPU is divided into."""
+    """What the memory of a GPU is divided into."""
     gigabytes = terminal.gigabytes
-    many = "1 GPU" if report.gpus == 1 else f"{report.gpus} GPUs"
     part = "" if report.gpus == 1 else f" of the {gigabytes(report.weights.nbytes)}"
     each = "" if report.gpus == 1 else " of each GPU"
     return (
-        f"{report.model} on {many}, an estimate: {gigabytes(report.memory)} less"
+        f"This is an estimate: {gigabytes(report.memory)}{each} less"
         f" {gigabytes(report.reserved)} for the engine ({percent(1 - report.usable)}) less"
         f" {gigabytes(report.gpu_weights)}{part} of weights ({report.weights.source}) leave"
         f" {gigabytes(report.room)}{each} for a cache"
@@ -115,8 +162,8 @@ def _print_requests(report: FitReport) -> None:
         f" their tokens gets {percent(SHARE)} of the memory, in steps of {STEP}, {FEWEST} at least"
         f" and {MOST} at most"
     )
-    most = max(report.requests, report.most_requests)
-    if most > report.usual_requests:
+    most = max(report.requests, min(report.of_kind("INT2").requests, MOST))
+    if report.fits and most > report.usual_requests:
         terminal.prose(
             f"For {most:,} at a time: oscar-zoo serve ... -- --max-running-requests={most}"
         )

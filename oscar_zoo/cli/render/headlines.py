@@ -13,6 +13,7 @@ _CODES = {
     "file.kind": "something is no regular file",
     "file.lfs": "a file is a Git LFS pointer",
     "file.size": "a file is too large",
+    "file.unknown": "a file is no rotation",
     "incomplete_pair": "a side of the pair is missing",
     "k-is-v": "the file for keys is one for values",
     "missing_file": "a file is missing",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, assert_never
 
+from oscar_zoo.artifact.manifest import SUFFIX
 from oscar_zoo.artifact.outcome import (
     Check,
     DigestMismatch,
@@ -136,6 +138,8 @@ def next_step(
             return checked.fetch_again
         case Rejected(code="v-is-k" | "k-is-v"):
             return "the two files look swapped; swap them and verify again"
+        case Rejected(stage="container", path=str(path)) if _of_another_kind(checked, path):
+            return "this is no rotation; give a rotation file or a folder that holds a K/V pair"
         case DigestMismatch() | Rejected():
             return (
                 "do not use this copy. If you fetched it, fetch it again; if you computed it,"
@@ -147,6 +151,12 @@ def next_step(
             )
         case _:
             assert_never(checked.outcome)
+
+
+def _of_another_kind(checked: Checked, path: str) -> bool:
+    """Whether the file `path` of an artifact is all that was named, and not even its name is that
+    of a rotation file."""
+    return Path(checked.label).name == path and not path.endswith(SUFFIX)
 
 
 def signature_json(report: SignatureReport | None) -> dict[str, Any] | None:

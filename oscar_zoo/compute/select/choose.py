@@ -129,22 +129,26 @@ def heldout_task(heldout: HeldOut, windows: Windows) -> Perplexity:
     Raises:
         UsageError: the sequences are no longer than both windows.
     """
-    first = windows.sink + windows.recent
+    first, shortest = windows.sink + windows.recent, shortest_measured(windows)
     prompts = [
         TaskPrompt(
             torch.tensor(sequence, device="cpu"),
             torch.arange(first, len(sequence) - 1, device="cpu"),
         )
         for sequence in heldout.sequences
-        if len(sequence) > first + 1
+        if len(sequence) >= shortest
     ]
     if not prompts:
         raise UsageError(
-            f"no held-out sequence is longer than the {first} tokens that stay in high precision.",
-            hint="use longer sequences",
-            next_step=AddOption("--seq-len", "N"),
+            f"no held-out sequence has {shortest} tokens; {first} tokens stay in high precision.",
+            hint="use longer sequences, or more text",
         )
     return Perplexity(tuple(prompts[at] for at in in_halving_order(len(prompts))))
+
+
+def shortest_measured(windows: Windows) -> int:
+    """Tokens of the shortest held-out sequence with a token to predict beyond both windows."""
+    return windows.sink + windows.recent + 2
 
 
 def refuse_poor(name: str, gates: Sequence[Gate]) -> None:

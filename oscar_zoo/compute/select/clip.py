@@ -35,6 +35,12 @@ def ratio_of(index: int, head_dim: int) -> float:
     return 0.0 if index >= head_dim - 1 else (index + 0.5) / head_dim
 
 
+def ratio_text(ratio: float) -> str:
+    """A ratio for people, with two decimals or as many as it needs, four at most; `0` for none."""
+    exact = f"{ratio:.4f}".rstrip("0")
+    return "0" if ratio == 0 else max(exact, f"{ratio:.2f}", key=len)
+
+
 def index_of(spec: QuantSpec) -> int:
     """The index at which `spec` clips; `head_dim - 1` for none."""
     return spec.head_dim - 1 if spec.clip_index is None else spec.clip_index

@@ -11,6 +11,7 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.compute.data import HeldOut
 from oscar_zoo.compute.fit import FitResult
 from oscar_zoo.compute.select.attention_errors import Fidelity
+from oscar_zoo.compute.select.clip import ratio_text
 from oscar_zoo.compute.select.questions import Questions
 from oscar_zoo.compute.select.race import whole
 from oscar_zoo.compute.select.rule import (
@@ -65,6 +66,11 @@ class ChoiceRow:
     logit_error: float
     retrieval_error: float
     gate: Verdict | None
+
+    @property
+    def clip_texts(self) -> tuple[str, str]:
+        """Both ratios for people; `0` for none."""
+        return ratio_text(self.clip_k), ratio_text(self.clip_v)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from typing import Literal
 
 from oscar_zoo.compute.methods.table import main_method
 from oscar_zoo.compute.select.attention_errors import ClipErrors
+from oscar_zoo.compute.select.clip import ratio_text
 from oscar_zoo.evaluate.tasks.base import Measurement
 
 RULE, FAST_RULE = "auto/4", "auto-fast/1"
@@ -286,7 +287,8 @@ def _equal(trial: Trial, lowest: Trial) -> bool:
 
 
 def _named(trial: Trial) -> str:
-    return f"{trial.method} with clip {trial.errors.clip.k:.2f},{trial.errors.clip.v:.2f}"
+    clip = trial.errors.clip
+    return f"{trial.method} with clip {ratio_text(clip.k)},{ratio_text(clip.v)}"
 
 
 def _share(recall: Measurement | None) -> float:
