@@ -118,6 +118,7 @@ def test_without_a_network_the_next_step_is_to_publish_again(
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
         monkeypatch.setenv("HF_TOKEN", "hf_of_this_test")
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)  # of its import
         error = cli.json(5, "publish", folder, "--hub", "hf:org/zoo")["error"]
     assert "cannot be reached" in error["message"]
     assert error["hint"] == "check the connection, then run the same command again, which is safe"
