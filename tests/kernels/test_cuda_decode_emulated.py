@@ -210,6 +210,19 @@ def test_how_far_rounding_moves_outputs(emulator: Emulator, group: int, most: fl
     assert (out - exact).norm() < most * exact.norm()
 
 
+def test_what_rounding_takes_from_all_channels_is_given_back(emulator: Emulator) -> None:
+    """Every channel of the query but one is rounded down by 0.375 of a step. That moves the logit
+    of a token by its scale, unless it counts from the middle of the codes."""
+    case = job(group=8, heads=1, lengths=(700,), starts=10_000, sm_scale=0.002)
+    keys = case.filling.cache.affine[..., :2]  # of tokens whose scales differ, as in a model
+    keys *= torch.rand(len(keys), 1, 1).add(0.1).to(keys.dtype)
+    case.query[:] = 10.375
+    case.query[..., 5] = 127
+    out = emulate(emulator, case, blocks=5, merged=4, stable=True)[:1].double()
+    exact = case.expected(case.query.double())[:1]
+    assert (out - exact).norm() < 0.02 * exact.norm()  # 0.039 without
+
+
 def test_one_block_takes_more_tiles_than_it_has_stages(emulator: Emulator) -> None:
     """Once with copies that land late, and once with copies that land as soon as they may."""
     long = job(bits=(4, 2), lengths=(900, 700), starts=0)
