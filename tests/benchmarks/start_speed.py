@@ -24,7 +24,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -40,6 +39,7 @@ from oscar_zoo.bench import dummy
 from oscar_zoo.engines.sglang.flags import device_flags, device_switches
 from oscar_zoo.engines.sglang.launch.environment import child_environment
 from oscar_zoo.engines.sglang.launch.phases import PHASES
+from oscar_zoo.engines.sglang.launch.ports import free_port
 from oscar_zoo.engines.sglang.launch.stock_server import BACKENDS, NO_PLUGIN
 from oscar_zoo.models.folder_geometry import geometry_of_folder
 
@@ -89,7 +89,7 @@ def main() -> None:
 
 def run(side: str, work: Path, home: Path, given: argparse.Namespace) -> Start:
     """One start, whose caches are in the folder `home`."""
-    port, log = _free_port(), home / "server.log"
+    port, log = free_port(), home / "server.log"
     log.unlink(missing_ok=True)
     own = {"XDG_CACHE_HOME": str(home / "cache"), "OSCAR_ZOO_STATE": str(home / "state")}
     if given.cold:
@@ -171,12 +171,6 @@ def _ask(port: int, path: str, body: bytes | None = None) -> bytes | None:
             return bytes(answer.read())
     except (urllib.error.URLError, OSError):
         return None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def write_model(folder: Path, *, layers: int) -> None:

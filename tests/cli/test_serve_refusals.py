@@ -10,7 +10,6 @@ import io
 import json
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tiny_artifacts import artifact_files, write_folder
 from oscar_zoo.cli import main as cli
 from oscar_zoo.engines.sglang.compat.versions import BEYOND, FIRST
 from oscar_zoo.engines.sglang.launch import server
+from oscar_zoo.engines.sglang.launch.ports import free_port
 
 SUPPORTED = ">={}.{}.{},<{}.{}.{}".format(*FIRST, *BEYOND)
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
@@ -301,9 +301,7 @@ def test_no_command_is_printed_that_would_be_refused(name: str, table: Table) ->
 
 def refusal(table: Table, arguments: list[str], code: int) -> str:
     """The only line that `serve` writes; it must end with `code`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         "serve",
         str(table.artifact),

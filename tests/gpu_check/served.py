@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+from oscar_zoo.engines.sglang.launch.ports import free_port
 
 if TYPE_CHECKING:
     from steps import Check
@@ -36,7 +37,7 @@ class Server:
     code must be 0."""
 
     def __init__(self, check: Check, *arguments: str, engine_flags: tuple[str, ...]) -> None:
-        self._port = _free_port()
+        self._port = free_port()
         command = ["serve", *arguments, "--port", str(self._port), "--json"]
         flags = ["--", *engine_flags] if engine_flags else []
         self._command = [sys.executable, "-m", "oscar_zoo", *command, *flags]
@@ -134,9 +135,3 @@ def _first_object(process: subprocess.Popen[str]) -> dict[str, Any]:
         if line.startswith("}"):
             break
     return dict(json.loads(text or "{}"))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

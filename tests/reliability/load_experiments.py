@@ -24,6 +24,8 @@ from disk_faults import state
 from experiment import Found, Scale
 from tiny_artifacts import artifact_files, write_folder
 
+from oscar_zoo.engines.sglang.launch.ports import free_port
+
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 CLIENTS, SECONDS, KILLS = 200, 300, 20
 FLAGS = ("--oscar-sink-size=16", "--oscar-recent-size=32", "--max-total-tokens=4000")
@@ -94,7 +96,7 @@ class _Killed:
 
 
 def _killed(folder: Path, artifact: Path, number: int) -> _Killed:
-    port = _free_port()
+    port = free_port()
     command = ["serve", str(artifact), "--model", str(MODEL), "--port", str(port), "--json"]
     serve = subprocess.Popen(
         [sys.executable, "-m", "oscar_zoo", *command, "--", *FLAGS],
@@ -206,12 +208,6 @@ def _environment(folder: Path) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
     own = {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return {**os.environ, **state(folder), **own}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _children(pid: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -16,6 +15,7 @@ import torch
 from architecture_places import Place
 
 from oscar_zoo.engines.sglang.flags import device_flags
+from oscar_zoo.engines.sglang.launch.ports import free_port
 from oscar_zoo.engines.sglang.model_refusals import TEXT_ONLY
 
 PROMPT, NEW = 48, 16
@@ -99,13 +99,6 @@ def untied(found: Sequence[float], wanted: Sequence[Gap], place: Place) -> int |
         if not gap <= max(place.tie, place.tie_of_spread * one.spread):
             return at
     return None
-
-
-def free_port() -> int:
-    """A port on which nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 STOCK = """

@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from architecture_answers import NEW, PROMPT, answer, free_port, gaps, prompt, stock_gaps, untied
+from architecture_answers import NEW, PROMPT, answer, gaps, prompt, stock_gaps, untied
 from architecture_places import CPU, Place
 from architectures import write_architecture, write_config
 from random_qwen3 import EXAMPLE
+
+from oscar_zoo.engines.sglang.launch.ports import free_port
 
 Outcome = Literal["works", "refused", "fails", "stock fails", "stock differs", "not tried"]
 

@@ -4,12 +4,12 @@ stays."""
 from __future__ import annotations
 
 import os
-import socket
 import sys
 
 import pytest
 
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, ServeOptions
+from oscar_zoo.engines.sglang.launch.ports import free_port
 
 PROGRAM = """
 import json, pathlib, sys
@@ -41,9 +41,7 @@ def take_its_place(monkeypatch: pytest.MonkeyPatch, *, dies: bool) -> int:
     Args:
         dies: whether it falls over when it has described itself.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     argv = (sys.executable, "-c", PROGRAM, str(port), "dies" if dies else "stays")
 
     def plan(options: ServeOptions, _: object) -> LaunchPlan:

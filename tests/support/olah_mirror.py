@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +13,8 @@ from urllib.parse import urlsplit
 import pytest
 from hub_server import HubServer
 
+from oscar_zoo.engines.sglang.launch.ports import free_port
+
 PROGRAM = Path(sys.prefix) / "olah" / "bin" / "olah-cli"
 needs_olah = pytest.mark.skipif(
     not PROGRAM.exists(), reason="no virtual environment with olah in sys.prefix/olah"
@@ -23,12 +24,11 @@ needs_olah = pytest.mark.skipif(
 @contextlib.contextmanager
 def olah(server: HubServer, folder: Path) -> Iterator[str]:
     """Address of an olah that mirrors `server` and keeps everything below `folder`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{probe.getsockname()[1]}"
+    port = free_port()
+    place = f"127.0.0.1:{port}"
     options = {
         "host": "127.0.0.1",
-        "port": place.partition(":")[2],
+        "port": str(port),
         "hf-scheme": "http",
         "hf-netloc": urlsplit(server.url).netloc,
         "hf-lfs-netloc": urlsplit(server.cdn_url).netloc,

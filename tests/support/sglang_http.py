@@ -22,6 +22,7 @@ from engines import MODEL, folder_of
 
 from oscar_zoo.engines.sglang.flags import CPU_FLAGS, CPU_SWITCHES
 from oscar_zoo.engines.sglang.front.settings import FrontSettings
+from oscar_zoo.engines.sglang.launch.ports import free_port
 
 PATIENCE = 300.0
 
@@ -154,13 +155,6 @@ def routes(out: str) -> None:
         else:
             found += [(method, route.path) for method in route.methods]
     Path(out).write_text(json.dumps(found))
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait(server: HttpServer, call: threading.Thread) -> None:

@@ -4,7 +4,6 @@ refused."""
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -23,6 +22,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.engines.sglang.flags import CPU_FLAGS, CPU_SWITCHES
 from oscar_zoo.engines.sglang.launch import denied_flags, installed_flags, plan, server
+from oscar_zoo.engines.sglang.launch.ports import free_port
 from oscar_zoo.registry.store import Store
 
 pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(600)]
@@ -304,9 +304,7 @@ def test_the_documented_command_answers_on_a_cpu(tmp_path: Path) -> None:
     zoo = tmp_path / "zoo"
     for name in ("tiny-qwen3-hard/calibrated", "other-model/calibrated"):
         write_folder(zoo / name, artifact_files(artifact=name))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         python,
         "-m",

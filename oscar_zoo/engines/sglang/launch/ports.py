@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 import socket
 from collections.abc import Callable, Collection
 
@@ -11,6 +12,9 @@ from oscar_zoo.errors import PortInUse, UsageError
 
 WILDCARDS = {"0.0.0.0": LOOPBACK, "[::]": "[::1]"}
 """Addresses that mean every address of a machine, and one that a client on it can ask."""
+
+NEVER_GIVEN = range(20_000, 29_000)
+"""Ports below those that Linux, macOS and Windows give to connections, and below SGLang's usual."""
 
 
 def check_port_free(host: str, port: int, *, again: Callable[[], str] | None = None) -> None:
@@ -50,7 +54,14 @@ def next_free_port(host: str, port: int, *, avoid: Collection[int] = ()) -> int 
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+    """A port of loopback that nobody listens on now.
+
+    It is one that the system does not give to connections, so that none takes it before a server
+    listens there.
+    """
+    for port in random.sample(NEVER_GIVEN, 100):
+        if _bind_error(LOOPBACK, port) is None:
+            return port
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])

@@ -15,6 +15,7 @@ import pytest
 
 from oscar_zoo.engines.sglang.launch import ports, server
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
+from oscar_zoo.engines.sglang.launch.ports import free_port
 from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
 
 SERVER = """
@@ -28,12 +29,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args): pass
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def plan(code: str, *arguments: str, port: int = 1) -> LaunchPlan:
@@ -320,6 +315,25 @@ def test_a_taken_port_is_refused_with_a_free_one() -> None:
         later = ports.next_free_port("127.0.0.1", port, avoid={other or 0})
     assert str(port) in caught.value.message and f"--port {other}" in str(caught.value.hint)
     assert other is not None and later is not None and later > other > port
+    ports.check_port_free("127.0.0.1", other)
+
+
+def test_no_connection_takes_a_free_port() -> None:
+    """Between the answer and the server that listens there."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    if first < ports.NEVER_GIVEN.stop:
+        pytest.skip(f"this machine gives ports from {first} on to connections")
+    assert all(free_port() < first for _ in range(20))
+
+
+def test_a_free_port_where_all_of_these_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(ports, "NEVER_GIVEN", [port] * 100)
+        other = free_port()
+    assert other != port
     ports.check_port_free("127.0.0.1", other)
 
 
