@@ -335,6 +335,20 @@ def test_blocks_of_stage_2_that_undo_the_value_transform(requests: int, head_dim
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("partner", [False, True])
+@pytest.mark.parametrize("group", [4, 8])
+@pytest.mark.parametrize("requests", [1, 8, 40, 150])
+def test_learned_sinks(requests: int, group: int, partner: bool) -> None:
+    """In blocks of stage 2 that merge 1 to 24 rows; of the heads, or of every query row."""
+    lengths = [1 + 97 * i % 700 for i in range(requests)]
+    case = random_case(lengths, 64, heads=8, group=group)
+    undone = torch.linalg.qr(torch.randn(1, 64, 64, device="cuda")).Q.contiguous()
+    each = torch.randn(8 * group, requests, device="cuda").mul(3).T
+    for sinks in (each, each[0].contiguous().expand(requests, -1)):
+        assert_right(*case, sink_logits=sinks, o_partner=undone if partner else None)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("scale_dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("group", [4, 8, 16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])

@@ -112,14 +112,18 @@ def emulate(
     warp takes all rows of a KV head in large batches, or if `whole`."""
     cache, batch, query, drafts = job.filling.cache, job.filling.batch, job.query, job.drafts
     assert variants.misfit(query, cache, batch, drafts) is None
-    made = variants.variant(query, cache, batch, job.options["logit_cap"], drafts=drafts)
+    options = {"o_partner": None, "sink_logits": None, **job.options}
+    partner, sinks = options["o_partner"], options["sink_logits"]
+    made = variants.variant(
+        query, cache, batch, options["logit_cap"], drafts=drafts, learned_sinks=sinks is not None
+    )
     flags = variants.fitting(replace(made, whole=made.whole or whole), SHARED).flags
     library, message = emulator.library(flags), ctypes.create_string_buffer(201)
     requests, heads = len(batch.rows), cache.num_kv_heads
     sizes = parameters.scratch_sizes(cache, made.rows * heads, requests, blocks)
     scratch = tuple(torch.full((n,), math.nan) for n in sizes)
     out = testing.poison(query.new_empty(*query.shape[:2], cache.v_spec.head_dim))
-    options = {"o_partner": None, **job.options, "drafts": drafts, "prefix_stable": stable}
+    options |= {"drafts": drafts, "prefix_stable": stable}
     given = parameters.arguments(
         query, cache, batch, scratch=scratch, out=out, blocks=blocks, **options
     )
@@ -127,10 +131,10 @@ def emulate(
     stores = (cache.codes, cache.affine, cache.ring_k, cache.ring_v, cache.sink_k, cache.sink_v)
     lists = (batch.kv_indptr, batch.kv_indices, batch.rows)
     state = (windows.sink_block, windows.sink_from, windows.ring_start)
-    rest = (options["o_partner"], drafts.mask if drafts else None)
+    rest = (partner, sinks, drafts.mask if drafts else None)
     library.forget()
     for x in (query, *stores, *lists, *state, *scratch, *(x for x in rest if x is not None)):
-        library.allow(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(x.nbytes))
+        library.allow(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(_bytes(x)))
     rows, run = query.shape[0] * (query.shape[1] // heads), next(runs)
     shared = variants.ring_bytes(flags) + 28 * requests + 4
     slices = launcher.slices(cache.v_spec.head_dim)
@@ -143,6 +147,12 @@ def emulate(
         )
         assert good, message.value.decode()
     return out
+
+
+def _bytes(x: Tensor) -> int:
+    """That the elements of a tensor cover, from its first one on."""
+    last = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    return (last + 1) * x.element_size() if x.numel() else 0
 
 
 def assert_right(emulator: Emulator, job: Job) -> None:
@@ -179,6 +189,20 @@ def test_drafts(emulator: Emulator, nodes: int, options: dict[str, Any], tree: b
 def test_the_transform_of_values_is_undone(emulator: Emulator) -> None:
     partner = torch.linalg.qr(torch.randn(2, 128, 128)).Q.contiguous()
     assert_right(emulator, job(4, tree=True, lengths=(3, 90), o_partner=partner))
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["a step", "a tree"])
+@pytest.mark.parametrize("group", [4, 8])
+def test_learned_sinks(emulator: Emulator, group: int, tree: bool) -> None:
+    """Of the query heads, or of every query row where keys are centred; without any effect, or with
+    nearly all of the weight."""
+    nodes, heads = (2, 2 * group) if tree else (0, 2 * group)
+    rows = (len(LENGTHS) + 1) * max(1, nodes)
+    each = torch.linspace(-8, 8, rows * heads).reshape(heads, rows).T
+    own = torch.randn(heads).expand(rows, -1)
+    for sinks in (each, own, torch.full((rows, heads), -1e4)):
+        shape = {"group": group, "head_dim": 64, "sink_logits": sinks}
+        assert_right(emulator, job(nodes, tree=tree, starts=0, **shape))
 
 
 @pytest.mark.parametrize("merged", [1, 4, 24])

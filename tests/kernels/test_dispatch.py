@@ -48,9 +48,10 @@ def test_rows_of_512_take_the_only_path_without_a_word(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("learned_sinks", [False, True])
 @pytest.mark.parametrize("head_dim", [128, 96, 256])
 def test_both_paths_are_right_in_one_workspace(
-    head_dim: int, caplog: pytest.LogCaptureFixture
+    head_dim: int, learned_sinks: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     filling = testing.random_cache(
@@ -58,12 +59,14 @@ def test_both_paths_are_right_in_one_workspace(
     )
     query = torch.randn(3, 8, head_dim, device="cuda").bfloat16()
     workspace = Workspace.allocate(dispatch.decode_workspace_numel(filling.cache, 8, 3), "cuda")
+    sinks = torch.randn(8, device="cuda").expand(3, -1) if learned_sinks else None
+    options = {"sm_scale": 0.1, "sink_logits": sinks}
     out = dispatch.decode_attention(
-        query, filling.cache, filling.batch, sm_scale=0.1, workspace=workspace
+        query, filling.cache, filling.batch, workspace=workspace, **options
     )
     testing.assert_as_good_as_torch(
         out,
-        lambda q: reference.decode_attention(q, filling.cache, filling.batch, sm_scale=0.1),
+        lambda q: reference.decode_attention(q, filling.cache, filling.batch, **options),
         [query],
     )
     assert len(told(caplog)) == (head_dim == 96)

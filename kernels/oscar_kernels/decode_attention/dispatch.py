@@ -22,7 +22,6 @@ from oscar_kernels.decode_attention.cuda.variant import misfit, variant
 from oscar_kernels.nvrtc.compile import Build
 
 logger = logging.getLogger(__name__)
-LEARNED_SINKS = "it has no learned sinks"
 WIDEST = 256
 """Channels of the widest rows that CUDA C++ has. Wider ones are Triton's, and no one is told."""
 
@@ -40,15 +39,17 @@ def decode_attention(query: Tensor, cache: LayerCache, batch: BatchView, **optio
     """
     if _too_wide(cache):
         return triton_launcher.decode_attention(query, cache, batch, **options)
-    sink_logits, drafts = options.pop("sink_logits", None), options.get("drafts")
-    reason = (
-        (LEARNED_SINKS if sink_logits is not None else None)
-        or cuda_launcher.unsupported(query, cache, batch, drafts)
-        or cuda_launcher.unbuildable(query, cache, batch, options.get("logit_cap", 0.0), drafts)
+    drafts, learned_sinks = options.get("drafts"), options.get("sink_logits") is not None
+    reason = cuda_launcher.unsupported(query, cache, batch, drafts) or cuda_launcher.unbuildable(
+        query,
+        cache,
+        batch,
+        options.get("logit_cap", 0.0),
+        drafts,
+        learned_sinks=learned_sinks,
     )
     if not reason:
         return cuda_launcher.decode_attention(query, cache, batch, checked=True, **options)
-    options["sink_logits"] = sink_logits
     _tell(reason)
     return triton_launcher.decode_attention(query, cache, batch, **options)
 
@@ -70,10 +71,12 @@ def planned(
         query, cache, batch, logit_cap, sink_logits, drafts: of the call, on any device.
         gpu: that compiles and runs it.
     """
-    if _too_wide(cache) or sink_logits is not None or misfit(query, cache, batch, drafts):
+    if _too_wide(cache) or misfit(query, cache, batch, drafts):
         return None
+    learned_sinks = sink_logits is not None
+    made = variant(query, cache, batch, logit_cap, drafts=drafts, learned_sinks=learned_sinks)
     try:
-        return cuda_launcher.build(variant(query, cache, batch, logit_cap, drafts=drafts), gpu)
+        return cuda_launcher.build(made, gpu)
     except cuda_launcher.NoAttentionVariant:
         return None
 

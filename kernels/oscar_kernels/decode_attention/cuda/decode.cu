@@ -3,8 +3,8 @@
 // Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row, GK GV groups of a
 // row, BITS_K BITS_V bits of a code, GROUP query rows of a KV head, HB KV heads and TW token groups of a block, VH
 // warps that share the query heads of a KV head, STAGES of the ring of tiles, SLOT_T INDPTR_T ROW_T integer types,
-// QUERY 0 bfloat16 1 float16 2 float32, AFFINE_BF16, CAPPED, BLOCKS per multiprocessor, WINDOW_COST; DRAFTS of a
-// request that are verified, or 0; EARLY_UNITS PLANNED, see below.
+// QUERY 0 bfloat16 1 float16 2 float32, AFFINE_BF16, CAPPED, LEARNED (sinks), BLOCKS per multiprocessor, WINDOW_COST;
+// DRAFTS of a request that are verified, or 0; EARLY_UNITS PLANNED, see below.
 //
 // Work. The batch is one list of units: for every block of HB heads and every request its INT2 tiles (TILE tokens, one
 // unit each), then its window steps (16 * TW tokens, WINDOW_COST units each). A block takes an equal share of the list,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from oscar_kernels.cache import BatchView, Drafts, LayerCache
 from oscar_kernels.chips import LOWEST, Target
+from oscar_kernels.decode_attention.arguments import check_sink_logits
 from oscar_kernels.decode_attention.cuda.parameters import arguments, scratch_sizes
 from oscar_kernels.decode_attention.cuda.variant import (
     PLAN_BYTES,
@@ -83,10 +84,13 @@ def unbuildable(
     batch: BatchView,
     logit_cap: float = 0.0,
     drafts: Drafts | None = None,
+    *,
+    learned_sinks: bool = False,
 ) -> str | None:
     """Why the variant that these need cannot be compiled and loaded, in one line; `None` once it
     is."""
-    return _build_failure(variant(query, cache, batch, logit_cap, drafts=drafts), query.device)
+    made = variant(query, cache, batch, logit_cap, drafts=drafts, learned_sinks=learned_sinks)
+    return _build_failure(made, query.device)
 
 
 def decode_workspace_numel(
@@ -104,6 +108,7 @@ def decode_attention(
     *,
     sm_scale: float,
     logit_cap: float = 0.0,
+    sink_logits: Tensor | None = None,
     o_partner: Tensor | None = None,
     workspace: Workspace | None = None,
     out: Tensor | None = None,
@@ -121,6 +126,7 @@ def decode_attention(
     Args:
         query: `[B, Hq, Dk]` bfloat16, float16 or float32, contiguous.
         cache, batch: contiguous.
+        sink_logits: float32, `[B, Hq]` or `[B * n, Hq]`, any strides.
         o_partner: float32, contiguous.
         workspace: at least `decode_workspace_numel` elements; allocated for this call by default.
         out: `[B, Hq, Dv]`, contiguous, of the dtype of the query; made by default.
@@ -135,6 +141,7 @@ def decode_attention(
     Raises:
         NoAttentionVariant: see `unsupported`; or a tensor is not contiguous, or `out` or the
             workspace does not fit.
+        ValueError: the learned sinks do not fit.
     """
     if not checked:
         _refuse(unsupported(query, cache, batch, drafts))
@@ -146,11 +153,15 @@ def decode_attention(
         workspace = Workspace.allocate(
             decode_workspace_numel(cache, query.shape[1], requests, count), query.device
         )
+    check_sink_logits(query, sink_logits)
     _refuse(_misfit(query, cache, batch, o_partner, workspace, out, count))
     sizes = _parts(cache, query.shape[1] * count, requests)
     if requests == 0:
         return out
-    loaded = _load(variant(query, cache, batch, logit_cap, tiles, drafts), query.device)
+    made = variant(
+        query, cache, batch, logit_cap, tiles, drafts, learned_sinks=sink_logits is not None
+    )
+    loaded = _load(made, query.device)
     rows = query.shape[0] * (query.shape[1] // heads)
     merged, blocks = merge_grid(rows, heads, cache.v_spec.head_dim, _multiprocessors(query.device))
     parameters = arguments(
@@ -159,6 +170,7 @@ def decode_attention(
         batch,
         sm_scale=sm_scale,
         logit_cap=logit_cap,
+        sink_logits=sink_logits,
         o_partner=o_partner,
         scratch=workspace.scratch[: sum(sizes)].split(sizes),
         out=out,

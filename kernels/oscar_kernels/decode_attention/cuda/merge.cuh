@@ -116,6 +116,24 @@ DEV void sum_parts(const Params& p, const Parts (&parts)[OWN], int first, int la
   }
 }
 
+// Learned sinks of a block's rows, in base 2.
+template <int ROWS>
+DEV void load_sinks(const Params& p, float (&sinks)[ROWS], int head) {
+  const int at = threadIdx.x, row = blockIdx.x / SLICES * ROWS + at, node = row % GROUP / HEADS;
+  if (at >= ROWS || row >= p.batch * GROUP) return;
+  const size_t token = (size_t)(row / GROUP) * NODES + node;
+  sinks[at] = 1.44269504f * __ldcg(p.sink_logits + token * p.sink_logits_token +
+                                   (size_t)(head * HEADS + row % HEADS) * p.sink_logits_head);
+}
+
+// What a row's sum is multiplied with: one over the sum of all weights, to which a learned sink adds its own. The sum
+// and `l` are of weights that are one where a logit is `m`.
+DEV float normalizer(float m, float l, float sink) {
+  if constexpr (!LEARNED) return l > 0.f ? __fdividef(1.f, l) : 0.f;
+  const float top = fmaxf(m, sink), w = ex2(m - top), sum = fmaf(w, l, ex2(sink - top));
+  return l > 0.f ? __fdividef(w, sum) : 0.f;
+}
+
 // Two channels of row `at`, which are outputs if there is no partner.
 template <int LINES>
 DEV void put(const Params& p, Merged<LINES>& merged, int head, int at, int rows, int pair, float x, float y) {
@@ -130,7 +148,7 @@ DEV void put(const Params& p, Merged<LINES>& merged, int head, int at, int rows,
 // Merges the sums of the SHARE warps that have a row, in `apart` and `weights`.
 template <int COUNT, int ROWS, int LINES>
 DEV void merge_shares(const Params& p, Merged<LINES>& merged, const float (&apart)[COUNT][DV < 128 ? 128 : DV],
-                      const float (&weights)[COUNT][2], int head, int lane) {
+                      const float (&weights)[COUNT][2], const float* sinks, int head, int lane) {
   constexpr int SHARE = COUNT / ROWS;
   for (int n = threadIdx.x; n < ROWS * DV / 2; n += COUNT * 32) {  // a warp has one row; lane i: warp i of the row
     const int at = n / (DV / 2), pair = n % (DV / 2), i = at * SHARE + lane % SHARE;
@@ -144,7 +162,7 @@ DEV void merge_shares(const Params& p, Merged<LINES>& merged, const float (&apar
       const float2 part = *reinterpret_cast<const float2*>(&apart[at * SHARE + j][2 * pair]);
       y[0] = fmaf(z, part.x, y[0]), y[1] = fmaf(z, part.y, y[1]);
     }
-    const float factor = sum > 0.f ? __fdividef(1.f, sum) : 0.f;
+    const float factor = normalizer(top, sum, LEARNED ? sinks[at] : 0.f);
     put(p, merged, head, at, ROWS, pair, y[0] * factor, y[1] * factor);
   }
 }
@@ -160,6 +178,7 @@ DEV void merge(const Params& p) {
   __shared__ Merged<Out::LINES> merged;
   __shared__ float apart[SHARE > 1 ? COUNT : 1][DV < 128 ? 128 : DV], weights[COUNT][2];
   __shared__ Parts parts[ROWS];
+  __shared__ float sinks[LEARNED ? ROWS : 1];
   static_assert((COUNT - Out::TILES) * 16 * Out::LINES * 4 <= (SHARE > 1 ? sizeof(apart) : sizeof(merged)), "room");
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
   Partner<Out> partner(p, head, warp, lane);
@@ -173,6 +192,7 @@ DEV void merge(const Params& p) {
   }
   wait_for_previous();
   if (!planned && warp < (ROWS + 7) / 8) find_parts<ROWS>(p, p.prefix, parts, 8 * warp, head, lane);
+  if constexpr (LEARNED) load_sinks<ROWS>(p, sinks, head);
   __syncthreads();
   const int row = warp / SHARE * OWN;
   Parts mine[OWN];
@@ -181,7 +201,7 @@ DEV void merge(const Params& p) {
   sum_parts<DEEP, SHARE>(p, mine, warp % SHARE, lane, sums);
   if constexpr (SHARE == 1) {
     UNROLL for (int j = 0; j < OWN; j++) {
-      const float factor = sums[j].l > 0.f ? __fdividef(1.f, sums[j].l) : 0.f;
+      const float factor = normalizer(sums[j].m, sums[j].l, LEARNED ? sinks[row + j] : 0.f);
       UNROLL for (int i = 0; i < EACH; i += 2)
           put(p, merged, head, row + j, ROWS, (lane * EACH + i) / 2, sums[j].x[i] * factor, sums[j].x[i + 1] * factor);
     }
@@ -192,7 +212,7 @@ DEV void merge(const Params& p) {
       weights[warp][1] = sums[0].l;
     }
     __syncthreads();
-    merge_shares<COUNT, ROWS>(p, merged, apart, weights, head, lane);
+    merge_shares<COUNT, ROWS>(p, merged, apart, weights, sinks, head, lane);
   }
   if (!p.partner) return;
   __syncthreads();

@@ -58,6 +58,9 @@ class Params(ctypes.Structure):
             )
         ),
         ("mask", ctypes.c_void_p),
+        ("sink_logits", ctypes.c_void_p),
+        ("sink_logits_token", ctypes.c_int),
+        ("sink_logits_head", ctypes.c_int),
     )
 
 
@@ -80,6 +83,7 @@ def arguments(
     *,
     sm_scale: float,
     logit_cap: float,
+    sink_logits: Tensor | None,
     o_partner: Tensor | None,
     scratch: tuple[Tensor, ...],
     out: Tensor,
@@ -90,8 +94,8 @@ def arguments(
     """The parameters of both stages.
 
     Args:
-        query, cache, batch, sm_scale, logit_cap, o_partner, out, prefix_stable, drafts: as for
-            `decode_attention`.
+        query, cache, batch, sm_scale, logit_cap, sink_logits, o_partner, out, prefix_stable,
+            drafts: as for `decode_attention`.
         scratch: float32, of `scratch_sizes`.
         blocks: of stage 1.
     """
@@ -128,4 +132,6 @@ def arguments(
         prefix_stable,
         cache.ring_rows,
         None if drafts is None or drafts.mask is None else drafts.mask.data_ptr(),
+        None if sink_logits is None else sink_logits.data_ptr(),
+        *((0, 0) if sink_logits is None else sink_logits.stride()),
     )

@@ -48,6 +48,8 @@ struct Params {
   int prefix_stable;               // all rows but the NODES newest of every request are older than the kernel in front
   int ring_rows;                   // positions of a ring, at least `recent`
   const int* mask;                 // [batch, DRAFTS]: bit i of node j: j sees i; null for a chain
+  const float* sink_logits;        // one of each query row with LEARNED, see `normalizer`
+  int sink_logits_token, sink_logits_head;  // strides
 };
 
 struct Request {

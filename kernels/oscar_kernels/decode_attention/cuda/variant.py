@@ -54,6 +54,7 @@ class AttentionVariant:
     drafts: int = 0
     """Drafts of a request that are verified, with a query row for each query head; 0 for a decode
     step."""
+    learned_sinks: bool = False
 
     @property
     def rows(self) -> int:
@@ -87,6 +88,7 @@ class AttentionVariant:
             "QUERY": self.query,
             "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
             "CAPPED": int(self.capped),
+            "LEARNED": int(self.learned_sinks),
             "BLOCKS": 1 if wide else tiles.resident,
             "WINDOW_COST": tiles.many_rows_cost if costly else tiles.window_cost,
             "EARLY_UNITS": tiles.early if self.rows <= 8 else tiles.many_rows_early,
@@ -164,6 +166,8 @@ def variant(
     logit_cap: float,
     tiles: CudaTiles = CUDA,
     drafts: Drafts | None = None,
+    *,
+    learned_sinks: bool = False,
 ) -> AttentionVariant:
     """The variant for a query, a cache and a batch that are no `misfit`."""
     group = query.shape[1] // cache.num_kv_heads
@@ -182,6 +186,7 @@ def variant(
         tiles,
         whole and (count > 0 or query.shape[0] >= WHOLE_BATCH),
         count,
+        learned_sinks,
     )
 
 
