@@ -191,6 +191,23 @@ def test_the_transform_of_values_is_undone(emulator: Emulator) -> None:
     assert_right(emulator, job(4, tree=True, lengths=(3, 90), o_partner=partner))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "options"),
+    [
+        (11, {"group": 3}),
+        (8, {"group": 8, "heads": 1}),
+        (3, {"group": 8, "heads": 1, "head_dim": 256}),
+        (8, {"group": 8, "heads": 1, "head_dim": 256}),
+    ],
+    ids=["33 rows", "64 rows", "24 rows of 256", "64 rows of 256"],
+)
+def test_rows_of_more_than_two_warps(
+    emulator: Emulator, nodes: int, options: dict[str, Any]
+) -> None:
+    lengths = (0, 17, 73, 150)
+    assert_right(emulator, job(nodes, tree=True, starts=0, lengths=lengths, **options))
+
+
 @pytest.mark.parametrize("tree", [False, True], ids=["a step", "a tree"])
 @pytest.mark.parametrize("group", [4, 8])
 def test_learned_sinks(emulator: Emulator, group: int, tree: bool) -> None:

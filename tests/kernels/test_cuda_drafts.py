@@ -45,7 +45,7 @@ def stack_bytes(code: bytes, folder: Path) -> list[int]:
     return [int(x) for x in re.findall(r"STACK:(\d+)", done.stdout)]
 
 
-@pytest.mark.parametrize(("group", "drafts"), [(4, 4), (1, 7), (16, 2)])
+@pytest.mark.parametrize(("group", "drafts"), [(4, 4), (1, 7), (16, 2), (8, 8)])
 def test_variants_for_drafts_compile_and_spill_no_registers(
     group: int, drafts: int, own_state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,7 +59,8 @@ def test_variants_for_drafts_compile_and_spill_no_registers(
 
 
 @pytest.mark.parametrize(
-    ("group", "drafts", "warps"), [(4, 0, 1), (4, 2, 1), (4, 4, 1), (4, 8, 2), (1, 32, 2)]
+    ("group", "drafts", "warps"),
+    [(4, 0, 1), (4, 2, 1), (4, 4, 1), (4, 8, 2), (1, 32, 2), (3, 11, 4), (8, 8, 4)],
 )
 def test_a_warp_has_up_to_sixteen_query_rows(group: int, drafts: int, warps: int) -> None:
     flags = variant(group, drafts).flags
@@ -90,8 +91,8 @@ def test_refusals_name_what_was_seen() -> None:
 
     assert reason(16) is None
     assert reason(16, mask=torch.zeros(16, dtype=torch.int32)) is None
-    assert "34 query rows of a KV head, 17 drafts" in (reason(17) or "")
-    assert "has up to 16" in (reason(9, head_dim=256) or "")
+    assert "66 query rows of a KV head, 22 drafts" in (reason(22, heads=6) or "")
+    assert reason(8, heads=16, head_dim=256) is None
     assert "3 drafts and 4 queries" in (reason(3, tokens=4) or "")
     assert "33 drafts" in (reason(33, heads=2) or "")
     assert "a ring of 50" in (reason(16, ring_rows=50) or "")
@@ -194,9 +195,17 @@ def test_kv_heads(count: int, group: int, heads: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 12, 16])
 def test_query_heads_of_a_kv_head(group: int) -> None:
-    """Two drafts, and as many as two warps have rows for."""
-    assert_right(*case(2, group=group))
-    assert_right(*case(32 // group, group=group))
+    """Two drafts, and as many as two and eight warps have rows for."""
+    for count in (2, 32 // group, min(32, 64 // group)):
+        assert_right(*case(count, group=group))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [1, 2, 4])
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+def test_rows_of_256_channels(count: int, heads: int) -> None:
+    """Two to eight warps share the query rows of a KV head."""
+    assert_right(*case(count, group=8, heads=heads, head_dim=256))
 
 
 @pytest.mark.gpu

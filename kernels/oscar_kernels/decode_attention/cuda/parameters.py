@@ -8,7 +8,12 @@ import math
 from torch import Tensor
 
 from oscar_kernels.cache import BatchView, Drafts, LayerCache
-from oscar_kernels.decode_attention.cuda.variant import WARP_ROWS, WARPS
+from oscar_kernels.decode_attention.cuda.variant import (
+    WARP_ROWS,
+    WARPS,
+    WIDE_WARP_ROWS,
+    sharing,
+)
 from oscar_kernels.decode_attention.tuning import WHOLE_DIM
 
 LOG2E = 1.4426950408889634
@@ -66,13 +71,13 @@ class Params(ctypes.Structure):
 
 def scratch_sizes(cache: LayerCache, rows: int, requests: int, blocks: int) -> list[int]:
     """Elements of the partial results, of their statistics, and of the prefix sums of work, for
-    `rows` query rows of a request and up to `blocks` blocks; enough for one warp and for two of a
-    KV head."""
+    `rows` query rows of a request and up to `blocks` blocks; enough for twice as many warps of a
+    KV head as need be."""
     rows //= cache.num_kv_heads
     wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim) > WHOLE_DIM
-    halves = 2 if rows > (8 if wide else WARP_ROWS) else 1
-    parts = cache.num_kv_heads // math.gcd(cache.num_kv_heads, WARPS // halves)
-    stored = (blocks + 2 * parts * requests) * WARPS * -(-rows // halves)
+    shares = sharing(rows, WIDE_WARP_ROWS if wide else WARP_ROWS)
+    parts = cache.num_kv_heads // math.gcd(cache.num_kv_heads, WARPS // shares)
+    stored = (blocks + 2 * parts * requests) * WARPS * -(-rows // shares)
     return [stored * cache.v_spec.head_dim, 2 * stored, 2 * requests + 1]
 
 

@@ -21,9 +21,13 @@ from oscar_kernels.spec import QuantSpec
 
 MAX_BATCH = 1024
 MAX_GROUP = 16
-WARP_ROWS = 16
-"""Most query rows of a warp; two warps share more of a KV head."""
 WARPS = 8
+WARP_ROWS = 16
+"""Most query rows of a warp; several warps share more of a KV head."""
+WIDE_WARP_ROWS = 8
+"""The same where the outputs of more do not fit into registers, or fewer take less time."""
+MOST_ROWS = WARPS * WIDE_WARP_ROWS
+"""Query rows of a KV head of a request, of all of its drafts."""
 KEY_DIMS = (64, 128, 192, 256)
 VALUE_DIMS = (64, 128, 256)
 PLAN_BYTES = 28 * MAX_BATCH + 4
@@ -50,7 +54,7 @@ class AttentionVariant:
     capped: bool
     tiles: CudaTiles = CUDA
     whole: bool = False
-    """Whether one warp takes all query rows of a KV head, where there are 9 to 16."""
+    """Whether a warp takes up to `WARP_ROWS` query rows of a KV head, else `WIDE_WARP_ROWS`."""
     drafts: int = 0
     """Drafts of a request that are verified, with a query row for each query head; 0 for a decode
     step."""
@@ -64,8 +68,8 @@ class AttentionVariant:
     @property
     def flags(self) -> dict[str, str | int]:
         """Values of the `-D` flags."""
-        halves = 1 if self.rows <= 8 or (self.whole and self.rows <= WARP_ROWS) else 2
-        together = math.gcd(self.heads, WARPS // halves)
+        shares = sharing(self.rows, WARP_ROWS if self.whole else WIDE_WARP_ROWS)
+        together = math.gcd(self.heads, WARPS // shares)
         wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.rows > 4
         costly = self.rows > 8 or self.v_spec.head_dim > 128  # a tile
         tiles = self.tiles
@@ -79,8 +83,8 @@ class AttentionVariant:
             "GROUP": self.rows,
             "DRAFTS": self.drafts,
             "HB": together,
-            "VH": halves,
-            "TW": WARPS // halves // together,
+            "VH": shares,
+            "TW": WARPS // shares // together,
             "STAGES": tiles.stages,
             "SLOT_T": self.slot,
             "INDPTR_T": self.indptr,
@@ -94,6 +98,12 @@ class AttentionVariant:
             "EARLY_UNITS": tiles.early if self.rows <= 8 else tiles.many_rows_early,
             "PLANNED": tiles.planned,
         }
+
+
+def sharing(rows: int, warp_rows: int) -> int:
+    """Warps that share `rows` query rows of a KV head, of which each takes up to `warp_rows`; all
+    of a block if even they cannot."""
+    return next((n for n in (1, 2, 4) if rows <= n * warp_rows), WARPS)
 
 
 def misfit(
@@ -143,9 +153,10 @@ def _misfit_of_drafts(query: Tensor, cache: LayerCache, drafts: Drafts) -> str |
             f" window needs {count} positions and the ring {count - 1} more"
         )
     rows = count * (query.shape[1] // cache.num_kv_heads)
-    most = 2 * WARP_ROWS if _whole(query, cache) else WARP_ROWS
-    if rows > most:
-        return f"{rows} query rows of a KV head, {count} drafts of each head; it has up to {most}"
+    if rows > MOST_ROWS:
+        return (
+            f"{rows} query rows of a KV head, {count} drafts of each head; it has up to {MOST_ROWS}"
+        )
     if mask is not None and (
         mask.dtype != torch.int32 or mask.numel() != query.shape[0] or not mask.is_contiguous()
     ):
