@@ -253,5 +253,5 @@ def executor_bytes(
         dtype=windows.dtype,
         device=device,
     )
-    sizes = ops.workspace_numel(alike, num_q_heads, windows.num_rows, windows.drafts, SHORT)
+    sizes = ops.workspace_numel(alike, num_q_heads, windows.max_batch, windows.drafts, SHORT)
     return rows + 4 * sum(sizes)

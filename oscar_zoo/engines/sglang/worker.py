@@ -228,4 +228,5 @@ def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
         dtype=configurator.model_dtype,
         idle=0 if chosen.sink.value == 0 else num_rows - 1 if idle is None else idle,
         drafts=drafts,
+        ranks=geometry.attention_ranks(),
     )
