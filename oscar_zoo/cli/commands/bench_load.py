@@ -16,7 +16,12 @@ from oscar_zoo.cli.render import terminal
 @options.benchmarked_argument
 @options.engine_flags_argument
 @click.option(
-    "--clients", type=click.IntRange(1, 2000), default=200, show_default=True, metavar="N"
+    "--clients",
+    type=click.IntRange(1, 2000),
+    default=200,
+    show_default=True,
+    metavar="N",
+    help="Clients at work at the same time.",
 )
 @click.option(
     "--seconds",
