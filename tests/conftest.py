@@ -16,6 +16,7 @@ import pytest
 
 import oscar_zoo.models.torchvision_ops  # noqa: F401 (some tests import transformers before anything of ours)
 from oscar_zoo.engines.sglang.launch.ports import free_port
+from oscar_zoo.models import model_hub
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -48,6 +49,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     for name in ("HUB", "OFFLINE", "DEBUG", "SIGN_KEY"):
         monkeypatch.delenv(f"OSCAR_ZOO_{name}", raising=False)
     monkeypatch.setenv("OSCAR_ZOO_PORT", str(free_port()))  # something may listen on the usual one
+    model_hub._connect.cache_clear()  # a port may be that of a hub of an earlier test
     return folder
 
 
