@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import oscar_zoo.models.torchvision_ops  # noqa: F401 (some tests import transformers before anything of ours)
 from oscar_zoo.engines.sglang.launch.ports import free_port
@@ -32,6 +33,18 @@ if MEMORY.is_dir():
     place = os.statvfs(MEMORY)
     if place.f_bavail * place.f_frsize > 6 * 2**30 and not place.f_flag & os.ST_NOEXEC:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+# The same examples in every run, however long the machine takes for one; others are tried with
+# --hypothesis-profile=random.
+settings.register_profile(
+    "suite",
+    database=None,
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("random", settings.get_profile("suite"), derandomize=False)
+settings.load_profile("suite")
 gc.set_threshold(50_000)  # what the tests import stays; there is little garbage among it
 # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
