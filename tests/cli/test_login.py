@@ -129,7 +129,7 @@ def test_a_hub_that_never_answers_ends_the_question_who_one_is(
     server: HubServer, tmp_path: Path, own_state: Path
 ) -> None:
     (own_state / "config").mkdir()
-    (own_state / "config" / "config.toml").write_text("[network]\nanswer = 0.5\n")
+    (own_state / "config" / "config.toml").write_text("[network]\nanswer = 0.5\nread = 300\n")
     terminal = Terminal(
         ["login"], environment(server, tmp_path, HF_TOKEN=TOKEN, HF_ENDPOINT=server.hang_accept())
     )
