@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import ipaddress
 import os
@@ -20,6 +21,7 @@ from oscar_zoo.engines.sglang.launch.ports import free_port
 from oscar_zoo.models import model_hub
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+importlib.import_module("huggingface_hub.constants")  # reads variables: those of no single test
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the cores are shared among the workers
