@@ -90,7 +90,7 @@ def test_one_failed_step_fails_the_run(document: ModuleType) -> None:
 def test_a_run_that_was_interrupted_keeps_what_had_ended(tmp_path: Path) -> None:
     """The command of the second step gets the signal too, and its end is no failure of the step."""
     program = f"""
-import subprocess, sys
+import subprocess, sys, time
 from concurrent.futures import ThreadPoolExecutor
 sys.path.insert(0, {str(FOLDER)!r})
 import document, record as records
@@ -104,7 +104,9 @@ record = Record()
 try:
     with ThreadPoolExecutor(2) as pool, record.until_interrupted(pool):
         record.timed("first", lambda check: "all is well", None)
-        pool.submit(record.timed, "second", second, None).result()
+        step = pool.submit(record.timed, "second", second, None)
+        while not step.done():
+            time.sleep(0.01)  # a signal just before a wait for a lock would come with the lock
         record.timed("third", second, None)
 except KeyboardInterrupt:
     facts = {{"GPU": "none"}}
