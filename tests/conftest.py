@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.util
 import ipaddress
 import os
@@ -13,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import oscar_zoo.models.torchvision_ops  # noqa: F401 (some tests import transformers before anything of ours)
 from oscar_zoo.engines.sglang.launch.ports import free_port
+from oscar_zoo.models import model_hub
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+importlib.import_module("huggingface_hub.constants")  # reads variables: those of no single test
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the cores are shared among the workers
@@ -31,6 +35,18 @@ if MEMORY.is_dir():
     place = os.statvfs(MEMORY)
     if place.f_bavail * place.f_frsize > 6 * 2**30 and not place.f_flag & os.ST_NOEXEC:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+# The same examples in every run, however long the machine takes for one; others are tried with
+# --hypothesis-profile=random.
+settings.register_profile(
+    "suite",
+    database=None,
+    deadline=None,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("random", settings.get_profile("suite"), derandomize=False)
+settings.load_profile("suite")
 gc.set_threshold(50_000)  # what the tests import stays; there is little garbage among it
 # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -48,6 +64,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     for name in ("HUB", "OFFLINE", "DEBUG", "SIGN_KEY"):
         monkeypatch.delenv(f"OSCAR_ZOO_{name}", raising=False)
     monkeypatch.setenv("OSCAR_ZOO_PORT", str(free_port()))  # something may listen on the usual one
+    model_hub._connect.cache_clear()  # a port may be that of a hub of an earlier test
     return folder
 
 

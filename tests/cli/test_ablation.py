@@ -4,6 +4,7 @@ and what is refused before the model is loaded."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,14 +19,21 @@ TEXT = (Path(__file__).resolve().parents[2] / "examples/text/validation.txt").re
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The words that measure an artifact of a random model, with 256 positions and 16 channels."""
-    folder = tmp_path_factory.mktemp("measured")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An artifact of a random model with 256 positions and 16 channels, with model and text."""
+    folder = tmp_path_factory.mktemp("made")
     (folder / "text.txt").write_text(TEXT[:6000])
     model = write_model(folder / "tiny")
     text = str(folder / "text.txt")
     oscar_zoo.compute_artifact(model, method="hadamard", calib_data=text, output=folder / "made")
-    words = ["eval", str(folder / "made"), "--model", str(model), "--data", text]
+    return folder
+
+
+@pytest.fixture
+def measured(made: Path, tmp_path: Path) -> list[str]:
+    """The words that measure a copy of that artifact, in which no test has kept scores."""
+    artifact = shutil.copytree(made / "made", tmp_path / "made")
+    words = ["eval", str(artifact), "--model", str(made / "tiny"), "--data", str(made / "text.txt")]
     return [*words, "--task", "perplexity", "--windows", "1", "--length", "128"]
 
 

@@ -141,14 +141,14 @@ def test_a_killed_command_goes_on_where_it_stopped(
         ]
         whole = finish(tmp_path / "whole")
         assert (len(int2.asked), len(bf16.asked)) == (24, 24)
-        bf16.seconds = 0.2
+        bf16.silent_after = 24 + 5
         child = Cli(dict(os.environ), tmp_path).start(*command)
-        while len(bf16.asked) < 24 + 5 and child.poll() is None:
+        while len(bf16.asked) <= bf16.silent_after and child.poll() is None:
             time.sleep(0.02)
         child.send_signal(signal.SIGKILL)
         assert child.wait() == -signal.SIGKILL
         child.communicate()
-        bf16.seconds = 0.0
+        bf16.silent_after = math.inf
         assert finish(tmp_path / "state") == whole
         again = len(bf16.asked) - 2 * 24
         assert len(int2.asked) == 2 * 24 and 0 <= again <= 2, "those that were on their way"

@@ -42,7 +42,7 @@ def server() -> Iterator[HubServer]:
 @pytest.fixture
 def cli(server: HubServer, tmp_path: Path) -> QuickCli:
     (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "config.toml").write_text("[network]\nanswer = 1.0\ntries = 1\n")
+    (tmp_path / "config" / "config.toml").write_text("[network]\nanswer = 20\ntries = 1\n")
     return QuickCli(server.environment(tmp_path / "hf"), tmp_path)
 
 
@@ -96,6 +96,7 @@ def test_one_artifact_is_no_artifacts() -> None:
 
 def test_hubs_that_never_answer_are_all_asked_at_once(server: HubServer, cli: QuickCli) -> None:
     silent = server.hang_accept()
+    (cli.folder / "config" / "config.toml").write_text("[network]\nanswer = 1\ntries = 1\n")
     hubs = "hf:a/a hf:b/b hf:c/c hf:d/d ms:a/a ms:b/b ms:c/c"
     done = cli(
         *("doctor", "--json"),

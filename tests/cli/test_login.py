@@ -41,7 +41,7 @@ class Terminal:
         """Choose to paste a token, and type `answer` where it is asked for."""
         self._wait_for("Paste an access token")
         self._wait_for("not be visible", key="2")
-        os.write(self._fd, answer.encode())
+        os.write(self._fd, b"\x15" + answer.encode())  # Ctrl-U: the last key may have come too late
 
     def _wait_for(self, words: str, key: str | None = None) -> None:
         """Read until `words` are there; `key` is pressed until then, because a menu drops what
@@ -68,7 +68,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
     def _read(self) -> bool:
-        ready, _, _ = select.select([self._fd], [], [], 60)
+        ready, _, _ = select.select([self._fd], [], [], 300)
         assert ready, f"silent after: {self.text}"
         try:
             data = os.read(self._fd, 4096)
@@ -129,7 +129,7 @@ def test_a_hub_that_never_answers_ends_the_question_who_one_is(
     server: HubServer, tmp_path: Path, own_state: Path
 ) -> None:
     (own_state / "config").mkdir()
-    (own_state / "config" / "config.toml").write_text("[network]\nanswer = 0.5\n")
+    (own_state / "config" / "config.toml").write_text("[network]\nanswer = 0.5\nread = 300\n")
     terminal = Terminal(
         ["login"], environment(server, tmp_path, HF_TOKEN=TOKEN, HF_ENDPOINT=server.hang_accept())
     )

@@ -120,7 +120,11 @@ def test_tuning_counts_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) ->
     assert seconds(1e11, fast=True) == seconds(1e11, fast=True, tune=False)
 
 
-def test_the_phases_of_an_estimate_are_those_that_the_options_ask_for() -> None:
+def test_the_phases_of_an_estimate_are_those_that_the_options_ask_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a machine that is fast enough to tune."""
+    monkeypatch.setattr("oscar_zoo.compute.estimate.matmul_speed", lambda device, dtype: 1e11)
     for options in (
         OPTIONS,
         replace(OPTIONS, fast=True),

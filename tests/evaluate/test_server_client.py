@@ -60,7 +60,7 @@ def serve() -> Iterator[Serve]:
 
         running.append(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler))
         threading.Thread(target=running[-1].serve_forever, daemon=True).start()
-        return ServerClient(f"http://127.0.0.1:{running[-1].server_port}", timeout=10)
+        return ServerClient(f"http://127.0.0.1:{running[-1].server_port}", timeout=300)
 
     yield start
     for server in running:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -17,8 +16,8 @@ from oscar_zoo.hubs import session
 from oscar_zoo.hubs.transport import HttpReply, Limits, Transport
 
 CANARY = "hf_canaryCANARY"
-PLENTY = 60.0
-"""Far longer than any test waits for something that must end by itself."""
+PLENTY = 3600.0
+"""Longer than the time limit of a test, however slow the machine is."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,11 +47,10 @@ def saying(data: bytes) -> Handler:
 
 
 def ends_soon(call: Callable[[], object], error: type[Exception], match: str) -> None:
-    """`call` must end with `error` in far less time than any of the generous limits."""
-    start = time.monotonic()
+    """`call` must end with `error` by the one short limit: with the others this test would not
+    end."""
     with pytest.raises(error, match=match):
         call()
-    assert time.monotonic() - start < PLENTY / 2
 
 
 def test_the_whole_body_arrives(serve: Callable[..., RawServer]) -> None:

@@ -223,7 +223,7 @@ def test_a_listing_that_goes_on_elsewhere_gets_neither_request_nor_token(server:
 def test_a_hub_that_falls_silent_is_given_up(server: HubServer) -> None:
     commit = server.repository("org/name").commits[-1].oid
     server.fault("black_hole")
-    asked = HuggingFaceSource("org/name", limits=Limits(answer=0.3))
+    asked = HuggingFaceSource("org/name", limits=Limits(answer=0.3, read=3600))
     for call in (
         lambda: asked.resolve(None),
         lambda: asked.listing(commit),

@@ -12,7 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SECOND = Path(sys.prefix) / "hub-2"
 
 CHILD = """
-import json, socket, sys, threading
+import json, sys, threading
+from closed_ports import closed_port
 from raw_server import RawServer, answer, reset
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.hubs.session import http_client
@@ -31,10 +32,9 @@ def early(connection, seen):
     connection.sendall(answer(b"x" * 10, Content_Length=20))
     reset(connection)
 
-closed = socket.create_server(("127.0.0.1", 0)); port = closed.getsockname()[1]; closed.close()
 silent = threading.Event()
 found = {"library": type(http_client()).__module__.split(".")[0]}
-with RawServer(lambda c, s: c.sendall(answer(b"content"))) as good, RawServer(early) as short:
+with closed_port() as port, RawServer(lambda c, s: c.sendall(answer(b"content"))) as good, RawServer(early) as short:
     with RawServer(lambda c, s: reset(c)) as rude, RawServer(lambda c, s: silent.wait(60)) as mute:
         found |= {"good": ask(good.url), "early": ask(short.url), "reset": ask(rude.url), "silent": ask(mute.url, 0.5)}
     class Derived(type(http_client())):

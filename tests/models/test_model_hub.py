@@ -7,9 +7,11 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from closed_ports import closed_port
 
 from oscar_zoo.errors import NetworkError
 from oscar_zoo.models import model_hub
@@ -24,16 +26,18 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
 
-def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"http://127.0.0.1:{server.getsockname()[1]}"
+@pytest.fixture
+def closed() -> Iterator[str]:
+    """Address of a hub that refuses connections."""
+    with closed_port() as port:
+        yield f"http://127.0.0.1:{port}"
 
 
-def test_one_attempt_tells(free: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_attempt_tells(free: None, closed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         assert model_hub.unreachable() is None and model_hub.search_limits() == {}
-    monkeypatch.setenv("HF_ENDPOINT", closed_port())
+    monkeypatch.setenv("HF_ENDPOINT", closed)
     assert model_hub.unreachable() == "connection refused"
     assert model_hub.search_limits() == {"local_files_only": True}
     monkeypatch.setenv("HF_ENDPOINT", "http://[")
@@ -61,14 +65,14 @@ def test_a_slow_resolver_is_not_waited_for(free: None, monkeypatch: pytest.Monke
 
 
 def test_what_cannot_be_fetched_is_known_before_anything_heavy_is_imported(
-    free: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    free: None, closed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "empty"))
     model_hub.check_fetchable(str(tmp_path))  # a folder
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         model_hub.check_fetchable("org/model")
-    monkeypatch.setenv("HF_ENDPOINT", closed_port())
+    monkeypatch.setenv("HF_ENDPOINT", closed)
     with pytest.raises(NetworkError, match=r"org/model is not complete .* connection refused"):
         model_hub.check_fetchable("org/model")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -80,21 +84,21 @@ def test_what_cannot_be_fetched_is_known_before_anything_heavy_is_imported(
     "name, value", [("HF_HUB_OFFLINE", "1"), ("HTTPS_PROXY", "http://127.0.0.1:1")]
 )
 def test_nobody_looks_offline_or_behind_a_proxy(
-    free: None, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+    free: None, closed: str, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", closed_port())
+    monkeypatch.setenv("HF_ENDPOINT", closed)
     monkeypatch.setenv(name, value)
     assert model_hub.unreachable() is None
 
 
-def test_a_model_that_cannot_be_fetched_is_one_line(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_fetched_is_one_line(closed: str, tmp_path: Path) -> None:
     kept = {
         k: v
         for k, v in os.environ.items()
         if not k.lower().endswith("_proxy") and k != "HF_HUB_OFFLINE"
     }
     variables = {
-        "HF_ENDPOINT": closed_port(),
+        "HF_ENDPOINT": closed,
         "HF_HOME": str(tmp_path / "hf"),
         "PYTHONPATH": str(ROOT),
     }

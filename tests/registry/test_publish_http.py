@@ -46,7 +46,7 @@ def server(started: HubServer) -> Iterator[HubServer]:
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
-def publisher(
+def child(
     request: pytest.FixtureRequest, started: HubServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
     folder = tmp_path_factory.mktemp("publisher")
@@ -54,6 +54,14 @@ def publisher(
     assert child.client.startswith(f"{request.param}.")
     yield child
     child.close()
+
+
+@pytest.fixture
+def publisher(child: Publisher) -> Publisher:
+    """The child of this module without what it fetched: the same files have the same commit in
+    every test."""
+    child.forget()
+    return child
 
 
 @pytest.fixture

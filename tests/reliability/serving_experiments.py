@@ -83,9 +83,14 @@ def verified_is_served(scale: Scale) -> Found:
     for number, name in enumerate(ATTACKED):
         attacked = _place(name, scale.work, good, known)
         words = [swaps, number, attacked.folder, good, other]
-        attacker = subprocess.Popen([sys.executable, swapping.__file__, *map(str, words)])
+        attacker = subprocess.Popen(
+            [sys.executable, swapping.__file__, *map(str, words)], stdin=subprocess.PIPE
+        )
+        assert attacker.stdin is not None
         while attacker.poll() is None:
             violations += [f"{name}: {line}" for line in attacked.once()]
+            if attacked.outcomes["served"]:
+                attacker.stdin.close()
         if attacker.returncode != 0 or not attacked.outcomes["served"]:
             violations.append(f"{name}: attacker {attacker.returncode}, {attacked.outcomes}")
         figures[f"served from {name}"] = attacked.outcomes["served"]

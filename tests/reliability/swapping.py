@@ -1,13 +1,16 @@
 """An attacker who can write where artifacts lie: swaps, rewrites, cuts and links their files.
 
 As a program: `swapping.py SWAPS SEED FOLDER GOOD OTHER`; FOLDER has the files of GOOD, OTHER has
-files of the same names. FOLDER is as GOOD at the end.
+files of the same names. It swaps so many times at least, and until its standard input ends. FOLDER
+is as GOOD at the end.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import select
 import sys
 import time
 from collections.abc import Callable
@@ -57,7 +60,8 @@ def main() -> None:
     count, seed, folder, good, other = sys.argv[1:]
     chance = random.Random(int(seed))
     names = [path.name for path in Path(good).iterdir()]
-    for _ in range(int(count)):
+    swaps = itertools.count()
+    while next(swaps) < int(count) or not select.select([sys.stdin], [], [], 0)[0]:
         name = chance.choice(names)
         swap = chance.choice(SWAPS)
         swap(Path(folder, name), Path(other, name).read_bytes())

@@ -41,7 +41,8 @@ def record(process: Process, port: int = 30000, model: str = "Qwen/Qwen3-8B") ->
     """The record of a server that is ready."""
     url = f"http://127.0.0.1:{port}/v1"
     label = "Qwen3-8B:seq20000_prompt83_group128"
-    return ServerRecord(process, port, url, model, label, f"/tmp/{port}.log", now(), "ready")
+    log = str(server_records.folder() / f"{port}.log")  # there is none
+    return ServerRecord(process, port, url, model, label, log, now(), "ready")
 
 
 def left(one: ServerRecord) -> Path:

@@ -45,9 +45,9 @@ def isolate(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 
 
 def open_zoo(revision: str | None = None, **limits: Any) -> RemoteHub:
-    """The zoo as a hub that is asked once and not for long."""
+    """The zoo as a hub that is asked once."""
     return open_modelscope(
-        "org/zoo", revision, limits=Limits(**{"tries": 1, "answer": 2.0} | limits)
+        "org/zoo", revision, limits=Limits(**{"tries": 1, "answer": 20, "read": 3600} | limits)
     )
 
 

@@ -7,6 +7,7 @@ client version.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from hub_clients import HUB_2
 
 class Publisher:
     """A child that is told what to do; `environment` is all of its variables, `version` that of
-    huggingface_hub."""
+    huggingface_hub, and its state is in `folder`."""
 
     def __init__(self, environment: Mapping[str, str], folder: Path, version: int) -> None:
         state = {
@@ -33,6 +34,7 @@ class Publisher:
             stdout=subprocess.PIPE,
             text=True,
         )
+        self._cache = folder / "cache"
         self.client = self.do("version")
 
     def start(self, what: str, **arguments: Any) -> Self:
@@ -52,6 +54,10 @@ class Publisher:
     def do(self, what: str, **arguments: Any) -> Any:
         """Run a command to its end."""
         return self.start(what, **arguments).answer()
+
+    def forget(self) -> None:
+        """Drop what it has fetched."""
+        shutil.rmtree(self._cache, ignore_errors=True)
 
     def close(self) -> None:
         """End the child."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,19 +30,20 @@ class ScriptedChat(ThreadingHTTPServer):
 
     Args:
         cache: what it says its cache is.
-        seconds: that every answer takes.
 
     Attributes:
         asked: bodies of the chat requests, in the order in which they came.
+        silent_after: number of chat requests that are answered; later ones wait until the server
+            ends.
     """
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, cache: str, seconds: float = 0.0) -> None:
+    def __init__(self, cache: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.info = {**INFO, "kv_cache_dtype": cache}
-        self.seconds, self.asked = seconds, list[dict[str, Any]]()
+        self.asked, self.silent_after = list[dict[str, Any]](), math.inf
         self.stopped = threading.Event()
 
     @property
@@ -52,7 +54,8 @@ class ScriptedChat(ThreadingHTTPServer):
     def reply(self, body: dict[str, Any]) -> dict[str, Any]:
         """A choice that depends on the question, the seed and the cache, behind some thoughts."""
         self.asked.append(body)
-        self.stopped.wait(self.seconds)
+        if len(self.asked) > self.silent_after:
+            self.stopped.wait()
         told = json.dumps([body["messages"], body["seed"], self.info["kv_cache_dtype"]])
         number = hashlib.sha256(told.encode()).digest()[0]
         cut = number % 5 == 0
@@ -70,9 +73,9 @@ class ScriptedChat(ThreadingHTTPServer):
 
 
 @contextmanager
-def scripted_chat(cache: str, seconds: float = 0.0) -> Iterator[ScriptedChat]:
+def scripted_chat(cache: str) -> Iterator[ScriptedChat]:
     """A running server, which ends with the block."""
-    server = ScriptedChat(cache, seconds)
+    server = ScriptedChat(cache)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:

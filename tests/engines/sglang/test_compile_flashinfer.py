@@ -85,31 +85,30 @@ def test_compilers_end_with_the_server(environment: dict[str, str]) -> None:
 import sys, time
 from oscar_zoo.engines.sglang import compile_flashinfer
 compile_flashinfer.spawn(compile_flashinfer.Wanted.parse({str(WANTED)!r}))
-time.sleep(120)
+time.sleep(600)
 """
-    compiler = 'echo $$ > "$BUILT/pid" && exec sleep 120'
+    compiler = 'echo $$ > "$BUILT/pid.$$" && mv "$BUILT/pid.$$" "$BUILT/pid" && exec sleep 600'
     server = subprocess.Popen(
         [sys.executable, "-c", program], env={**environment, "COMPILER": compiler}
     )
     try:
-        pid = _number(Path(environment["BUILT"]) / "pid")
+        pid = _number(Path(environment["BUILT"]) / "pid", server)
         os.kill(pid, 0)
     finally:
         server.send_signal(signal.SIGKILL)
         server.wait()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while _lives(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not _lives(pid)
 
 
-def _number(path: Path) -> int:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if path.exists() and path.read_text().strip():
-            return int(path.read_text())
+def _number(path: Path, server: subprocess.Popen[bytes]) -> int:
+    """What is in the file, which is complete as soon as it is there."""
+    while not path.exists():
+        assert server.poll() is None, "nothing was compiled"
         time.sleep(0.05)
-    raise AssertionError("nothing was compiled")
+    return int(path.read_text())
 
 
 def _lives(pid: int) -> bool:

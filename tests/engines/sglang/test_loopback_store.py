@@ -25,7 +25,7 @@ dist.destroy_process_group()
 
 def rank_zero(port: int, ranks: int) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", RANK, str(port), str(ranks)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -40,6 +40,8 @@ GRACE_SECONDS = 15.0
 ALONE_SECONDS = 1.0
 """Seconds of the grace period for a child whose workers are gone. SGLang takes their end for a
 crash and would sleep for five seconds before it ends itself."""
+KILL_SECONDS = 30.0
+"""Seconds that the system may take to end killed workers and free what they hold."""
 DRAIN_SECONDS = 300.0
 """Seconds that requests may take to finish after SIGTERM; a second signal ends them at once."""
 POLL_SECONDS = 0.5
@@ -187,6 +189,9 @@ class Server:
             time.sleep(0.05)
         _signal_group(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        deadline = time.monotonic() + KILL_SECONDS
+        while processes.in_group(self._process.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 @contextlib.contextmanager

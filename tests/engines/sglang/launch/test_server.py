@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from oscar_zoo.engines.sglang.launch import ports, server
+from oscar_zoo.engines.sglang.launch import ports, processes, server
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
 from oscar_zoo.engines.sglang.launch.ports import free_port
 from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
@@ -111,10 +111,29 @@ def test_a_child_that_lingers_without_its_workers_is_not_waited_for(
     assert child.returncode == -signal.SIGKILL
 
 
+def test_stop_returns_when_killed_workers_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then they hold memory and the port."""
+    monkeypatch.setattr(server, "GRACE_SECONDS", 0.1)
+    worker = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        " held = bytearray(b'x' * (50 << 20)); print(flush=True); time.sleep(600)"
+    )
+    with server.running(
+        plan(WITH_WORKER.format(then="sys.exit(0)"), worker), tmp_path / "log"
+    ) as child:
+        begun(child)
+        assert len(processes.in_group(child.group)) == 2
+        child.stop()
+        assert processes.in_group(child.group) == set()
+
+
 def test_workers_have_the_whole_grace_period(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker gives its memory back before it ends, and the child waits for it."""
+    monkeypatch.setattr(server, "GRACE_SECONDS", 300)
     monkeypatch.setattr(server, "ALONE_SECONDS", 0.0)
     worker = """
 import pathlib, signal, sys, time
