@@ -155,7 +155,7 @@ def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResu
     """
     from oscar_zoo.app.requirements import require_compute
     from oscar_zoo.app.targets import parse_model
-    from oscar_zoo.compute.folder import check_target
+    from oscar_zoo.compute.folder import check_place
     from oscar_zoo.registry.model_names import check_model_id
 
     flags = read_engine_flags(request)
@@ -164,8 +164,7 @@ def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResu
     choice.check_can_be_had("oscar-zoo compute FOLDER")
     if request.model_id is not None:
         check_model_id(request.model_id)
-    if request.output is not None:
-        check_target(request.output, force=request.force)
+    check_place(request.output, force=request.force)
     options, model = options_of(request, choice)
     if request.engine == "sglang":
         options = replace(options, program=_engine_program(options, flags))

@@ -1,4 +1,5 @@
-"""Files that a command writes beside its output, such as a table or a picture."""
+"""Files and folders that a command writes for its user: whether they can be written, before any
+work, and writing them."""
 
 from __future__ import annotations
 
@@ -24,6 +25,12 @@ def check_file(path: Path | None) -> None:
         raise PathNotFound.for_path(path.parent, "folder")
     with durable.storage_errors(f"cannot write {path}"):
         durable.check_writable(path.parent)
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a folder in which nothing could be made in the end; raises `StorageError`."""
+    with durable.storage_errors(f"cannot write {path}"):
+        durable.check_creatable(path / "any")
 
 
 def write_file(path: Path, content: bytes) -> None:

@@ -227,10 +227,9 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
 def _check_paths(request: FitRequest) -> None:
     """Refuse what is no file of moments, and a folder that cannot be written."""
     from oscar_zoo.artifact.tensor_file import check_start
-    from oscar_zoo.compute.folder import check_target
+    from oscar_zoo.compute.folder import check_place
 
-    if request.output is not None:
-        check_target(request.output, force=request.force)
+    check_place(request.output, force=request.force)
     check_start(request.moments)
 
 

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Literal
 
+from oscar_zoo.app.fit_bits import recipe_of_bits
+from oscar_zoo.app.fit_report import FitReport, FittingCache
 from oscar_zoo.app.fit_subject import Subject, subject_of
 from oscar_zoo.app.model_needs import Needs, Weights
-from oscar_zoo.artifact.specs import CodeBits, Geometry, ServingRecipe, SideWidths, Widths
-from oscar_zoo.compute.width_wish import AUTO_BITS, check_range, width_wish
-from oscar_zoo.engines.sglang.capacity import (
-    USABLE,
-    Cache,
-    caches,
-    reserved,
-    room,
-    stored_bits,
-    weights_share,
-)
+from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines.sglang.capacity import Cache, caches, room, stored_bits
 from oscar_zoo.engines.sglang.concurrency import Layout, usual_requests
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
@@ -51,87 +43,6 @@ class FitRequest:
     gpus: int | None = None
     weights: int | None = None
     bits: float | Literal["auto"] | None = None
-
-
-@dataclass(frozen=True)
-class FittingCache:
-    """What fits with one kind of cache.
-
-    Attributes:
-        cache: its bytes on each GPU.
-        tokens: that fit in all, with the requests of the report.
-        requests: of the context of the report that fit at a time.
-        context: the longest with which the requests of the report fit, no longer than the model
-            takes.
-        fits: whether the requests of the report fit with its context.
-    """
-
-    cache: Cache
-    tokens: int
-    requests: int
-    context: int
-    fits: bool
-
-
-@dataclass(frozen=True)
-class FitReport:
-    """The answer.
-
-    Attributes:
-        model: its name.
-        memory: bytes of one GPU.
-        gpus: number of them.
-        weights: of the model.
-        room: bytes of each GPU that are left for a cache.
-        context: tokens of a request.
-        longest: tokens of a request that the model takes at most; `None` where nobody knows.
-        requests: that run at a time.
-        usual_requests: as many as `serve` lets run at a time when its flags do not say a number.
-        bits: of a stored element of the INT2 cache, scales and offsets included, on average.
-        bits_source: what says so, in a few words.
-        caches: BF16, FP8 and INT2.
-        other_layers: whether what layers without full attention keep is counted.
-        fits: whether the requests that were asked for fit with INT2; where nobody said a number,
-            whether one fits beside what `serve` reserves.
-        fitting_gpus: the smallest number of GPUs with which that fits; `None` where none is enough.
-        not_served: why `serve` refuses the model, or `None` where that is not known.
-    """
-
-    model: str
-    memory: int
-    gpus: int
-    weights: Weights
-    room: int
-    context: int
-    longest: int | None
-    requests: int
-    usual_requests: int
-    bits: float
-    bits_source: str
-    caches: tuple[FittingCache, ...]
-    other_layers: bool
-    fits: bool
-    fitting_gpus: int | None
-    not_served: str | None
-
-    def of_kind(self, kind: str) -> FittingCache:
-        """What fits with the cache `BF16`, `FP8` or `INT2`."""
-        return next(one for one in self.caches if one.cache.kind == kind)
-
-    @property
-    def reserved(self) -> int:
-        """Bytes of each GPU that neither weights nor a cache take."""
-        return reserved(self.memory)
-
-    @property
-    def gpu_weights(self) -> int:
-        """Bytes of each GPU that the weights take."""
-        return weights_share(self.weights.nbytes, Layout(tp=self.gpus))
-
-    @property
-    def usable(self) -> float:
-        """Share of the memory that weights and cache may take."""
-        return USABLE
 
 
 def fit_gpu(
@@ -181,7 +92,7 @@ def fit(request: FitRequest) -> FitReport:
             hint=f"choose a divisor, for example --tp {best}",
         )
     try:
-        serving = _serving(needs, request.bits)
+        serving = recipe_of_bits(needs, request.bits)
         bits = stored_bits(needs.geometry, serving)
         shared = {number: _share(request, needs, serving, weights, number) for number in groups}
     except UsageError:
@@ -251,53 +162,6 @@ def _share(
 
 def _context(request: FitRequest, needs: Needs) -> int:
     return request.context or min(CONTEXT, needs.longest or CONTEXT)
-
-
-def _serving(needs: Needs, bits: float | Literal["auto"] | None) -> ServingRecipe:
-    """The recipe of `needs` with codes that take `bits` per element.
-
-    Which layers get codes of 4 bits does not matter for an estimate: keys come first, then values.
-
-    Raises:
-        UsageError: codes of 2 and 4 bits cannot have these bits.
-        ValueError: the INT2 cache does not take such heads.
-    """
-    recipe, geometry = needs.serving, needs.geometry
-    if bits is None:
-        return recipe
-    if bits == "auto":
-        raise UsageError(
-            "--bits auto is what compute measures, so fit-gpu does not know it.",
-            hint=f"it takes at most --bits {AUTO_BITS:g}",
-        )
-    wish = width_wish(bits, None)
-    if wish is None:
-        return recipe.with_widths(None)
-    sides = 2 * len(geometry.attention_layers)
-
-    def raised(number: int) -> ServingRecipe:
-        return recipe.with_widths(_widths(geometry, number))
-
-    def cost(number: int) -> float:
-        return stored_bits(geometry, raised(number))
-
-    if not wish.measures:
-        return raised(sides)
-    check_range(bits, (cost(0), cost(sides)), recipe.group_size)
-    return raised(bisect_right(range(sides + 1), bits, key=cost) - 1)
-
-
-def _widths(geometry: Geometry, number: int) -> Widths:
-    """Codes of 4 bits for the first `number` sides, and of 2 bits for the others."""
-    layers = len(geometry.attention_layers)
-
-    def side(first: int) -> SideWidths:
-        bits: tuple[CodeBits, ...] = tuple(
-            4 if first + layer < number else 2 for layer in range(layers)
-        )
-        return SideWidths(bits=bits, clip=(0.0,) * layers)
-
-    return Widths(k=side(0), v=side(layers))
 
 
 def _bits_source(request: FitRequest, subject: Subject) -> str:

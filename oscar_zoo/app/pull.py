@@ -10,6 +10,7 @@ from typing import TypeVar
 from oscar_zoo.app.artifacts import Artifact, pulled_artifact
 from oscar_zoo.app.compute_plan import plan_instead
 from oscar_zoo.app.compute_wish import model_to_compute
+from oscar_zoo.app.files import check_folder
 from oscar_zoo.app.namesakes import mention_namesake
 from oscar_zoo.app.progress import SILENT, Observer, Silent
 from oscar_zoo.app.pull_request import (
@@ -50,8 +51,10 @@ def pull_all(request: PullRequest, observer: Observer = SILENT) -> PullReport:
 
     Raises:
         UsageError: the request contradicts itself.
+        StorageError: `output` cannot be written.
     """
     check_request(request)
+    _check_output(request)
     trust = trust_of(request)
     lock = trust.lock.path if trust.lock and not trust.lock.path.exists() else None
     wanted: Sequence[Named] = request.targets
@@ -177,6 +180,14 @@ def _pull(
     if isinstance(target, ModelTarget):
         check_made_for(target.choice, result.artifact.manifest)
     return Pulled(result, _copy(result, request))
+
+
+def _check_output(request: PullRequest) -> None:
+    """Refuse an output folder that cannot be written; one with files may have what is wanted."""
+    output = request.output
+    if output is None or request.dry_run or (output.is_dir() and any(output.iterdir())):
+        return
+    check_folder(output)
 
 
 def _copy(result: PullResult, request: PullRequest) -> Path | None:

@@ -22,7 +22,7 @@ from oscar_zoo.app.serve_request import ServeRequest
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.formats import Role
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.engines.sglang import served_artifact
+from oscar_zoo.engines.sglang import artifact_reading
 from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.launch import draft_flags, flag_refusals, fork_command, plan, staging
 from oscar_zoo.engines.sglang.launch.environment import HARMFUL_VARIABLES
@@ -153,7 +153,7 @@ def _stock(
         model=prepared.model,
         revision=revision,
         rotations=source,
-        rotations_sha256=served_artifact.load(source).digest,  # as the plugin will read it
+        rotations_sha256=artifact_reading.load(source).digest,  # as the plugin will read it
         recipe=prepared.recipe,
         kernels=staging.kernels_folder(),
         device=prepared.device,
@@ -204,7 +204,7 @@ def _fork(
 
 def _file(artifact: Artifact, role: Role) -> Path:
     """The file of one side, as the verified bytes were named."""
-    served = served_artifact.load(ArtifactSource(folder=str(artifact.path)))
+    served = artifact_reading.load(ArtifactSource(folder=str(artifact.path)))
     return artifact.path.absolute() / served.names[role]
 
 

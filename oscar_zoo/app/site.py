@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from oscar_zoo.app.files import check_folder
 from oscar_zoo.app.model_needs import Needs, needs_of_manifest, needs_of_recipe
 from oscar_zoo.app.site_charts import report_of, spectra_of
 from oscar_zoo.app.sources import Sources
@@ -125,7 +126,7 @@ def _place(staged: Path, target: Path) -> None:
 
 
 def _check(target: Path) -> None:
-    """Refuse to replace what is no site."""
+    """Refuse to replace what is no site, and a place that cannot be written."""
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise UsageError(f"{target} is not a folder.", hint="name a new folder with --output")
     if target.is_dir() and any(target.iterdir()) and not (target / MARK).is_file():
@@ -133,6 +134,8 @@ def _check(target: Path) -> None:
             f"{target} has files that are no site of oscar-zoo.",
             hint="name a new or an empty folder with --output",
         )
+    check_folder(target)
+    check_folder(target.parent)
 
 
 def _exhibit(entry: Entry, views: Sequence[HubView]) -> Exhibit:

@@ -74,6 +74,12 @@ def check_writable(folder: Path) -> None:
         probe.unlink(missing_ok=True)
 
 
+def check_creatable(path: Path) -> None:
+    """Raise `OSError` where `path`, with the folders above it that are missing, cannot be made."""
+    path = path.absolute()
+    check_writable(next(folder for folder in path.parents if folder.exists()))
+
+
 def sync_folder(folder: Path) -> None:
     """Force the entries of `folder` to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

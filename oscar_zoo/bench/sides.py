@@ -20,6 +20,7 @@ from oscar_zoo.engines.sglang import settings
 from oscar_zoo.engines.sglang.flags import CPU_FLAGS, device_flags, device_switches
 from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.launch.environment import child_environment
+from oscar_zoo.engines.sglang.launch.rank_port import rank_port
 from oscar_zoo.engines.sglang.launch.stock_server import CACHE_TYPES, NO_PLUGIN
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
@@ -183,7 +184,7 @@ def arguments(side: Side, engines: Engines) -> tuple[str, ...]:
 def job(side: Side, engines: Engines, folder: Path) -> OfflineJob:
     """What the engine of one side is told; its news are in `folder`."""
     return OfflineJob(
-        arguments=arguments(side, engines),
+        arguments=(*rank_port(engines.flags), *arguments(side, engines)),
         cases=engines.cases,
         new_tokens=engines.new_tokens,
         repeats=engines.repeats,

@@ -6,7 +6,6 @@ is ever replaced, so a wrong path cannot destroy other files.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import path_text
-from oscar_zoo.errors import MalformedFile, OutputExists, StorageError, UsageError
+from oscar_zoo.errors import MalformedFile, OutputExists, UsageError
 
 
 def check_target(target: Path, *, force: bool) -> None:
@@ -40,8 +39,21 @@ def check_target(target: Path, *, force: bool) -> None:
             raise UsageError(
                 f"{parent} is a file, not a folder.", hint="choose another output folder"
             )
-        if not os.access(parent, os.W_OK | os.X_OK):
-            raise StorageError(f"{parent} cannot be written.", hint="choose another output folder")
+        durable.check_creatable(target)
+
+
+def check_place(target: Path | None, *, force: bool) -> None:
+    """`check_target`, or of the current folder where the user named none.
+
+    Raises:
+        OutputExists, UsageError, StorageError: see `check_target`.
+    """
+    if target is not None:
+        check_target(target, force=force)
+        return
+    here = Path.cwd()
+    with durable.storage_errors(f"cannot write {here}, and no --output-dir is given"):
+        durable.check_writable(here)
 
 
 def write_folder(target: Path, files: Mapping[str, bytes], *, force: bool) -> None:

@@ -12,7 +12,7 @@ from own_cli import Cli
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo import fit_gpu
-from oscar_zoo.app.fit_gpu import FitReport
+from oscar_zoo.app.fit_report import FitReport
 from oscar_zoo.app.memory_estimate import estimate_memory
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Widths
 from oscar_zoo.engines.sglang.capacity import Cache

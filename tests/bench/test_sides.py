@@ -72,6 +72,13 @@ def test_flags_of_the_user_come_last() -> None:
     assert sides.arguments(BF16, ENGINES)[-1] == "--tp=2"
 
 
+def test_the_ranks_of_a_side_get_a_port() -> None:
+    arguments = sides.job(BF16, ENGINES, Path("/news")).arguments
+    assert arguments[0].startswith("--nccl-port=") and arguments[1:] == sides.arguments(
+        BF16, ENGINES
+    )
+
+
 @pytest.mark.parametrize(
     "words", [("--oscar-bits=4/2",), ("--oscar-bits", "4/2"), ("--oscar_bits=4/2",)], ids=" ".join
 )

@@ -11,6 +11,8 @@ import pytest
 from tiny_artifacts import artifact_files, write_folder
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
+UNWRITABLE = "/proc/nothing/out"
+"""Nobody can make this folder, not even the administrator of the machine."""
 CHILD = """
 import json, os, sys
 from oscar_zoo.cli.main import run
@@ -49,6 +51,20 @@ def test_no_heavy_library_is_imported_for_a_simple_mistake(place: Path) -> None:
     assert told == [(str(code), "loaded []") for code, _ in expected], (lines, child.stderr)
 
 
+def test_a_current_folder_that_cannot_be_written_is_told_before_the_work() -> None:
+    """Where no folder is named, the artifact goes into the current one."""
+    words = ["compute", str(MODEL), "--calib-data", str(MODEL / "config.json")]
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps([words])],
+        cwd="/proc",
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert child.stdout.splitlines() == ["loaded []", "8"], child.stderr
+    assert child.stderr.startswith("error: cannot write /proc, and no --output-dir is given: ")
+
+
 def mistakes() -> list[tuple[int, list[str]]]:
     """Exit codes, and command lines in the folder `place`."""
     evaluate = ["eval", "./artifact", "--model", str(MODEL)]
@@ -74,6 +90,10 @@ def mistakes() -> list[tuple[int, list[str]]]:
         (2, [*compute, "--calib-data", "./empty"]),
         (2, [*compute, "--calib-data", "./text.txt", "--device", "gpu"]),
         (7, [*compute, "--output-dir", "./artifact"]),
+        (8, [*compute, "--output-dir", UNWRITABLE]),
+        (8, [*fit, "--output-dir", UNWRITABLE]),
+        (8, ["pull", "no-such-artifact", "--output", UNWRITABLE]),
+        (8, ["site", "--hub", "file:./nowhere", "--output", UNWRITABLE]),
         (3, ["fit", "./nowhere", "--method", "oscar"]),
         (4, ["fit", "./damaged.safetensors", "--method", "oscar"]),
         (4, ["fit", "./artifact", "--method", "oscar"]),

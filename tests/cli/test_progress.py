@@ -130,11 +130,37 @@ def test_json_says_nothing_where_stderr_is_no_terminal(
     assert capsys.readouterr() == ("", "")
 
 
-def on_terminal(command: list[str], enough: Callable[[str], bool]) -> str:
-    """What a child draws on a terminal of 120 columns until it is enough, without control
-    sequences."""
+LONG = """
+from oscar_zoo.cli.render.progress import TerminalObserver
+from oscar_zoo.evaluate.phases import Phase
+names = "capture", "perplexity", "perplexity of bits", "perplexity of the bits that were chosen"
+phases = [Phase(name, "tokens", 600) for name in names]
+with TerminalObserver() as observer:
+    observer.begin(phases, timed=True)
+    observer.advance(names[NAME], 0, 1_310_720, "tokens")
+    input()
+"""
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize("name", [0, 2, 3])
+def test_a_bar_fits_into_one_line_of_a_narrow_terminal(columns: int, name: int) -> None:
+    """The label is cut, never the time left."""
+    child = LONG.replace("NAME", str(name))
+    seen = on_terminal(
+        [sys.executable, "-c", child],
+        lambda text: bool(re.search(r"tokens.*\sleft", text, re.DOTALL)),
+        columns=columns,
+    )
+    line, *_ = [line for line in re.split("[\r\n]+", seen) if "tokens" in line]
+    assert len(line.rstrip()) <= columns
+    assert re.match(r"  (capt|perp).* 0 of 1,310,720 tokens about \d\d minutes left\s*$", line)
+
+
+def on_terminal(command: list[str], enough: Callable[[str], bool], *, columns: int = 120) -> str:
+    """What a child draws on a terminal until it is enough, without control sequences."""
     ours, theirs = pty.openpty()
-    environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm"}
     child = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     seen = ""

@@ -22,7 +22,7 @@ from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.cli.main import run
-from oscar_zoo.engines.sglang import served_artifact, setting_flags, settings
+from oscar_zoo.engines.sglang import artifact_reading, setting_flags, settings
 from oscar_zoo.models import nvidia_smi
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.store import Store
@@ -84,7 +84,7 @@ def test_the_plugin_reads_what_the_command_names(
         if option.flag in given:
             setting_flags.write_flag(option, given[option.flag], environ)
     chosen = settings.read_settings(environ)
-    served = served_artifact.load(chosen.source.value, chosen.expected_digest)
+    served = artifact_reading.load(chosen.source.value, chosen.expected_digest)
     assert served.digest == facts["digest"] and served.where == str(artifact)
     assert (chosen.k_clip.value, chosen.v_clip.value) == ((0.5,), (0.25,))
     assert given["--kv-cache-dtype"] == "int2" and given["--host"] == "127.0.0.1"
@@ -102,7 +102,7 @@ def test_an_installed_artifact_goes_by_its_name(
     assert "--base-gpu-id=2" in facts["argv"] and facts["tensor_parallel"] == 2
     assert facts["env"]["OSCAR_ZOO_CACHE"] == os.environ["OSCAR_ZOO_CACHE"]
     chosen = settings.ArtifactSource(artifact=installed)
-    assert served_artifact.load(chosen).digest == facts["digest"]
+    assert artifact_reading.load(chosen).digest == facts["digest"]
 
 
 def test_a_tree_has_the_artifact_of_the_model(

@@ -11,12 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rich.console import RenderableType
-from rich.progress import BarColumn, ProgressColumn, Task, TaskID, TextColumn
-from rich.progress import Progress as Bars
-from rich.progress_bar import ProgressBar
-from rich.text import Text
+from rich.progress import Task, TaskID
 
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.bars import Bars, Row
 from oscar_zoo.cli.render.course import Course, Rarely
 from oscar_zoo.evaluate.phases import Phase, duration
 
@@ -101,8 +99,8 @@ class CountLines:
 class _Bars:
     """What both displays on a terminal share."""
 
-    def __init__(self, *columns: ProgressColumn) -> None:
-        self._bars = Bars(*columns, console=terminal.err(), transient=True)
+    def __init__(self, rows: Callable[[Sequence[Task]], Sequence[Row]]) -> None:
+        self._bars = Bars(rows, terminal.err())
         self._bars.start()
 
     def say(self, line: RenderableType) -> None:
@@ -120,12 +118,8 @@ class CourseBar(_Bars):
     def __init__(self, course: Course) -> None:
         self._course = course
         super().__init__(
-            _Live(lambda: f"  {course.name:<22}"),
-            _CourseColumn(course),
-            _Live(lambda: f"{course.count:>26}"),
-            _Live(lambda: course.left),
+            lambda tasks: [Row(course.name, course.count, course.left, course.share, 1.0)]
         )
-        self._bars.add_task("", total=None)
 
     def advance(self, label: str, done: int, total: int, unit: str) -> None:
         """See `Display`."""
@@ -137,12 +131,7 @@ class CountBars(_Bars):
 
     def __init__(self) -> None:
         self._tasks: dict[str, TaskID] = {}
-        super().__init__(
-            TextColumn("  {task.description:<26}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[count]:>22}"),
-            _TimeLeft(),
-        )
+        super().__init__(lambda tasks: [_counted(task) for task in tasks])
 
     def advance(self, label: str, done: int, total: int, unit: str) -> None:
         """See `Display`."""
@@ -150,7 +139,7 @@ class CountBars(_Bars):
             for task in [task.id for task in self._bars.tasks if task.total is None]:
                 self._bars.remove_task(task)
             self._tasks[label] = self._bars.add_task(
-                terminal.clean(label), total=total or None, count=""
+                terminal.printable(label), total=total or None, count=""
             )
         task_id = self._tasks[label]
         if task_id in self._bars.task_ids and (total or unit):
@@ -165,34 +154,8 @@ def count_text(done: int, total: int, unit: str) -> str:
     return (f"{done:,} of {total:,} {unit}" if total else f"{done:,} {unit}").rstrip()
 
 
-class _Live(ProgressColumn):
-    """Text that is asked for whenever it is drawn."""
-
-    def __init__(self, text: Callable[[], str]) -> None:
-        self._text = text
-        super().__init__()
-
-    def render(self, task: Task) -> Text:
-        """See `ProgressColumn`."""
-        return Text(self._text())
-
-
-class _CourseColumn(ProgressColumn):
-    """The share of all work that is done."""
-
-    def __init__(self, course: Course) -> None:
-        self._course = course
-        super().__init__()
-
-    def render(self, task: Task) -> ProgressBar:
-        """See `ProgressColumn`."""
-        return ProgressBar(total=1.0, completed=self._course.share, width=24)
-
-
-class _TimeLeft(ProgressColumn):
-    """The time left, or nothing while it is unknown."""
-
-    def render(self, task: Task) -> Text:
-        """See `ProgressColumn`."""
-        left = None if task.finished else task.time_remaining
-        return Text("" if left is None else f"about {duration(left)} left")
+def _counted(task: Task) -> Row:
+    """The line of a label; without a time left while it is unknown."""
+    left = None if task.finished else task.time_remaining
+    told = "" if left is None else f"about {duration(left)} left"
+    return Row(task.description, task.fields["count"], told, task.completed, task.total)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from oscar_zoo.app.fit_gpu import MACHINE_GPUS, FitReport
+from oscar_zoo.app.fit_gpu import MACHINE_GPUS
+from oscar_zoo.app.fit_report import FitReport
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.engines.sglang.concurrency import FEWEST, MOST, SHARE, STEP
 from oscar_zoo.next_step import capitalized

@@ -1,39 +1,19 @@
-"""Loads the artifact that a server serves: two rotation sets, their digest and their recipe. Needs
-no torch.
-
-Files are read once, by the library's own strict reader, and the bytes that are hashed are the bytes
-that are parsed. A folder must hold exactly one K and one V file of the same fit, because nobody can
-know which of several candidates was meant.
+"""The artifact that a server serves: two rotation sets, their digest and their recipe. Needs no
+torch. `artifact_reading` reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from oscar_kernels.spec import CLIP_ALGORITHM, MIXED_QUANTIZER, QUANTIZER
-from oscar_zoo.artifact import tree
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
-from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.formats import Role, RotationSet
-from oscar_zoo.artifact.manifest import FILE_NAME, SUFFIX, WIDTHS_NAME, Manifest
-from oscar_zoo.artifact.names import Reference
-from oscar_zoo.artifact.reader import read_rotation
+from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang.layer_values import CodeBits
-from oscar_zoo.engines.sglang.settings import ArtifactSource, RecipeValues
-from oscar_zoo.errors import (
-    ArtifactNotFound,
-    DigestMismatchError,
-    GeometryMismatch,
-    MalformedFile,
-    PathNotFound,
-    UsageError,
-)
-from oscar_zoo.registry.catalog import recipe_for
-from oscar_zoo.registry.installed import find_installed
-from oscar_zoo.registry.store import Store
+from oscar_zoo.engines.sglang.settings import RecipeValues
+from oscar_zoo.errors import GeometryMismatch, UsageError
 
 
 @dataclass(frozen=True)
@@ -133,41 +113,6 @@ def _said(layer_ids: Sequence[int]) -> str:
     return ", ".join(map(str, layer_ids))
 
 
-def load(
-    source: ArtifactSource, expected_digest: str | None = None, *, model: str | None = None
-) -> ServedArtifact:
-    """Read the artifact that `source` names.
-
-    Args:
-        source: folder, name in the local store, or two files.
-        expected_digest: required artifact digest, with or without `sha256:`.
-        model: name or folder of the served model; it selects the artifact in a folder of several.
-
-    Raises:
-        UsageError: several candidates, or files of different fits.
-        PathNotFound, ArtifactNotFound: the folder, a side or the name does not exist, or no
-            artifact is for `model`.
-        MalformedFile, UnsupportedFormat: the reader refused a file.
-        DigestMismatchError: the bytes are not those that the manifest or the caller expects.
-    """
-    if source.files is not None:
-        k_path, v_path = map(Path, source.files)
-        loaded = _pair(_read(k_path), _read(v_path), None, str(k_path.parent))
-    elif source.folder is not None:
-        folder = Path(source.folder)
-        loaded = _from_folder(folder if model is None else _of_model(folder, model))
-    else:
-        loaded = _from_store(source.artifact or "")
-    want = None if expected_digest is None else "sha256:" + expected_digest.removeprefix("sha256:")
-    if want is not None and loaded.digest != want:
-        raise DigestMismatchError.for_content(
-            f"the artifact {loaded.where}",
-            want=want.removeprefix("sha256:"),
-            got=loaded.digest.removeprefix("sha256:"),
-        )
-    return loaded
-
-
 def recipe_values(recipe: ServingRecipe) -> RecipeValues:
     """The values of a recipe that this runtime can follow.
 
@@ -189,122 +134,3 @@ def recipe_values(recipe: ServingRecipe) -> RecipeValues:
         v_clip=widths.v.clip if widths else (0.0 if unclipped else clip.v,),
         group_size=recipe.group_size,
     )
-
-
-@dataclass(frozen=True)
-class _File:
-    rotations: RotationSet
-    entry: FileDigest
-
-    @property
-    def role(self) -> Role | None:
-        """The side of a file, by its objective, else by the beginning of its name."""
-        start = self.entry.path[:2].lower()
-        return self.rotations.declared_role or (
-            "k" if start == "k_" else "v" if start == "v_" else None
-        )
-
-
-def _read(path: Path) -> _File:
-    return _parse(path.name, read_file(path))
-
-
-def _parse(name: str, data: bytes) -> _File:
-    return _File(read_rotation(data, what=name), file_digest(name, data))
-
-
-def _of_model(folder: Path, model: str) -> Path:
-    """The artifact of `model` in `folder`, or `folder` itself if it has rotation files, readable or
-    not.
-
-    A model that the zoo knows is looked up by its own name.
-    """
-    if any(folder.glob(f"*{SUFFIX}")):
-        return folder
-    recipe = recipe_for(tree.hub_id(model))
-    return tree.artifact_of_model(folder, model if recipe is None else recipe.hf_id)
-
-
-def _from_folder(folder: Path) -> ServedArtifact:
-    if not folder.is_dir():
-        raise PathNotFound.for_path(folder, "folder of rotations")
-    path = folder / FILE_NAME
-    if path.exists():
-        manifest = Manifest.from_bytes(read_file(path), what=str(path))
-        files = {name: read_file(folder / name) for name in _rotation_names(manifest, str(folder))}
-        return _with_manifest(manifest, files, str(folder))
-    if (folder / WIDTHS_NAME).exists():
-        raise MalformedFile(
-            "widths.no_manifest",
-            f"{folder} has {WIDTHS_NAME} and no {FILE_NAME}, whose recipe has these bits.",
-            hint="fetch the artifact again",
-        )
-    return _without_manifest(
-        [_read(path) for path in sorted(folder.glob(f"*{SUFFIX}"))], str(folder)
-    )
-
-
-def _from_store(name: str) -> ServedArtifact:
-    store = Store()
-    record = find_installed(Reference.parse(name), store)
-    if record is None:
-        raise ArtifactNotFound(f"{name} is not in the local store.", hint=f"oscar-zoo pull {name}")
-    stored = store.open(record.digest, record.id)
-    if stored.manifest is not None:
-        return _with_manifest(stored.manifest, stored.payload, str(record.id))
-    return _without_manifest(
-        [_parse(*item) for item in stored.payload.items() if item[0].endswith(".pt")], name
-    )
-
-
-def _rotation_names(manifest: Manifest, where: str) -> tuple[str, str]:
-    k, v = manifest.file("k_rotation"), manifest.file("v_rotation")
-    if k is None or v is None:
-        raise UsageError(f"{where} holds a {manifest.kind}, which has no rotation pair.")
-    return k.path, v.path
-
-
-def _with_manifest(manifest: Manifest, files: Mapping[str, bytes], where: str) -> ServedArtifact:
-    k, v = (_parse(name, files[name]) for name in _rotation_names(manifest, where))
-    listed = {entry.path: entry.sha256 for entry in manifest.files}
-    for file in (k, v):
-        want = listed[file.entry.path]
-        if want is not None and want != file.entry.sha256:
-            raise DigestMismatchError.for_content(
-                f"{where}/{file.entry.path}", want=want, got=file.entry.sha256
-            )
-    return _pair(k, v, manifest, where)
-
-
-def _without_manifest(files: Sequence[_File], where: str) -> ServedArtifact:
-    sides = []
-    for role in ("k", "v"):
-        mine = [file for file in files if file.role == role]
-        if not mine:
-            raise PathNotFound.for_path(f"{where}/*.pt", f"{role.upper()} rotation file")
-        if len(mine) > 1:
-            names = ", ".join(file.entry.path for file in mine)
-            raise UsageError(
-                f"{where} holds several {role.upper()} files: {names}.",
-                hint="keep one K and one V file",
-            )
-        sides.append(mine[0])
-    return _pair(sides[0], sides[1], None, where)
-
-
-def _pair(k: _File, v: _File, manifest: Manifest | None, where: str) -> ServedArtifact:
-    for file, role in ((k, "k"), (v, "v")):
-        if file.rotations.declared_role not in (None, role):
-            raise UsageError(
-                f"{where}/{file.entry.path} is not a {role.upper()} file:"
-                f" {file.rotations.objective}."
-            )
-    if k.rotations.layer_ids != v.rotations.layer_ids:
-        raise UsageError(
-            f"{k.entry.path} and {v.entry.path} in {where} are not of one fit: their layers differ."
-        )
-    digest = artifact_digest((k.entry, v.entry))
-    if manifest is not None and manifest.digest is not None:
-        digest = manifest.digest
-    names: dict[Role, str] = {"k": k.entry.path, "v": v.entry.path}
-    return ServedArtifact(k.rotations, v.rotations, digest, manifest, where, names)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec, check_group_size, group_channels
 from oscar_zoo.engines.sglang import (
+    artifact_reading,
     compile_lock,
     model_refusals,
     served_artifact,
@@ -44,7 +45,7 @@ def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
         OscarZooError: anything wrong with either.
     """
     given = settings.read_settings(os.environ)
-    artifact = served_artifact.load(
+    artifact = artifact_reading.load(
         given.source.value, given.expected_digest, model=os.environ.get(setting_flags.MODEL)
     )
     final = settings.read_settings(os.environ, artifact.recipe)

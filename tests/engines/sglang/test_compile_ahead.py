@@ -43,10 +43,10 @@ REQUEST = Request(
 PROGRAM = """
 import sys
 from oscar_kernels.chips import CHIPS, Target
-from oscar_zoo.engines.sglang import compile_program, served_artifact
+from oscar_zoo.engines.sglang import artifact_reading, compile_program
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 
-artifact = served_artifact.load(ArtifactSource(folder=sys.argv[1]), None)
+artifact = artifact_reading.load(ArtifactSource(folder=sys.argv[1]), None)
 request = compile_program.Request.parse(sys.stdin.read())
 for capability in ((9, 0), (8, 9)):
     target = Target(capability, CHIPS[capability].shared_bytes, 100)

@@ -3,6 +3,7 @@ plugin supports: which requests it refuses, which routes exist, and who may ask.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(900)]
 
 PROMPTS = ([5, 6, 7], list(range(100, 180)), [11])
 KEY, PAGE = "a-key-of-clients", "http://page.example:8080"
+CANCELLED = ("/v1/responses/resp_1/cancel", {})
 ROUTES = Path(__file__).parent / "routes"
 
 
@@ -88,6 +90,16 @@ def test_an_answer_to_a_bad_request_has_the_form_of_openai(served: HttpServer) -
         "param": "n",
         "code": 400,
     }
+
+
+def test_the_responses_api_says_what_it_lacks(served: HttpServer) -> None:
+    """SGLang leaves its part of the server out where a package is missing, and answers 500."""
+    if importlib.util.find_spec("openai_harmony") is not None:
+        pytest.skip("openai-harmony is installed, so this API works")
+    for path, body in (("/v1/responses", {"model": "default", "input": "a"}), CANCELLED):
+        status, answer = served.post(path, body)
+        assert (status, answer["error"]["code"]) == (501, "not_implemented")
+        assert "pip install openai-harmony" in answer["error"]["message"]
 
 
 def test_the_list_of_routes_says_open_or_closed_for_every_one(

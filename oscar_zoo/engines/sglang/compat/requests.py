@@ -40,6 +40,14 @@ def http_server() -> Any:
     return sys.modules.get(SERVER)
 
 
+def has_responses() -> bool:
+    """Whether the HTTP server of this process answers OpenAI's Responses API.
+
+    SGLang leaves it out where it cannot be set up, and its routes answer 500 then.
+    """
+    return hasattr(http_server().app.state, "openai_serving_responses")
+
+
 def name_fields(field_of: Callable[[str], str | None]) -> None:
     """Let answers of the OpenAI-compatible routes to bad requests name the field, as OpenAI's own
     do.

@@ -46,6 +46,7 @@ class Front:
         routes: what they may ask for.
         facts: what `PATH` answers.
         start: what SGLang does now.
+        off: why SGLang cannot answer a path of `routes`, in sentences; `None` where it can.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class Front:
         routes: Routes,
         facts: Mapping[str, Any],
         start: Start | None = None,
+        *,
+        off: Callable[[str], str | None] = lambda path: None,
     ) -> None:
-        self._start = start or Start()
+        self._start, self._off = start or Start(), off
         self._app, self._settings, self._routes, self._facts = app, settings, routes, dict(facts)
         self._names = addresses.Names(settings.host, has_key=settings.key is not None)
         self._administration = Routes.of(ADMINISTRATION)
@@ -109,6 +112,10 @@ class Front:
         self, scope: Scope, headers: Mapping[bytes, bytes], path: str, receive: Receive, send: Send
     ) -> None:
         """Let SGLang answer: without what only the front needs to know, and bounded."""
+        reason = self._off(path)
+        if reason is not None:
+            await answers.refuse(send, 501, reason, code="not_implemented")
+            return
         length = headers.get(b"content-length", b"0")
         body = Body(receive)
         if not length.isdigit() or int(length) > MOST_BODY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from oscar_zoo.engines.sglang.front import settings
 from oscar_zoo.engines.sglang.front.middleware import Front, Start
 from oscar_zoo.engines.sglang.front.routes import open_routes
 from oscar_zoo.errors import UsageError
+
+RESPONSES = "/v1/responses/"
 
 
 def arrives(tokenizer_manager: Any, request: Any, *_: Any, **__: Any) -> None:
@@ -109,8 +112,22 @@ def _put_in_front() -> None:
     facts = {"front": chosen.id or None, "sglang": version, "needs_key": chosen.key is not None}
     routes = open_routes(version)
     start = Start()
-    requests.put_in_front(lambda app: Front(app, chosen, routes, facts, start))
+    requests.put_in_front(lambda app: Front(app, chosen, routes, facts, start, off=_off))
     requests.while_it_freezes(lambda now: setattr(start, "freezes", now))
+
+
+def _off(path: str) -> str | None:
+    """Why this server does not answer `path`, and what to do; `None` where it does."""
+    if not f"{path}/".startswith(RESPONSES) or requests.has_responses():
+        return None
+    if importlib.util.find_spec("openai_harmony") is None:
+        why = (
+            "openai-harmony is not installed. Install it (pip install openai-harmony) and start the"
+            " server again"
+        )
+    else:
+        why = "SGLang could not set it up. Read why in the log of the server"
+    return f"The Responses API is off here: {why}, or ask /v1/chat/completions."
 
 
 def _checked() -> bool:

@@ -21,6 +21,7 @@ from oscar_zoo.engines.sglang.front.middleware import PATH as FRONT
 from oscar_zoo.engines.sglang.front.settings import FrontSettings
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan, ports, server, staging
 from oscar_zoo.engines.sglang.launch.phases import PhaseReader
+from oscar_zoo.engines.sglang.launch.rank_port import rank_port
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import ServerFailed
@@ -162,6 +163,8 @@ def _check_front(client: ServerClient, front: FrontSettings) -> None:
 def _options(
     wanted: WantedServer, staged: Path, digest: str, front: Path, engine: Path
 ) -> plan.ServeOptions:
+    port = ports.free_port() if wanted.port is None else wanted.port
+    ranks = rank_port(wanted.flags, wanted.tensor_parallel, listens=port)
     return plan.ServeOptions(
         model=wanted.model,
         revision=wanted.revision,
@@ -173,11 +176,11 @@ def _options(
         gpu=wanted.gpu,
         tensor_parallel=wanted.tensor_parallel,
         host=wanted.host,
-        port=ports.free_port() if wanted.port is None else wanted.port,
+        port=port,
         config_file=engine,
         front=str(front),
         copy_of=wanted.verified.digest,
         name=wanted.name,
         served_name=wanted.served_name,
-        flags=wanted.flags,
+        flags=wanted.flags.after(*ranks),
     )

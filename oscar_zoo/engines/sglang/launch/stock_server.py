@@ -14,6 +14,7 @@ from oscar_zoo.engines.sglang.flags import device_flags, device_switches
 from oscar_zoo.engines.sglang.launch import plan, ports, server, staging
 from oscar_zoo.engines.sglang.launch.environment import child_environment, set_variables
 from oscar_zoo.engines.sglang.launch.own_server import StartedServer, StartNews, follow_start
+from oscar_zoo.engines.sglang.launch.rank_port import rank_port
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.evaluate.server_client import ServerClient
 
@@ -80,7 +81,8 @@ def _plan(wanted: StockServer, port: int) -> plan.LaunchPlan:
         flags["--revision"] = wanted.revision
     argv = [sys.executable, "-m", "sglang.launch_server"]
     argv += [f"{name}={value}" for name, value in flags.items()]
-    argv += [*device_switches(wanted.device), *wanted.flags.words]
+    argv += [*device_switches(wanted.device), *rank_port(wanted.flags, listens=port)]
+    argv += wanted.flags.words
     kernels = staging.kernels_folder()
     env = child_environment(os.environ, device=wanted.device, kernels=kernels)
     sets = set_variables(device=wanted.device, kernels=kernels) | {"SGLANG_PLUGINS": NO_PLUGIN}

@@ -1,0 +1,90 @@
+"""What is said about the fit of a model on GPUs: one answer, and one for each kind of cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from oscar_zoo.app.model_needs import Weights
+from oscar_zoo.engines.sglang.capacity import USABLE, Cache, reserved, weights_share
+from oscar_zoo.engines.sglang.concurrency import Layout
+
+
+@dataclass(frozen=True)
+class FittingCache:
+    """What fits with one kind of cache.
+
+    Attributes:
+        cache: its bytes on each GPU.
+        tokens: that fit in all, with the requests of the report.
+        requests: of the context of the report that fit at a time.
+        context: the longest with which the requests of the report fit, no longer than the model
+            takes.
+        fits: whether the requests of the report fit with its context.
+    """
+
+    cache: Cache
+    tokens: int
+    requests: int
+    context: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """The answer.
+
+    Attributes:
+        model: its name.
+        memory: bytes of one GPU.
+        gpus: number of them.
+        weights: of the model.
+        room: bytes of each GPU that are left for a cache.
+        context: tokens of a request.
+        longest: tokens of a request that the model takes at most; `None` where nobody knows.
+        requests: that run at a time.
+        usual_requests: as many as `serve` lets run at a time when its flags do not say a number.
+        bits: of a stored element of the INT2 cache, scales and offsets included, on average.
+        bits_source: what says so, in a few words.
+        caches: BF16, FP8 and INT2.
+        other_layers: whether what layers without full attention keep is counted.
+        fits: whether the requests that were asked for fit with INT2; where nobody said a number,
+            whether one fits beside what `serve` reserves.
+        fitting_gpus: the smallest number of GPUs with which that fits; `None` where none is enough.
+        not_served: why `serve` refuses the model, or `None` where that is not known.
+    """
+
+    model: str
+    memory: int
+    gpus: int
+    weights: Weights
+    room: int
+    context: int
+    longest: int | None
+    requests: int
+    usual_requests: int
+    bits: float
+    bits_source: str
+    caches: tuple[FittingCache, ...]
+    other_layers: bool
+    fits: bool
+    fitting_gpus: int | None
+    not_served: str | None
+
+    def of_kind(self, kind: str) -> FittingCache:
+        """What fits with the cache `BF16`, `FP8` or `INT2`."""
+        return next(one for one in self.caches if one.cache.kind == kind)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of each GPU that neither weights nor a cache take."""
+        return reserved(self.memory)
+
+    @property
+    def gpu_weights(self) -> int:
+        """Bytes of each GPU that the weights take."""
+        return weights_share(self.weights.nbytes, Layout(tp=self.gpus))
+
+    @property
+    def usable(self) -> float:
+        """Share of the memory that weights and cache may take."""
+        return USABLE
