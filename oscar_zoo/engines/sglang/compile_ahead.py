@@ -115,7 +115,7 @@ def spawn(wanted: compile_program.Request) -> None:
     Raises:
         OSError: it cannot be started, or there are no locks.
     """
-    command = [sys.executable, "-P", "-m", compile_program.__name__]
+    command = [sys.executable, "-P", "-m", compile_program.__name__, str(os.getpid())]
     with compile_lock.held() as (descriptor, path):
         process = subprocess.Popen(
             command,

@@ -1,8 +1,9 @@
 """The program that compiles FlashInfer's kernels of a server ahead: `python -m ...`, with a
-`Wanted` as its argument.
+`Wanted` and the pid of the server as its arguments.
 
-It runs beside `compile_program`, in a process group of its own, and makes no context on the GPU.
-FlashInfer locks what it compiles, so a worker that needs it waits, and compiles what is missing.
+It imports torch only once it would end with the server. It runs beside `compile_program`, in a
+process group of its own, and makes no context on the GPU. FlashInfer locks what it compiles, so a
+worker that needs it waits, and compiles what is missing.
 """
 
 from __future__ import annotations
@@ -18,11 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
 from oscar_zoo.engines.sglang.compile_child import end_with_parent, say
 from oscar_zoo.engines.sglang.worker_errors import DEBUG
-from oscar_zoo.runtime import flashinfer_prefill
 
 BYTES_TO_COMPILE_ALL = 64 << 30
 """Free memory with which all modules are compiled at once, some 16 compilers of up to 4 GB."""
@@ -63,10 +61,12 @@ def spawn(wanted: Wanted) -> subprocess.Popen[bytes] | None:
     Raises:
         OSError: it cannot be started.
     """
+    from oscar_zoo.runtime import flashinfer_prefill
+
     if wanted.head_dims not in flashinfer_prefill.HEADS:
         return None
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, str(wanted)],
+        [sys.executable, "-P", "-m", __name__, str(wanted), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stderr=None if os.environ.get(DEBUG) == "1" else subprocess.DEVNULL,
         start_new_session=True,
@@ -79,7 +79,7 @@ def main() -> None:
     """Compile what no earlier start has left, and say in one line how long it took."""
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _end_compilers)
-    end_with_parent(signal.SIGTERM)
+    end_with_parent(signal.SIGTERM, parent=int(sys.argv[2]))
     signal.alarm(PATIENCE)
     began = time.monotonic()
     try:
@@ -94,6 +94,10 @@ def main() -> None:
 
 
 def _compile(wanted: Wanted) -> int:
+    import torch
+
+    from oscar_zoo.runtime import flashinfer_prefill
+
     device = torch.device("cuda", wanted.gpu)
     modules = flashinfer_prefill.modules(
         wanted.head_dims, getattr(torch, wanted.dtype), capped=wanted.capped, device=device

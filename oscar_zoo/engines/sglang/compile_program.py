@@ -1,5 +1,5 @@
-"""The program that compiles the kernels of a server ahead: `python -m ...`, with a `Request` on its
-standard input.
+"""The program that compiles the kernels of a server ahead: `python -m ...`, with the pid of the
+server, and a `Request` on its standard input.
 
 It reads the artifact as the server does, from the same variables. It makes no context on the GPU,
 so it takes none of its memory.
@@ -65,8 +65,8 @@ def jobs(
 
 def main() -> None:
     """Compile everything, and say in one line how it went."""
-    end_with_parent(signal.SIGKILL)
-    request = Request.parse(sys.stdin.read())  # fails if the server is gone
+    end_with_parent(signal.SIGKILL, parent=int(sys.argv[1]))
+    request = Request.parse(sys.stdin.read())
     signal.alarm(int(compile_lock.PATIENCE))
     began = time.monotonic()
     try:

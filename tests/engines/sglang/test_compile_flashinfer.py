@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,7 +17,23 @@ from oscar_zoo.engines.sglang import compile_flashinfer
 from oscar_zoo.engines.sglang.compile_flashinfer import Wanted
 
 WANTED = Wanted(gpu=0, head_dims=(128, 128), dtype="bfloat16", capped=False)
-COMMAND = [sys.executable, "-P", "-m", compile_flashinfer.__name__, str(WANTED)]
+COMMAND = [
+    sys.executable, "-P", "-m", compile_flashinfer.__name__, str(WANTED), str(os.getpid())
+]  # fmt: skip
+SERVER = f"""
+import os, time
+from oscar_zoo.engines.sglang import compile_flashinfer
+wanted = compile_flashinfer.Wanted.parse({str(WANTED)!r})
+child = compile_flashinfer.spawn(wanted)
+"""
+"""A server that has the modules compiled."""
+LEAVE = """
+with open(os.environ["BUILT"] + "/program", "w") as file:
+    file.write(str(child.pid))
+os._exit(0)
+"""
+"""What it does next when it is refused."""
+WAITING_COMPILER = 'echo $$ > "$BUILT/pid" && exec sleep 120'
 STAND_IN = """
 import os, subprocess, pathlib
 class Module:
@@ -81,15 +98,9 @@ def test_another_flashinfer_is_told_in_one_line(environment: dict[str, str]) -> 
 
 def test_compilers_end_with_the_server(environment: dict[str, str]) -> None:
     """They would keep every core busy for minutes."""
-    program = f"""
-import sys, time
-from oscar_zoo.engines.sglang import compile_flashinfer
-compile_flashinfer.spawn(compile_flashinfer.Wanted.parse({str(WANTED)!r}))
-time.sleep(120)
-"""
-    compiler = 'echo $$ > "$BUILT/pid" && exec sleep 120'
     server = subprocess.Popen(
-        [sys.executable, "-c", program], env={**environment, "COMPILER": compiler}
+        [sys.executable, "-c", f"{SERVER}time.sleep(120)"],
+        env={**environment, "COMPILER": WAITING_COMPILER},
     )
     try:
         pid = _number(Path(environment["BUILT"]) / "pid")
@@ -97,10 +108,26 @@ time.sleep(120)
     finally:
         server.send_signal(signal.SIGKILL)
         server.wait()
-    deadline = time.monotonic() + 30
-    while _lives(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _lives(pid)
+    assert _ends(pid)
+
+
+def test_nothing_is_compiled_for_a_server_that_has_ended_already(
+    environment: dict[str, str],
+) -> None:
+    """Such as one that is refused in its first second, while the program imports torch."""
+    built = Path(environment["BUILT"])
+    subprocess.run(
+        [sys.executable, "-c", SERVER + LEAVE],
+        env={**environment, "COMPILER": WAITING_COMPILER},
+        check=True,
+    )
+    program, started = int((built / "program").read_text()), built / "pid"
+    try:
+        assert _ends(program, unless=started)
+        assert not started.exists()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program, signal.SIGKILL)
 
 
 def _number(path: Path) -> int:
@@ -110,6 +137,14 @@ def _number(path: Path) -> int:
             return int(path.read_text())
         time.sleep(0.05)
     raise AssertionError("nothing was compiled")
+
+
+def _ends(pid: int, unless: Path | None = None) -> bool:
+    """Whether a process ends soon; no longer waited for once the file `unless` exists."""
+    deadline = time.monotonic() + 30
+    while _lives(pid) and time.monotonic() < deadline and not (unless and unless.exists()):
+        time.sleep(0.05)
+    return not _lives(pid)
 
 
 def _lives(pid: int) -> bool:
