@@ -21,6 +21,7 @@ from typing import Any
 
 from oscar_zoo.engines.sglang.compile_child import end_with_parent, say
 from oscar_zoo.engines.sglang.worker_errors import DEBUG
+from oscar_zoo.models import host_memory
 
 BYTES_TO_COMPILE_ALL = 64 << 30
 """Free memory with which all modules are compiled at once, some 16 compilers of up to 4 GB."""
@@ -76,7 +77,7 @@ def spawn(wanted: Wanted) -> subprocess.Popen[bytes] | None:
 
 
 def main() -> None:
-    """Compile what no earlier start has left, and say in one line how long it took."""
+    """Compile what is missing, and say in one line how long it took."""
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _end_compilers)
     end_with_parent(signal.SIGTERM, parent=int(sys.argv[2]))
@@ -84,7 +85,7 @@ def main() -> None:
     began = time.monotonic()
     try:
         wanted = Wanted.parse(sys.argv[1])
-        count = _compile(wanted)
+        count = compile_missing(wanted)
     except Exception as error:  # a worker compiles for itself, and says what is wrong
         say(f"FlashInfer's kernels are not compiled ahead ({type(error).__name__}: {error})")
         raise
@@ -93,7 +94,8 @@ def main() -> None:
         say(f"{count} modules of FlashInfer were compiled ahead in {seconds:.1f} s")
 
 
-def _compile(wanted: Wanted) -> int:
+def compile_missing(wanted: Wanted) -> int:
+    """Compile what no earlier start has left; returns how many modules that were."""
     import torch
 
     from oscar_zoo.runtime import flashinfer_prefill
@@ -104,8 +106,8 @@ def _compile(wanted: Wanted) -> int:
     )
     missing = [x for x in modules if not (x.is_aot or x.jit_library_path.exists())]
     if missing:
-        memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        with ThreadPoolExecutor(len(missing) if memory >= BYTES_TO_COMPILE_ALL else 1) as pool:
+        enough = host_memory.available_ram() >= BYTES_TO_COMPILE_ALL
+        with ThreadPoolExecutor(len(missing) if enough else 1) as pool:
             list(pool.map(_build, missing))
     return len(missing)
 

@@ -7,14 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from oscar_zoo.engines.sglang import compile_flashinfer
 from oscar_zoo.engines.sglang.compile_flashinfer import Wanted
+from oscar_zoo.models import host_memory
+from oscar_zoo.runtime import flashinfer_prefill
 
 WANTED = Wanted(gpu=0, head_dims=(128, 128), dtype="bfloat16", capped=False)
 COMMAND = [
@@ -94,6 +98,29 @@ def test_another_flashinfer_is_told_in_one_line(environment: dict[str, str]) -> 
     assert done.returncode != 0
     assert "FlashInfer's kernels are not compiled ahead (ImportError: " in done.stdout
     assert done.stdout.count("\n") == 1
+
+
+@pytest.mark.parametrize(("free", "at_once"), [(63 << 30, 1), (64 << 30, 3)])
+def test_all_modules_are_compiled_at_once_where_memory_is_enough(
+    free: int, at_once: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Memory that this process may take, in its control group, with file pages given back."""
+    running, most = [0], [0]
+    lock = threading.Lock()
+
+    def build(*, verbose: bool) -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.2)
+        with lock:
+            running[0] -= 1
+
+    module = SimpleNamespace(is_aot=False, jit_library_path=tmp_path / "missing", build=build)
+    monkeypatch.setattr(flashinfer_prefill, "modules", lambda *_, **__: [module] * 3)
+    monkeypatch.setattr(host_memory, "available_ram", lambda: free)
+    assert compile_flashinfer.compile_missing(WANTED) == 3
+    assert most[0] == at_once
 
 
 def test_compilers_end_with_the_server(environment: dict[str, str]) -> None:
