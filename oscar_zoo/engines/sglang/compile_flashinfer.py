@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from oscar_zoo.engines.sglang.compile_child import end_with_parent, say
+from oscar_zoo.engines.sglang.compile_child import cause, end_with_parent, say
 from oscar_zoo.engines.sglang.worker_errors import DEBUG
 from oscar_zoo.models import host_memory
 
@@ -87,7 +87,7 @@ def main() -> None:
         wanted = Wanted.parse(sys.argv[1])
         count = compile_missing(wanted)
     except Exception as error:  # a worker compiles for itself, and says what is wrong
-        say(f"FlashInfer's kernels are not compiled ahead ({type(error).__name__}: {error})")
+        say(f"FlashInfer's kernels are not compiled ahead ({cause(error)})")
         raise
     if count:
         seconds = time.monotonic() - began

@@ -18,7 +18,7 @@ from oscar_kernels.chips import Target
 from oscar_kernels.nvrtc import driver
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.engines.sglang import compile_lock, served_artifact, worker
-from oscar_zoo.engines.sglang.compile_child import end_with_parent, say
+from oscar_zoo.engines.sglang.compile_child import cause, end_with_parent, say
 from oscar_zoo.runtime import rehearsal
 from oscar_zoo.runtime.transforms import TransformTable
 
@@ -73,7 +73,7 @@ def main() -> None:
         wanted = jobs(request, worker.served()[1], driver.target(request.gpu))
         failed = ahead.compile_all(wanted)
     except Exception as error:  # workers compile for themselves, and say what is wrong
-        say(f"nothing is compiled ahead ({type(error).__name__}: {error})")
+        say(f"nothing is compiled ahead ({cause(error)})")
         raise
     say(f"{len(wanted)} kernels were compiled ahead in {time.monotonic() - began:.1f} s")
     for line in failed:

@@ -100,6 +100,39 @@ def test_another_flashinfer_is_told_in_one_line(environment: dict[str, str]) -> 
     assert done.stdout.count("\n") == 1
 
 
+NINJA_SAYS = "\n".join(
+    (
+        "Ninja build failed. Ninja output:",
+        "ninja: Entering directory `/cache'",
+        "[1/2] /cuda/bin/nvcc -Werror " + 500 * "-isystem /include ",
+        "FAILED: [code=1] batch.cuda.o",
+        '/csrc/batch.cu(12): error: identifier "Params" is undefined',
+        "ninja: build stopped: subcommand failed.",
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        (NINJA_SAYS, '/csrc/batch.cu(12): error: identifier "Params" is undefined'),
+        ("Killed\n" + 9 * "and so on\n", "Killed"),
+        ("in " + 9999 * "x", "in " + 297 * "x"),
+        ("", ""),
+    ],
+)
+def test_a_build_that_fails_is_told_in_one_short_line(
+    says: str, told: str, environment: dict[str, str]
+) -> None:
+    attention = Path(environment["PYTHONPATH"]) / "flashinfer" / "jit" / "attention.py"
+    fails = f"def build(self, verbose): raise RuntimeError({says!r})"
+    attention.write_text(f"{STAND_IN}class Module(Module):\n    {fails}\n")
+    done = run(environment, "true")
+    assert done.returncode != 0
+    line = f"FlashInfer's kernels are not compiled ahead (RuntimeError: {told})\n"
+    assert done.stdout.partition("INT2 KV cache: ")[2] == line
+
+
 @pytest.mark.parametrize(("free", "at_once"), [(63 << 30, 1), (64 << 30, 3)])
 def test_all_modules_are_compiled_at_once_where_memory_is_enough(
     free: int, at_once: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
