@@ -11,6 +11,7 @@ from oscar_zoo.app.progress import Observer
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.engines.sglang import concurrency
 from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags
+from oscar_zoo.engines.sglang.head_split import check_heads
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.models import model_folder, nvidia_smi
 from oscar_zoo.models.config_file import ConfigFile
@@ -80,7 +81,7 @@ def prepare(
         usual_gpus: take as many GPUs as the zoo does, however many are here.
 
     Raises:
-        UsageError: no model or recipe is known.
+        UsageError: no model or recipe is known, or the GPUs cannot share the heads of the model.
         GeometryMismatch: artifact and model have different shapes.
     """
     choice = model_for(artifact, model, observer, again=again)
@@ -89,6 +90,9 @@ def prepare(
     parallel = flags.tensor_parallel
     if parallel is None:
         parallel = _usual_gpus(choice, gpu, all_here=usual_gpus) if device == "cuda" else 1
+    if device == "cuda" and fitting.geometry is not None:
+        layout = concurrency.Layout.of_flags(flags, tp=parallel)
+        check_heads(choice.name, fitting.geometry, layout, option="-- --tp={}")
     return Prepared(
         artifact, choice, fitting.geometry, fitting.config, recipe, device, gpu, parallel
     )
