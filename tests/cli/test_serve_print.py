@@ -130,6 +130,16 @@ def test_gpus_that_cannot_share_the_heads_are_refused(
     assert told in said and instead in said and said.count("\n") <= 2
 
 
+def test_they_are_refused_before_an_artifact_is_looked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It might have to be computed first."""
+    line = ["serve", "Qwen3-14B", "--print", "--offline", "--device", "cuda"]
+    assert run([*line, "--", "--tp", "5"]) == 2
+    assert "40 query heads and 8 KV heads of Qwen3-14B" in capsys.readouterr().err
+    assert run([*line, "--", "--tp", "4"]) == 3  # there is no artifact
+
+
 def test_ranks_that_share_the_heads_are_not_refused(
     capsys: pytest.CaptureFixture[str], artifact: Path
 ) -> None:
