@@ -82,8 +82,6 @@ def choose_drafts(
 def _chosen(wish: Wish, prepared: Prepared, flags: UserFlags, revision: str | None) -> DraftChoice:
     config = prepared.config or ConfigFile.kept(prepared.choice.source, revision)
     others = _others(prepared, config)
-    if others == "windows":
-        _check_layers(flags.after(f"{ALGORITHM}=NGRAM"), others)
     found = _own_layers(prepared, config, revision)
     if wish == "mtp" and found.state == "missing":
         raise UnsupportedModel(

@@ -36,7 +36,7 @@ def against_options(function: F) -> F:
             metavar="FILE",
             multiple=True,
             help=(
-                "Of --against: draw loss against bits, an .html, .png or .svg file. May be"
+                "Of --against: draw loss against bits, an .html, .png or .svg file. Can be"
                 " repeated."
             ),
         ),

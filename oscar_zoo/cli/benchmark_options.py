@@ -92,13 +92,13 @@ def benchmark_options(function: F) -> F:
             "--temperature",
             type=click.FloatRange(0),
             metavar="X",
-            help="[default: as the model's generation_config.json says]",
+            help="Of sampling; 0 is greedy. [default: as the model's generation_config.json says]",
         ),
         click.option(
             "--top-p",
             type=click.FloatRange(0, 1, min_open=True),
             metavar="X",
-            help="[default: as the model's generation_config.json says]",
+            help="Of sampling. [default: as the model's generation_config.json says]",
         ),
         click.option(
             "--thinking/--no-thinking",

@@ -51,7 +51,7 @@ def recipe_options(function: F) -> F:
             "clips",
             metavar="K,V",
             multiple=True,
-            help="Clip ratios; may be repeated. [default: the recipe's]",
+            help="Clip ratios; can be repeated. [default: the recipe's]",
         ),
         click.option(
             "--group-size", metavar="N,...", help="Channels per scale. [default: the recipe's]"

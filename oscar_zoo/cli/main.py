@@ -58,7 +58,7 @@ COMMANDS = {
     "mirror": "Copy artifacts from hub to hub and compare their digests.",
     "compute": "Fit a rotation for a model from calibration text.",
     "fit": "Fit another method from the moments that compute left.",
-    "merge-moments": "Make several captures one.",
+    "merge-moments": "Join the moments of several captures in one file.",
     "plot": "Draw the report of a fit again, as a page or as a picture.",
     "eval": "Measure perplexity and recall of an INT2 cache against BF16.",
     "ruler": "Ask for facts in long prompts, over length and depth.",

@@ -39,8 +39,8 @@ def hubs_option(function: F) -> F:
         metavar="HUB",
         help=(
             f"Hub to use instead of the configured ones: {FORMS}; REPO@REV is the hub at a"
-            " revision. Can be repeated: they are asked in order. Default: OSCAR_ZOO_HUB,"
-            " config.toml, else your own zoo and the public ones."
+            " revision. Can be repeated: they are asked in order. [default: OSCAR_ZOO_HUB,"
+            " config.toml, else your own zoo and the public ones]"
         ),
     )(function)
 
@@ -54,8 +54,8 @@ def targets_option(function: F) -> F:
         metavar="HUB",
         help=(
             f"Hub to write to: {FORMS}. Can be repeated: they are written in order, hubs without"
-            f" commits ({WITHOUT_COMMITS}) last. Default: OSCAR_ZOO_HUB, `publish` of config.toml,"
-            " else your own zoo."
+            f" commits ({WITHOUT_COMMITS}) last. [default: OSCAR_ZOO_HUB, `publish` of config.toml,"
+            " else your own zoo]"
         ),
     )(function)
 
@@ -120,7 +120,7 @@ def device_option(function: F) -> F:
     return click.option(
         "--device",
         metavar="cpu|cuda[:N]",
-        help="Where to run. Default: cuda if there is one, else cpu.",
+        help="Where to run. [default: cuda if there is one, else cpu]",
     )(function)
 
 
@@ -182,8 +182,8 @@ def devices_option(function: F) -> F:
         "--device",
         metavar="cpu|cuda[:N]|auto",
         help=(
-            "Where to run; auto spreads the model over all GPUs. Default: cuda if there is one,"
-            " else cpu."
+            "Where to run; auto spreads the model over all GPUs. [default: cuda if there is"
+            " one, else cpu]"
         ),
     )(function)
 
@@ -194,8 +194,8 @@ def stream_option(function: F) -> F:
         "--stream-weights/--no-stream-weights",
         default=None,
         help=(
-            "Read weights layer by layer, so that one layer needs to fit. Default: when the model"
-            " does not fit."
+            "Read weights layer by layer, so that one layer needs to fit. [default: when the"
+            " model does not fit]"
         ),
     )(function)
 
@@ -240,7 +240,7 @@ def output_dir_option(function: F) -> F:
         "output",
         type=click.Path(path_type=Path),
         metavar="DIR",
-        help="[default: ./<Model>/<tag>]",
+        help="Folder of the artifact. [default: ./<Model>/<tag>]",
     )(function)
 
 

@@ -28,7 +28,21 @@ from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.models.other_caches import refuse_other_caches
 
 NAME = "config.json"
-DIVIDED = frozenset(("llama", "mistral", "qwen2"))
+DIVIDED = frozenset(
+    (
+        "arcee",
+        "granite",
+        "granitemoe",
+        "llama",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "olmoe",
+        "qwen2",
+        "qwen2_moe",
+        "smollm3",
+    )
+)
 """Types whose head size is `hidden_size / num_attention_heads` unless the file says it; others have
 a default."""
 
@@ -133,7 +147,14 @@ def says_all(file: ConfigFile) -> bool:
     given = {name for name in names if isinstance(getattr(text, name, None), int)}
     if getattr(file, "model_type", None) in DIVIDED:
         given.add("head_dim")
+        if _may_slide(text):
+            return False  # the class knows in which layers
     return given == set(names)
+
+
+def _may_slide(text: ConfigFile) -> bool:
+    window, used = getattr(text, "sliding_window", None), getattr(text, "use_sliding_window", None)
+    return isinstance(window, int) and used is not False and layer_kinds(text) is None
 
 
 def describe(file: ConfigFile, model_id: str) -> ModelBlock:

@@ -119,6 +119,8 @@ class Executor:
         windows = self.windows
         if batch.sinks is not None:
             windows = replace(windows, sink_block=batch.sinks)
+        # In front of the write, because the attention starts before the kernel in front has ended.
+        sink_logits = softmax.sink_logits(q, transforms.k_mean)
         self.ops.write(
             k, v, cache, transforms, batch.targets, windows=windows, query=q, query_out=query
         )
@@ -128,7 +130,7 @@ class Executor:
             batch.view,
             sm_scale=softmax.scale,
             logit_cap=softmax.cap,
-            sink_logits=softmax.sink_logits(q, transforms.k_mean),
+            sink_logits=sink_logits,
             o_partner=transforms.o_partner,
             workspace=self.decode_scratch,
             out=out,
@@ -253,5 +255,5 @@ def executor_bytes(
         dtype=windows.dtype,
         device=device,
     )
-    sizes = ops.workspace_numel(alike, num_q_heads, windows.num_rows, windows.drafts, SHORT)
+    sizes = ops.workspace_numel(alike, num_q_heads, windows.max_batch, windows.drafts, SHORT)
     return rows + 4 * sum(sizes)

@@ -244,8 +244,8 @@ def cache_bytes(
 
 def table_bytes(windows: WindowShape, max_tokens: int) -> int:
     """Bytes of the tables that are filled in front of a step."""
-    verify = VerifyTables.nbytes(windows.num_rows, windows.drafts) if windows.drafts > 1 else 0
-    return BatchTables.nbytes(windows.num_rows, max_tokens) + verify
+    verify = VerifyTables.nbytes(windows.max_batch, windows.drafts) if windows.drafts > 1 else 0
+    return BatchTables.nbytes(windows.max_batch, max_tokens) + verify
 
 
 def flashinfer_has(windows: WindowShape) -> bool:

@@ -1,7 +1,10 @@
-"""Trees of drafts: from an engine's mask to the bits that kernels read."""
+"""Trees of drafts: from an engine's mask to the bits that kernels read, or to a chain."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,3 +34,25 @@ def ancestors(mask: Tensor, lengths: Tensor, count: int, real: int) -> Tensor:
     seen[:real] |= mask[at.clamp(max=mask.numel() - 1)] & (node < node[:, None])
     bits = (seen * (1 << node)).sum(-1)
     return bits.flatten().to(torch.int32)  # the bit of draft 31 is the sign
+
+
+def longest_chains(tokens: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> Any:
+    """A chain in place of every tree: its longest path, and behind it the other drafts, which are
+    wrong there unless the model says the same.
+
+    Args:
+        tokens: one dimension; drafts of each tree, parents in front of children.
+        mask: one dimension; for each tree `[count, count]`, which drafts every draft sees, itself
+            among them.
+
+    Returns:
+        Tokens and mask of the chains, of the same shapes and types.
+    """
+    count = mask.size // tokens.size
+    seen = mask.reshape(-1, count, count).astype(bool)
+    last = seen.sum(-1).argmax(-1)
+    path = np.take_along_axis(seen, last[:, None, None], 1)[:, 0]
+    order = np.argsort(~path, axis=1, kind="stable")
+    chains = np.take_along_axis(tokens.reshape(-1, count), order, 1)
+    everything_before = np.tri(count, dtype=mask.dtype).reshape(-1)
+    return chains.reshape(-1), np.tile(everything_before, len(seen))

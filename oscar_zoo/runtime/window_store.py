@@ -42,6 +42,8 @@ class WindowShape:
         idle: sink blocks beyond one per row; they keep the first tokens of finished requests.
         drafts: most tokens that a step writes before it is known which of them stay; 1 without
             speculative decoding.
+        ranks: ranks that share the heads of a layer, to a multiple of which an engine may pad the
+            requests of a step.
     """
 
     num_layers: int
@@ -54,6 +56,7 @@ class WindowShape:
     dtype: torch.dtype
     idle: int = 0
     drafts: int = 1
+    ranks: int = 1
 
     def __post_init__(self) -> None:
         if self.sink < 0 or self.recent < 1 or self.idle < 0:
@@ -72,6 +75,12 @@ class WindowShape:
         """Tokens of a ring. What a rejected draft overwrites is older than the window of every
         length that the request may have after the step."""
         return self.recent + self.drafts - 1
+
+    @property
+    def max_batch(self) -> int:
+        """Most requests of a step, padding included."""
+        requests = self.num_rows - 1
+        return max(self.num_rows, -(-requests // self.ranks) * self.ranks)
 
     @property
     def num_blocks(self) -> int:

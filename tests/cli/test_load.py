@@ -84,3 +84,8 @@ def test_a_model_that_is_too_short_is_refused(
     artifact = write_folder(tmp_path / "rotation", artifact_files())
     assert run(["bench", "load", str(artifact), "--model", str(MODEL)]) == 2
     assert "reads up to 2,048 tokens, 4,256 are wanted" in capsys.readouterr().err
+
+
+def test_offline_asks_no_hub(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "load", "Qwen3-8B", "--offline", "--device", "cpu"]) == 3
+    assert "offline mode asks no hub" in capsys.readouterr().err

@@ -279,16 +279,19 @@ def test_a_hybrid_takes_chains_alone(
         assert "a tree of drafts does not work" in err and "Use a chain: " in err
 
 
-def test_windows_take_no_drafts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_windows_take_chains_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     windowed = shutil.copytree(EXAMPLE, tmp_path / "windowed")
     kinds = ["sliding_attention", "full_attention"] * 2
     change_config(windowed, sliding_window=128, use_sliding_window=True, layer_types=kinds)
-    _, err = printed(capsys, tmp_path, windowed, "--drafts", code=1)
-    assert "layers with a sliding window have caches of their own" in err
-    assert err.rstrip().endswith("Serve it without drafts")
+    flags, told = shown(capsys, tmp_path, windowed, "--drafts")
+    assert flags == [*REPEATS, NO_TREE] and "n-grams" in told
+    tree = ["--drafts", "--", "--speculative-ngram-max-bfs-breadth=4"]
+    _, err = printed(capsys, tmp_path, windowed, *tree, code=1)
+    assert "SGLang moves a sliding window by the place of a draft" in err
+    assert err.rstrip().endswith(f"Use a chain: {NO_TREE}")
     for name in ("gemma-3-1b-it", "gpt-oss-20b"):
-        said = named(capsys, tmp_path, name, code=1)["error"]
-        assert "layers with a sliding window" in said["message"]
+        argv = named(capsys, tmp_path, name)["argv"]
+        assert {*REPEATS, NO_TREE} <= {*argv}
 
 
 def test_a_cpu_takes_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

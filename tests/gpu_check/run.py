@@ -16,6 +16,7 @@ from pathlib import Path
 import document
 import machine
 import steps
+import window_drafts
 from document import StepResult
 from record import Record
 from steps import Check
@@ -77,7 +78,7 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
     """Every step, in the order of the document. What needs little of the GPU runs beside the rest;
     `bench serve` has a GPU for itself, at the end or on the second one (`beside`)."""
     steps.write_models(check)
-    with ThreadPoolExecutor(9) as pool, record.until_interrupted(pool):
+    with ThreadPoolExecutor(11) as pool, record.until_interrupted(pool):
         measured = (
             pool.submit(record.timed, "bench serve", steps.bench_serve, beside) if beside else None
         )
@@ -87,6 +88,9 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
             record.timed, "pull --compute, mixture of experts", steps.compute_experts, check
         )
         hybrid = pool.submit(record.timed, "compute, hybrid model", steps.compute_hybrid, check)
+        windowed = pool.submit(
+            record.timed, "compute, sliding windows", window_drafts.compute_windowed, check
+        )
         mixed = pool.submit(record.timed, "compute --bits 2.75", steps.compute_mixed, check)
         captured = pool.submit(
             record.timed, "compute --engine sglang", steps.compute_with_engine, check
@@ -94,7 +98,8 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         results = [record.timed("compute with defaults", steps.compute, check)]
         results.append(record.timed("verify, publish, pull", steps.publish_and_pull, check))
         in_process = pool.submit(record.timed, "eval in process", steps.evaluate, check)
-        results += [captured.result(), experts.result(), hybrid.result(), mixed.result()]
+        computed = (captured, experts, hybrid, windowed, mixed)
+        results += [one.result() for one in computed]
         served = [
             pool.submit(record.timed, f"eval --engine sglang, {what}", step, check)
             for what, step in (
@@ -106,6 +111,14 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
                 ("hybrid model with drafts", steps.serve_hybrid_drafts),
             )
         ]
+        served.append(
+            pool.submit(
+                record.timed,
+                "serve --drafts, sliding windows",
+                window_drafts.serve_windowed_drafts,
+                check,
+            )
+        )
         results += [
             in_process.result(),
             kernels.result(),

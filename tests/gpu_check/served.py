@@ -48,7 +48,7 @@ class Server:
     def __enter__(self) -> Self:
         from steps import CheckFailed
 
-        self._errors = (self._check.work / "serve.stderr").open("w+")
+        self._errors = (self._check.work / f"serve-{self._port}.stderr").open("w+")
         self._process = subprocess.Popen(
             self._command,
             cwd=self._check.work,
@@ -100,6 +100,18 @@ class Server:
         return Completion(
             reply["choices"][0]["text"], usage["completion_tokens"], usage["prompt_tokens"], cached
         )
+
+    def choices(self, prompt: str, tokens: int) -> list[dict[str, float]]:
+        """For each token of a greedy completion the two likeliest ones, the chosen one first, with
+        their log-probabilities."""
+        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        body |= {"model": self._model(), "logprobs": 2}
+        reply = json.loads(self._send("/v1/completions", json.dumps(body).encode()))
+        found = reply["choices"][0]["logprobs"]
+        return [
+            {chosen: best[chosen], **best}
+            for chosen, best in zip(found["tokens"], found["top_logprobs"], strict=True)
+        ]
 
     def get(self, path: str) -> str:
         """Body of `GET path`."""

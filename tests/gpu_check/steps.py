@@ -177,7 +177,7 @@ def serve(check: Check) -> str:
     return (
         f"ready after {server.ready['seconds']:.0f} s, {server.ready['capacity_tokens']:,} tokens"
         f" fit; right answer to {first.prompt} prompt tokens; second turn reused {again.cached} of"
-        f" {again.prompt}; {_server_figures(facts)}; exit code {server.code} after SIGTERM"
+        f" {again.prompt}; {server_figures(facts)}; exit code {server.code} after SIGTERM"
     )
 
 
@@ -187,7 +187,9 @@ MINIMUM_REUSE = 320
 hold."""
 
 
-def _server_figures(facts: dict[str, Any]) -> str:
+def server_figures(facts: dict[str, Any]) -> str:
+    """Perplexity and recall of the server that `eval` asked; raises `CheckFailed` outside its
+    limits."""
     (row,) = facts["servers"]
     cold, warm, recall = row["perplexity"], row["perplexity_after_hit"], row["recall"]
     figures = (
@@ -223,7 +225,7 @@ def serve_experts(check: Check) -> str:
     facts = check.zoo(
         "eval", f"./{EXPERTS}", *SERVER_EVAL, "--model", f"./{EXPERTS}", *check.engine
     )
-    return _server_figures(facts)
+    return server_figures(facts)
 
 
 def compute_mixed(check: Check) -> str:
@@ -242,7 +244,7 @@ MIXED = "mixed-widths"
 def serve_mixed(check: Check) -> str:
     """`eval ./FOLDER --engine sglang` of the artifact whose layers have different widths."""
     command = ("eval", f"./{MIXED}", *SERVER_EVAL, "--model", str(EXAMPLE))
-    return _server_figures(check.zoo(*command, *check.engine))
+    return server_figures(check.zoo(*command, *check.engine))
 
 
 def serve_ngrams(check: Check) -> str:
@@ -279,19 +281,21 @@ def _with_drafts(check: Check, command: tuple[str, ...], algorithm: str, *flags:
     if check.device != "cuda":
         return "not tried: SGLang verifies drafts on a GPU only"
     drafts = (f"--speculative-algorithm={algorithm}", *flags)
-    return _server_figures(check.zoo(*command, "--", *check.engine_flags, *drafts))
+    return server_figures(check.zoo(*command, "--", *check.engine_flags, *drafts))
 
 
 def write_models(check: Check) -> None:
     """Write the random models, in one thread: two cannot import transformers at once."""
     from tiny_moe import write_model
+    from window_drafts import WINDOWED
 
     sys.path.insert(0, str(ROOT / "tests/support"))
-    from architectures import write_mtp_model
+    from architectures import write_architecture, write_mtp_model
 
     write_model(check.work / EXPERTS, EXAMPLE)
     write_mtp_model("qwen3_5", check.work / HYBRID)
     write_mtp_model("glm4_moe", check.work / DRAFTING)
+    write_architecture("gpt_oss", check.work / WINDOWED)
 
 
 def compute_hybrid(check: Check) -> str:
@@ -310,7 +314,7 @@ def serve_hybrid(check: Check) -> str:
     if check.device != "cuda":
         return "not tried: SGLang runs this model on a GPU only"
     command = ("eval", f"./{HYBRID}-rotation", *SERVER_EVAL, "--model", f"./{HYBRID}")
-    return _server_figures(check.zoo(*command, *check.engine))
+    return server_figures(check.zoo(*command, *check.engine))
 
 
 def bench_serve(check: Check) -> str:

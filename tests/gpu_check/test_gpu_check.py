@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import subprocess
@@ -135,3 +136,15 @@ def test_every_gpu_test_file_that_the_check_runs_exists() -> None:
         if word.startswith("tests/")
     ]
     assert named and all((ROOT / name).exists() for name in named)
+
+
+def test_answers_with_drafts_may_differ_where_two_tokens_are_nearly_as_likely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(FOLDER)
+    compared = importlib.import_module("window_drafts").compared
+    first = {"a": -1.0, "b": -1.25}
+    other = {"b": -1.0, "a": -1.125}
+    assert compared([[first, first]], [[dict(first), {"a": -2.0}]]) == (1, [])
+    assert compared([[first, first]], [[first, other]]) == (0, [0.25])
+    assert compared([[first], [first]], [[{"c": -1.0}], [first]]) == (1, [float("inf")])

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from oscar_kernels import testing
-from oscar_kernels.cache import BatchView
+from oscar_kernels.cache import BatchView, Drafts
 from oscar_kernels.decode_attention import reference, tuning
-from oscar_kernels.decode_attention.cuda import launcher
+from oscar_kernels.decode_attention.cuda import launcher, parameters
 from oscar_kernels.decode_attention.cuda import variant as variants
 from oscar_kernels.decode_attention.workspace import Workspace
 from oscar_kernels.nvrtc import compile as nvrtc
@@ -106,6 +106,28 @@ def test_tiles_share_a_block_of_eight_warps() -> None:
             flags = variant(group=group, heads=heads).flags
             assert int(flags["HB"]) * int(flags["VH"]) * int(flags["TW"]) == variants.WARPS
             assert heads % int(flags["HB"]) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("head_dim", [64, 256])
+@pytest.mark.parametrize("heads", [1, 4, 6, 32])
+def test_scratch_has_room_for_every_variant(heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    """For what all warps of a block leave of every segment, whatever shares a KV head."""
+    spec, blocks = QuantSpec(head_dim, head_dim), 132
+    for group, count in ((1, 0), (9, 0), (15, 0), (16, 0), (2, 17), (5, 3), (3, 11), (8, 8)):
+        filling = testing.random_cache(
+            [count], spec, num_kv_heads=heads, drafts=count, dtype=torch.bfloat16
+        )
+        query = torch.zeros(max(1, count), heads * group, head_dim, dtype=dtype)
+        drafts = Drafts(count) if count else None
+        made = variants.variant(query, filling.cache, filling.batch, 0.0, drafts=drafts)
+        for whole in (made.whole, False):
+            flags = dataclasses.replace(made, whole=whole).flags
+            each = -(-made.rows // int(flags["VH"]))
+            for requests in (1, 60, 1000):
+                sizes = parameters.scratch_sizes(filling.cache, made.rows * heads, requests, blocks)
+                segments = blocks + 2 * (heads // int(flags["HB"])) * requests
+                assert sizes[1] >= 2 * segments * variants.WARPS * each, (group, count, flags)
 
 
 def test_refusals_name_what_was_seen() -> None:

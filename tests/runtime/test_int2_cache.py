@@ -51,18 +51,24 @@ CONFIG = CacheConfig(
 
 
 class Worker:
-    """Two caches, one with the kernels and one with the references, fed the same tokens."""
+    """Two caches, one with the kernels and one with the references, fed the same tokens.
 
-    def __init__(self) -> None:
+    Args:
+        ranks: to a multiple of which the engine pads the requests of a step.
+    """
+
+    def __init__(self, ranks: int = 1) -> None:
+        self.shape = replace(WINDOW_SHAPE, ranks=ranks)
         sets = [general_set(role, 1, HEADS, DIM, seed=2) for role in ("k", "v")]
         self.table = TransformTable.build(*sets, range(1), kv_heads=range(HEADS), device="cpu")
         self.slots_of = torch.zeros(ROWS, LONGEST, dtype=torch.int32)
-        self.kernels = self.cache(KERNELS, PlainPrefill(), replace(CONFIG, piece_tokens=16))
-        self.plain = self.cache(REFERENCES, None, CONFIG)
+        config = replace(CONFIG, max_batch=self.shape.max_batch)
+        self.kernels = self.cache(KERNELS, PlainPrefill(), replace(config, piece_tokens=16))
+        self.plain = self.cache(REFERENCES, None, config)
         self.next, self.random = 1, torch.Generator().manual_seed(1)
 
     def cache(self, ops: Ops, prefill: Prefill | None, config: CacheConfig) -> Int2Cache:
-        stores = SlotStore(SLOT_SHAPE, "cpu"), WindowStore(WINDOW_SHAPE, "cpu")
+        stores = SlotStore(SLOT_SHAPE, "cpu"), WindowStore(self.shape, "cpu")
         source = SlotTable(self.slots_of, ops.pack)
         return Int2Cache(config, *stores, self.table, source, ops=ops, prefill=prefill)
 
@@ -125,6 +131,22 @@ def test_prefill_decode_and_a_graphs_views() -> None:
         lengths = {row: n + 1 for row, n in lengths.items()}
 
 
+def test_a_step_that_is_padded_to_a_multiple_of_the_ranks() -> None:
+    """Three requests that eight ranks pad to eight."""
+    worker = Worker(ranks=8)
+    prefill(worker, {1: 5, 2: 9, 3: 7}, padding=0)
+    rows = torch.tensor([1, 2, 3, *([0] * 5)])
+    lengths = torch.tensor([6, 10, 8, *([1] * 5)])
+    written = torch.cat([worker.place(row, int(lengths[row - 1]) - 1, 1) for row in (1, 2, 3)])
+    out_loc, new = torch.zeros(8, dtype=torch.int64), worker.rows(8)
+    out_loc[:3] = written
+    worker.kernels.begin(StepInput("decode", rows, (), lengths, out_loc))
+    worker.plain.begin(StepInput("decode", rows[:3], (1, 2, 3), lengths[:3], written))
+    got = worker.kernels.forward(FIRST_LAYER, *new)
+    expected = worker.plain.forward(FIRST_LAYER, *(x[:3] for x in new))
+    torch.testing.assert_close(got[:3], expected, atol=1e-4, rtol=1e-3)
+
+
 def test_only_a_new_owner_resets_a_row() -> None:
     worker = Worker()
     prefill(worker, {1: 21}, padding=0)
@@ -138,17 +160,20 @@ def test_only_a_new_owner_resets_a_row() -> None:
     assert windows.ring_start[1] == 13
 
 
-def test_the_plan_counts_what_a_cache_allocates() -> None:
-    worker = Worker()
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_the_plan_counts_what_a_cache_allocates(ranks: int) -> None:
+    worker = Worker(ranks)
     counted = cache_bytes(
         SLOT_SHAPE,
-        WINDOW_SHAPE,
+        worker.shape,
         REFERENCES,
         num_q_heads=HEADS * GROUP,
         max_tokens=LONGEST,
         device="cpu",
     )
     assert worker.plain.report() == {"scratch": counted}
+    tables = sum(x.nbytes for x in vars(worker.plain._tables).values())
+    assert counted == worker.plain.executor.nbytes + tables
 
 
 def test_nothing_runs_without_a_batch() -> None:

@@ -113,6 +113,16 @@ def test_rejected_drafts_overwrite_nothing_that_is_read_again() -> None:
         assert k[-RECENT:, 0, 0].tolist() == [*range(end + 1 - RECENT, end + 1)]
 
 
+@pytest.mark.parametrize(
+    ("requests", "ranks", "most"), [(6, 1, 7), (6, 4, 8), (12, 8, 16), (8, 4, 9), (1, 8, 8)]
+)
+def test_a_batch_may_be_padded_to_a_multiple_of_the_ranks(
+    requests: int, ranks: int, most: int
+) -> None:
+    shape = WindowShape(2, requests + 1, 2, 8, 12, SINK, RECENT, torch.float32, ranks=ranks)
+    assert shape.max_batch == most
+
+
 def test_more_drafts_than_the_window_holds_are_refused() -> None:
     with pytest.raises(ValueError, match="7 draft tokens of a step do not fit"):
         WindowShape(2, 3, 2, 8, 12, SINK, RECENT, torch.float32, drafts=7)

@@ -2,7 +2,7 @@
 
 Each of them does in plain torch what SGLang's kernel of that name does. The table of n-grams, which
 would be compiled, gives drafts from known answers in its place: some right tokens, among wrong
-ones, in a chain or somewhere in a random tree. Nothing of ours is replaced.
+ones, in a chain, in one of two chains, or somewhere in a random tree. Nothing of ours is replaced.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def install(answers: Sequence[Sequence[int]], shape: str, counts: str = "") -> N
 
     Args:
         answers: prompts with their answers.
-        shape: `chain` or `tree`.
+        shape: `chain`, `chains` or `tree`.
         counts: file that gets how many drafts were verified, accepted and moved.
     """
     library, part = types.ModuleType("sgl_kernel"), types.ModuleType("sgl_kernel.speculative")
@@ -41,7 +41,7 @@ def install(answers: Sequence[Sequence[int]], shape: str, counts: str = "") -> N
     for tokens in answers:
         for at in range(1, len(tokens)):
             Table.known[tuple(tokens[max(0, at - KNOWN) : at])] = list(tokens[at:])
-    Table.chain = shape == "chain"
+    Table.shape = shape
     Moves.place = Path(counts) if counts else None
     for module, name, stand_in in (
         ("sglang.kernels.ops.speculative.cache_locs", "assign_extend_cache_locs_func", slots_of),
@@ -170,39 +170,66 @@ class Table:
     """In place of the table of n-grams."""
 
     known: ClassVar[dict[tuple[int, ...], list[int]]] = {}
-    chain = False
+    shape = "tree"
 
     def __init__(self, **given: Any) -> None:
         self.count, self.draw = given["draft_token_num"], random.Random(7)
 
     def batch_get(self, _: Any, texts: Sequence[Sequence[int]], __: Any) -> tuple[Any, Any]:
         """Drafts of every request, and who sees whom."""
-        made = [self._drafts(text) for text in texts]
-        masks = np.concatenate([mask.flatten() for _, mask in made])
+        make = self._chains if self.shape == "chains" else self._drafts
+        made = [make(text) for text in texts]
+        masks = np.concatenate([seen_by(parents).flatten() for _, parents in made])
         return np.array([tokens for tokens, _ in made], np.int64).flatten(), masks
 
-    def _drafts(self, text: Sequence[int]) -> tuple[list[int], Any]:
-        draw, count = self.draw, self.count
-        right = self.known.get(tuple(text[-KNOWN:]), [])[: draw.choice([0, 1, 2, count])]
+    def _right(self, text: Sequence[int], most: int) -> list[int]:
+        return self.known.get(tuple(text[-KNOWN:]), [])[: self.draw.choice([0, 1, 2, most])]
+
+    def _drafts(self, text: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Right tokens below each other, and wrong ones anywhere."""
+        draw, count, chain = self.draw, self.count, self.shape == "chain"
+        right = self._right(text, count)
         tokens, parents, end = [text[-1]], [-1], 0
         while len(tokens) < count:
-            if right and (self.chain or draw.random() < 0.6):
+            if right and (chain or draw.random() < 0.6):
                 parents.append(end)
                 tokens.append(right.pop(0))
                 end = len(tokens) - 1
             else:
-                parents.append(len(tokens) - 1 if self.chain else draw.randrange(len(tokens)))
+                parents.append(len(tokens) - 1 if chain else draw.randrange(len(tokens)))
                 tokens.append(draw.randrange(1, 2048))
-        mask = np.eye(count, dtype=bool)
-        for node in range(1, count):
-            mask[node] |= mask[parents[node]]
-        return tokens, mask
+        return tokens, parents
+
+    def _chains(self, text: Sequence[int]) -> tuple[list[int], list[int]]:
+        """What SGLang's table gives where every token has one that follows: a chain for each of two
+        beginnings, level by level, and zeros below the first token."""
+        draw, count = self.draw, self.count
+        right = self._right(text, count)
+        wrong = [draw.randrange(1, 2048) for _ in range(draw.randrange(count))]
+        both = [right, wrong] if draw.random() < 0.5 else [wrong, right]
+        tokens, parents, ends = [text[-1]], [-1], [0, 0]
+        for level in range(count):
+            for index, one in enumerate(both):
+                if level < len(one) and len(tokens) < count:
+                    parents.append(ends[index])
+                    tokens.append(one[level])
+                    ends[index] = len(tokens) - 1
+        missing = count - len(tokens)
+        return tokens + [0] * missing, parents + [0] * missing
 
     def __getattr__(self, name: str) -> Any:
         """What the table learns is of no use here."""
         if name in ("batch_put", "synchronize", "erase_match_state", "reset"):
             return lambda *_, **__: None
         raise AttributeError(name)
+
+
+def seen_by(parents: Sequence[int]) -> Any:
+    """Who sees whom, `[drafts, drafts]`."""
+    mask = np.eye(len(parents), dtype=bool)
+    for node in range(1, len(parents)):
+        mask[node] |= mask[parents[node]]
+    return mask
 
 
 def draft_model_backends() -> None:

@@ -16,7 +16,12 @@ from oscar_zoo.cli.render import terminal
 @options.benchmarked_argument
 @options.engine_flags_argument
 @click.option(
-    "--clients", type=click.IntRange(1, 2000), default=200, show_default=True, metavar="N"
+    "--clients",
+    type=click.IntRange(1, 2000),
+    default=200,
+    show_default=True,
+    metavar="N",
+    help="Clients at work at the same time.",
 )
 @click.option(
     "--seconds",
@@ -61,6 +66,7 @@ from oscar_zoo.cli.render import terminal
 @options.dummy_weights_option("A model of this shape with random weights, as for bench serve.")
 @options.served_model_options
 @options.start_timeout_option("How long the start may take, and the answer to one request.")
+@options.offline_option
 @options.hubs_option
 @options.device_option
 @options.quiet_option
@@ -97,6 +103,8 @@ def load_command(
     from oscar_zoo.cli.render.load import print_load
     from oscar_zoo.cli.render.progress import TerminalObserver
 
+    if choices["offline"]:
+        options.go_offline()  # before the libraries below are imported
     artifact, engine_flags = parsing.apart(artifact, engine_flags)
     work = Load(clients, seconds, context, new_tokens, aborts)
     request = LoadRequest(

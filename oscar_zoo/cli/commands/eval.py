@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     callback=benchmark_options.check_task,
     shell_complete=completing.tasks,
     help=(
-        f"perplexity, recall, or a benchmark: {', '.join(NAMES)}; may be repeated. [default:"
+        f"perplexity, recall, or a benchmark: {', '.join(NAMES)}; can be repeated. [default:"
         " perplexity and recall]"
     ),
 )

@@ -42,8 +42,8 @@ from oscar_zoo.cli.render import terminal
 @options.stream_option
 @options.offline_option
 @options.output_dir_option
-@options.recorded_clip_option("the zoo's")
-@options.group_size_option("the zoo's")
+@options.recorded_clip_option("the recipe's")
+@options.group_size_option("the recipe's")
 @options.force_option
 @options.quiet_option
 @options.json_option

@@ -16,7 +16,7 @@ from oscar_zoo.cli.render import terminal
     "--output",
     type=click.Path(path_type=Path),
     metavar="FILE.html|.png",
-    help="[default: the page, beside the source]",
+    help="File to write. [default: the page, beside the source]",
 )
 @options.json_option
 def command(source: str, output: Path | None, as_json: bool) -> None:

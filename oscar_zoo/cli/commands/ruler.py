@@ -29,7 +29,7 @@ FORMATS = (".html", ".png")
     "families",
     type=click.Choice(FAMILIES),
     multiple=True,
-    help="May be repeated. [default: all]",
+    help="Kind of prompts. Can be repeated. [default: all]",
 )
 @click.option(
     "--lengths",
@@ -57,14 +57,14 @@ FORMATS = (".html", ".png")
     "caches",
     type=click.Choice(CACHES),
     multiple=True,
-    help="May be repeated. [default: all but int2-hadamard-clip]",
+    help="Cache to measure. Can be repeated. [default: all but int2-hadamard-clip]",
 )
 @click.option(
     "--url",
     "servers",
     metavar="URL",
     multiple=True,
-    help="Ask this running server, not a model in this process. May be repeated.",
+    help="Ask this running server, not a model in this process. Can be repeated.",
 )
 @options.api_key_file_option
 @click.option(
@@ -84,7 +84,7 @@ FORMATS = (".html", ".png")
     type=click.Path(path_type=Path),
     metavar="FILE",
     multiple=True,
-    help="Also draw the maps, length by depth: an .html or a .png file. May be repeated.",
+    help="Also draw the maps, length by depth: an .html or a .png file. Can be repeated.",
 )
 @options.dtype_option
 @options.revision_option

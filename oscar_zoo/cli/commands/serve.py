@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     "--allow-origin",
     multiple=True,
     metavar="URL",
-    help="Web pages of this origin may ask and read; by default none may. Repeatable.",
+    help="Web pages of this origin may ask and read; by default none may. Can be repeated.",
 )
 @click.option("--clip", metavar="K,V", help="Clip ratios to use in place of the recipe's.")
 @click.option(

@@ -85,6 +85,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         self.token_to_kv_pool, self.req_to_token_pool = runner.token_to_kv_pool, rows
         self.max_context_len = geometry.context_length(runner)  # SGLang sizes masks of drafts by it
         self.window_on_hit = chosen.window_on_hit.value
+        self.chains_only = geometry.other_layers(runner.model_config) is not None
         self.cache = worker.make_cache(config, pool.slots, pool.windows, table, rows.req_to_token)
         self.transform_bytes = table.nbytes
         rows.oscar_hand_out, rows.oscar_sinks = self.windows.hand_out, self.windows.sinks
@@ -194,6 +195,9 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             raise ServerFailed(
                 "the hook that tells the tokens of new requests did not run; sinks would be lost."
             )
+        branching = step.drafts is not None and step.drafts.mask is not None
+        if branching and self.chains_only and "chains" not in fired_hooks.FIRED:
+            raise ServerFailed("the hook that makes chains of the drafts of n-grams did not run.")
         found = dict(zip(step.request_rows, step.prefix_lens, strict=False))
         if self.window_on_hit == "recompute" and any(found[row] for row in fresh):
             missing = sorted({"tail", "match"} - fired_hooks.FIRED)

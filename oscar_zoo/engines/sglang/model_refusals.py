@@ -122,5 +122,12 @@ def check_sliding_layers(layers: Iterable[Any]) -> None:
     Raises:
         UnsupportedModel: as `check_model`.
     """
-    for layer in layers:
+    found = list(layers)
+    for layer in found:
         check_rows(layer, SLIDING, UnsupportedModel)
+    if len({layer.sliding_window_size for layer in found}) > 1:
+        raise UnsupportedModel(
+            "a model with sliding windows of different sizes does not work with an INT2 KV cache:"
+            " SGLang reads the same number of tokens in all of its layers with a window.",
+            hint=f"instead: {STOCK}",
+        )

@@ -35,15 +35,27 @@ class SlidingOnCpu(_Stock):  # type: ignore[misc]
         )
         self._step: StepInput | None = None
         self._lengths: list[int] = []
+        self._new: list[int] = []
 
     def support_triton(self) -> bool:
         """SGLang may not use its own Triton helpers without a GPU."""
         return False
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Note the requests of a forward pass."""
-        self._step = step_input(forward_batch)
-        self._lengths = self._step.seq_lens.tolist()
+        """Note the requests of a forward pass.
+
+        Raises:
+            NotImplementedError: drafts that are no chain.
+        """
+        self._step = step = step_input(forward_batch)
+        drafts = 0 if step.drafts is None else step.drafts.count
+        if step.drafts is not None and step.drafts.mask is not None:
+            chain = [(2 << place) - 1 for place in range(drafts)] * len(step.request_rows)
+            if [bits & 0xFFFFFFFF for bits in step.drafts.mask.tolist()] != chain:
+                raise NotImplementedError("a tree of drafts over a sliding window")
+        # Drafts are not among the tokens of their request, which a new token of any other step is.
+        self._lengths = [length + drafts for length in step.seq_lens.tolist()]
+        self._new = list(step.extend_lens) or [drafts or 1] * len(self._lengths)
 
     def forward_extend(
         self,
@@ -74,14 +86,12 @@ class SlidingOnCpu(_Stock):  # type: ignore[misc]
         keys, values = pool.get_kv_buffer(layer.layer_id)
         softmax = Softmax(layer.scaling, layer.logit_cap or None, sinks)
         q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        new_tokens = step.extend_lens or (1,) * len(self._lengths)
         parts, begin = [], 0
-        for row, length, new in zip(step.request_rows, self._lengths, new_tokens, strict=True):
+        for row, length, new in zip(step.request_rows, self._lengths, self._new, strict=True):
             first = max(0, length - new - layer.sliding_window_size)
             slots = self.slots(row, first, length)
             asking = torch.arange(length - new, length)[:, None]
-            seen = torch.arange(first, length)
-            mask = (seen <= asking) & (seen >= asking - layer.sliding_window_size)
+            mask = self.seen(asking, torch.arange(first, length), layer.sliding_window_size)
             parts.append(
                 attend(
                     q[None, begin : begin + new].transpose(1, 2),
@@ -95,6 +105,15 @@ class SlidingOnCpu(_Stock):  # type: ignore[misc]
         return torch.cat(parts).flatten(1)
 
     forward_decode = forward_extend
+
+    def seen(self, asking: Tensor, positions: Tensor, window: int) -> Tensor:
+        """Which positions each token sees: its own, and `window` before it.
+
+        Args:
+            asking: positions of tokens, `[tokens, 1]`.
+            positions: `[keys]`.
+        """
+        return (positions <= asking) & (positions >= asking - window)
 
     def slots(self, row: int, first: int, last: int) -> Tensor:
         """Slots of the positions `[first, last)` of a request in the pool of these layers."""

@@ -33,35 +33,41 @@ def _value(name: str) -> Callable[[Any], Any]:
     return lambda config: getattr(config, name, None)
 
 
+def has_draft_model(config: Any) -> bool:
+    """Whether another model, or a layer of the model, makes the drafts."""
+    return _algorithm(config) not in ("", "NGRAM")
+
+
 def check_layers(config: Any, others: str | None) -> None:
-    """Refuse drafts for a model whose other layers keep what drafts were not tested with.
+    """Refuse trees of drafts for a model whose other layers verify chains alone.
 
     Args:
         config: SGLang's arguments.
         others: what layers without full attention keep; see `geometry.other_layers`.
 
     Raises:
-        UnsupportedModel: windows, or states and a tree.
+        UnsupportedModel: the drafts may be a tree.
     """
     if not _algorithm(config) or others is None:
         return
-    if others != "states":
-        raise UnsupportedModel(
-            "speculative decoding does not work with an INT2 KV cache of this model: layers with a"
-            " sliding window have caches of their own, which drafts were never tested with.",
-            hint="serve it without drafts",
-        )
     flag = BREADTH if _algorithm(config) == "NGRAM" else BRANCHES
     if getattr(config, flag.removeprefix("--").replace("-", "_"), None) != 1:
         raise UnsupportedModel(
-            "a tree of drafts does not work with an INT2 KV cache of this model, because its other"
-            " layers keep states.",
+            "a tree of drafts does not work with an INT2 KV cache of this model, because"
+            f" {NO_TREES[others]}.",
             hint=f"use a chain: {flag}=1",
         )
 
 
 BREADTH, BRANCHES = "--speculative-ngram-max-bfs-breadth", "--speculative-eagle-topk"
 """The flags by which drafts are a chain or a tree."""
+
+NO_TREES = {
+    "states": "its other layers keep states",
+    "windows": "SGLang moves a sliding window by the place of a draft in the step, and not by its"
+    " depth in a tree",
+}
+"""Why other layers verify chains alone, by what they keep."""
 
 ROWS = (
     Refusal(

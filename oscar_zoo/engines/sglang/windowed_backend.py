@@ -38,7 +38,14 @@ class WindowedBackend(_Stock):  # type: ignore[misc]
         self.extend_dummy_seqs_capped_by_req_pool = getattr(
             sliding, "extend_dummy_seqs_capped_by_req_pool", False
         )
+        self.max_context_len = full.max_context_len  # SGLang sizes masks of drafts by it
         self._full_layers = frozenset(full.cache.config.layer_ids)
+
+    @property
+    def verify_mask(self) -> Any:
+        """Where SGLang writes which drafts see which; `None` without drafts and without graphs.
+        The other backend keeps a copy of its own."""
+        return self.sliding.verify_mask
 
     def support_triton(self) -> bool:
         """SGLang may use its own Triton helpers if both backends allow it."""

@@ -142,14 +142,18 @@ def check_model(model_config: Any, args: Any = None) -> None:
 
     Args:
         model_config: SGLang's.
-        args: SGLang's arguments, to refuse drafts that do not work with the model.
+        args: SGLang's arguments, to refuse drafts that do not work with the model. Of two models
+            with sliding windows, that of the drafts is looked at here, before a worker starts.
 
     Raises:
         UnsupportedModel, GeometryMismatch: see `refusals` and `loading`.
     """
     model_refusals.check_model(model_config)
     if args is not None:
-        speculation_refusals.check_layers(args, geometry.other_layers(model_config))
+        others = geometry.other_layers(model_config)
+        speculation_refusals.check_layers(args, others)
+        if others == "windows" and speculation_refusals.has_draft_model(args):
+            speculation.draft_model(args, args)
     served()[1].check_geometry(
         layer_ids=geometry.full_layers(model_config),
         num_kv_heads=model_config.get_total_num_kv_heads(),
@@ -229,4 +233,5 @@ def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
         dtype=configurator.model_dtype,
         idle=0 if chosen.sink.value == 0 else num_rows - 1 if idle is None else idle,
         drafts=drafts,
+        ranks=geometry.attention_ranks(),
     )

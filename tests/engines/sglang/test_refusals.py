@@ -160,7 +160,11 @@ def test_layers_with_a_sliding_window_are_refused_by_name() -> None:
         with pytest.raises(UnsupportedModel) as caught:
             model_refusals.check_sliding_layers([layer])
         assert_says(name, caught.value)
-    model_refusals.check_sliding_layers([SimpleNamespace(sliding_window_size=7)])
+    layers = [SimpleNamespace(sliding_window_size=size) for size in (7, 7, 8)]
+    model_refusals.check_sliding_layers(layers[:2])
+    with pytest.raises(UnsupportedModel) as caught:
+        model_refusals.check_sliding_layers(layers)
+    assert_says("a model with sliding windows of different sizes", caught.value)
 
 
 def test_an_ordinary_server_passes() -> None:
@@ -353,7 +357,8 @@ NGRAM = {"speculative_algorithm": "NGRAM", "speculative_eagle_topk": None}
     [
         ({}, "windows", None),
         ({"speculative_algorithm": "NEXTN"}, None, None),
-        ({"speculative_algorithm": "NEXTN"}, "windows", "serve it without drafts"),
+        ({"speculative_algorithm": "NEXTN"}, "windows", "--speculative-eagle-topk=1"),
+        ({"speculative_algorithm": "NEXTN", "speculative_eagle_topk": 1}, "windows", None),
         ({"speculative_algorithm": "NEXTN"}, "states", "--speculative-eagle-topk=1"),
         ({"speculative_algorithm": "NEXTN", "speculative_eagle_topk": 1}, "states", None),
         (
@@ -362,12 +367,14 @@ NGRAM = {"speculative_algorithm": "NGRAM", "speculative_eagle_topk": None}
             "--speculative-ngram-max-bfs-breadth=1",
         ),
         ({**NGRAM, "speculative_ngram_max_bfs_breadth": 1}, "states", None),
+        ({**NGRAM, "speculative_ngram_max_bfs_breadth": 1}, "windows", None),
     ],
 )
 def test_drafts_beside_layers_that_keep_something_else(
     given: dict[str, Any], others: str | None, hint: str | None
 ) -> None:
-    """SGLang chooses the branches of a tree where none are named, so states need the flag."""
+    """SGLang chooses the branches of a tree where none are named, so these models need the
+    flag."""
     config = SimpleNamespace(**given)
     if hint is None:
         speculation_refusals.check_layers(config, others)

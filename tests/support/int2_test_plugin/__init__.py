@@ -10,6 +10,8 @@ more:
   must still be equal.
 * `INT2_TEST_MUTANT`: a deliberate bug of `mutants` that the suite must notice.
 * `INT2_TEST_OPS`: `kernels` runs what a GPU runs, on a CPU, with Triton's interpreter.
+* `INT2_TEST_SLIDING`: `triton` runs layers with a sliding window as a GPU does, in SGLang's own
+  backend, with the same interpreter; `graphs` does so from the buffers that CUDA graphs read.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import os
 
 MODES, OPS = ("", "lossless", "poison"), ("", "kernels")
+SLIDING = ("", "triton", "graphs")
 
 
 def register() -> None:
@@ -28,3 +31,7 @@ def register() -> None:
     )
     assert mode in MODES and mutant in ("", *mutants.NAMES) and ops in OPS, (mode, mutant, ops)
     workers.install(mode, mutant, ops)
+    sliding = os.environ.get("INT2_TEST_SLIDING", "")
+    assert sliding in SLIDING, sliding
+    if sliding:
+        workers.slide_as_on_a_gpu(graphs=sliding == "graphs")

@@ -22,15 +22,19 @@ from oscar_zoo.runtime.window_store import WindowStore
 
 NAMES = (
     "clip_one_rank_lower",
+    "every_draft_seen",
     "keep_stale_rows",
     "no_ring_start",
     "one_layer",
+    "one_sliding_window",
     "partner_is_forward",
     "publish_early",
     "ring_before_attention",
     "rings_not_committed",
+    "several_chains",
     "sinks_not_committed",
     "small_ring",
+    "stock_window",
     "swapped_layers",
     "window_of_the_first_draft",
     "without_tree",
@@ -63,6 +67,42 @@ def wrong_slots() -> None:
         return self.req_to_token_pool.req_to_token[row, first:last].long()
 
     SlidingOnCpu.slots = slots
+
+
+def sliding_drafts(mutant: str) -> None:
+    """Drafts in layers with a sliding window all have the window of the first one, or see what
+    comes after them."""
+    from oscar_zoo.engines.sglang.sliding_on_cpu import SlidingOnCpu
+
+    right = SlidingOnCpu.seen
+
+    def seen(self: Any, asking: Tensor, positions: Tensor, window: int) -> Tensor:
+        found = right(self, asking, positions, window)
+        if self._step.drafts is None:
+            return found
+        if mutant == "one_sliding_window":
+            return (positions <= asking) & (positions >= asking[0] - window)
+        return positions >= asking - window
+
+    SlidingOnCpu.seen = seen
+
+
+def several_chains() -> None:
+    """Drafts of n-grams stay as SGLang's table makes them."""
+    from oscar_zoo.engines.sglang.hooks import drafts
+
+    drafts.longest_chains = lambda *found: found
+
+
+def stock_window() -> None:
+    """SGLang's backend for layers with a sliding window is left as it is."""
+    from oscar_zoo.engines.sglang.compat import sliding_backend
+
+    sliding_backend.whole_windows = lambda backend, window: backend
+
+
+SLIDING_DRAFTS = ("one_sliding_window", "every_draft_seen")
+"""Mutants of `sliding_drafts`."""
 
 
 def partner_is_forward(table: TransformTable) -> TransformTable:

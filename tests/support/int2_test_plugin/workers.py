@@ -45,6 +45,12 @@ def install(mode: str, mutant: str, ops: str) -> None:
         mutants.clip_one_rank_lower()
     if mutant == "wrong_slots":
         mutants.wrong_slots()
+    if mutant == "several_chains":
+        mutants.several_chains()
+    if mutant == "stock_window":
+        mutants.stock_window()
+    if mutant in mutants.SLIDING_DRAFTS:
+        mutants.sliding_drafts(mutant)
 
     def exact_shape(*args: Any, **given: Any) -> SlotShape:
         shape = slot_shape(*args, **given)
@@ -88,3 +94,29 @@ def install(mode: str, mutant: str, ops: str) -> None:
 
     worker.slot_shape = exact_shape if mode == "lossless" else slot_shape
     worker.make_stores, worker.make_cache = make_stores, make_cache
+
+
+def slide_as_on_a_gpu(graphs: bool) -> None:
+    """Layers with a sliding window run in SGLang's own backend, which a decode or verify step
+    prepares as in front of a CUDA graph, if `graphs`."""
+    from oscar_zoo.engines.sglang import sliding_on_cpu
+    from oscar_zoo.engines.sglang.compat import sliding_backend, speculation
+
+    def make(runner: Any) -> Any:
+        backend = sliding_backend.sliding_backend(runner)
+        if not graphs:
+            return backend
+        requests, eager = runner.req_to_token_pool.size, backend.init_forward_metadata
+        backend.init_cuda_graph_state(requests, requests * speculation.most_drafts())
+
+        def prepare(batch: Any) -> None:
+            if batch.forward_mode.is_extend() and not batch.forward_mode.is_target_verify():
+                eager(batch)
+                return
+            backend.init_forward_metadata_out_graph(batch, in_capture=True)
+            backend.init_forward_metadata_out_graph(batch)
+
+        backend.init_forward_metadata = prepare
+        return backend
+
+    sliding_on_cpu.SlidingOnCpu = make

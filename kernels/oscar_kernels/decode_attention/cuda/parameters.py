@@ -77,7 +77,9 @@ def scratch_sizes(cache: LayerCache, rows: int, requests: int, blocks: int) -> l
     wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim) > WHOLE_DIM
     shares = sharing(rows, WIDE_WARP_ROWS if wide else WARP_ROWS)
     parts = cache.num_kv_heads // math.gcd(cache.num_kv_heads, WARPS // shares)
-    stored = (blocks + 2 * parts * requests) * WARPS * -(-rows // shares)
+    each = -(-rows // shares)
+    each += each % 2  # half of them, rounded up, for twice as many warps
+    stored = (blocks + 2 * parts * requests) * WARPS * each
     return [stored * cache.v_spec.head_dim, 2 * stored, 2 * requests + 1]
 
 

@@ -131,7 +131,7 @@ def cache_config(runner: Any) -> CacheConfig:
         layer_ids=own,
         num_q_heads=layers[0].tp_q_head_num,
         softmax=Softmax(*logits.pop()),
-        max_batch=pool.windows.shape.num_rows,
+        max_batch=pool.windows.shape.max_batch,
         max_tokens=longest_request(runner),
         piece_tokens=piece_tokens(pool.device),
         device=pool.device,
@@ -159,6 +159,14 @@ def local_q_heads(model_config: Any) -> int:
     from sglang.srt.runtime_context import get_parallel
 
     return int(model_config.num_attention_heads) // int(get_parallel().attn_tp_size)
+
+
+def attention_ranks() -> int:
+    """Number of workers that divide the heads of a layer. With data-parallel attention, or with
+    experts of other workers, SGLang pads the requests of a step to a multiple of it."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return int(get_parallel().attn_tp_size)
 
 
 def attention_rank() -> int:

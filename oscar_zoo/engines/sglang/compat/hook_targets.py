@@ -193,6 +193,13 @@ def install_tap(hook: Hook, scheduler_methods: Mapping[str, Hook]) -> None:
     _add_to_scheduler(scheduler_methods)
 
 
+def install_chains(hook: Hook) -> None:
+    """Attach the hook behind the drafts of n-grams, in a worker that is about to make some. Without
+    a GPU the module cannot be imported everywhere."""
+    path = "sglang.srt.speculative.ngram_worker.NGRAMWorker._prepare_draft_tokens"
+    _attach([(hook, Target(path, "AFTER"))])
+
+
 def _attach(wanted: Iterable[tuple[Hook, Target]]) -> None:
     """Attach hooks to functions and methods. All places are found before any of them changes."""
     functions: dict[tuple[Any, str], Hook] = {}

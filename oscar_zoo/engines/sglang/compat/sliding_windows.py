@@ -90,13 +90,14 @@ def set_sizes(pools: Any, *, token: float, sliding: float, ratio: float) -> None
 
     Args:
         pools: `HybridSWAPoolConfigurator`.
-        token: bytes of a token in all full-attention layers.
+        token: bytes of a token in all full-attention layers, those of a draft model included.
         sliding: bytes of a token in all layers with a window.
         ratio: slots of the second to those of the first.
     """
     pools._full_per_token = token / pools._full_layers_num
     pools._swa_per_token = sliding / pools._swa_layers_num
     pools._swa_full_tokens_ratio = ratio
+    pools._draft_full_layers_num = pools._draft_swa_layers_num = 0  # counted in `token`
     pools._cell_size = token + ratio * sliding
 
 

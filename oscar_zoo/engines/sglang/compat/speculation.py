@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from oscar_kernels.cache import Drafts
 from oscar_zoo.engines.sglang.compat import releases
+from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.runtime.trees import ancestors
 
 if TYPE_CHECKING:
@@ -28,6 +29,21 @@ def drafts() -> int:
     return most_drafts() if get_spec().speculative_algorithm else 0
 
 
+def reserved_slots() -> int:
+    """Token slots that a request has behind its tokens for the drafts of the next steps; 0 without
+    speculative decoding."""
+    from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+
+    return int(get_alloc_reserve_per_decode()) if drafts() else 0
+
+
+def by_ngrams() -> bool:
+    """Whether drafts of this server come from a table of n-grams."""
+    from sglang.srt.runtime_context import get_spec
+
+    return str(get_spec().speculative_algorithm or "").upper() == "NGRAM"
+
+
 def is_draft(owner: Any) -> bool:
     """Whether this is the worker of a draft model, whose cache is SGLang's own.
 
@@ -37,25 +53,49 @@ def is_draft(owner: Any) -> bool:
     return bool(getattr(owner, "is_draft_worker", False))
 
 
+def draft_model(args: Any, spec: Any) -> Any:
+    """SGLang's configuration of the draft model.
+
+    Args:
+        args: SGLang's arguments.
+        spec: has those of them that are about drafts.
+
+    Raises:
+        UnsupportedModel: SGLang keeps it in two pools.
+    """
+    from sglang.srt.configs.model_config import ModelConfig
+
+    model = ModelConfig.from_server_args(
+        args,
+        model_path=spec.speculative_draft_model_path or args.model_path,
+        model_revision=spec.speculative_draft_model_revision,
+        is_draft_model=True,
+    )
+    if model.is_hybrid_swa:
+        raise UnsupportedModel(
+            "the draft model does not work beside an INT2 KV cache: its layers with a sliding"
+            " window have a pool of their own, which was never tested.",
+            hint="a draft model with full attention alone, or --speculative-algorithm NGRAM",
+        )
+    return model
+
+
 def draft_slot_bytes(configurator: Any) -> int:
     """Bytes that one token slot of a target takes in the cache of its draft model, over all layers
     of a worker; 0 without a draft model.
 
     Args:
         configurator: of the target's pool.
+
+    Raises:
+        UnsupportedModel: the draft model has a second pool for layers with a sliding window.
     """
-    from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.runtime_context import get_parallel, get_spec
 
     spec, algorithm = get_spec(), configurator.spec_algorithm
     if not (algorithm.is_eagle() or algorithm.is_standalone()):
         return 0
-    model = ModelConfig.from_server_args(
-        configurator.server_args,
-        model_path=spec.speculative_draft_model_path or configurator.server_args.model_path,
-        model_revision=spec.speculative_draft_model_revision,
-        is_draft_model=True,
-    )
+    model = draft_model(configurator.server_args, spec)
     layers = model.num_nextn_predict_layers
     if layers is None:
         layers = max(model.num_hidden_layers, model.num_attention_layers)

@@ -13,10 +13,12 @@ from oscar_zoo.engines.sglang.compat import (
     hybrid_parts,
     server_arguments,
     sliding_backend,
+    speculation,
     versions,
 )
 from oscar_zoo.engines.sglang.fired_hooks import FIRED
 from oscar_zoo.engines.sglang.hooks import (
+    drafts,
     memory_pool,
     observation,
     prefix_cache,
@@ -99,6 +101,8 @@ def make_backend(runner: Any) -> Any:
     from oscar_zoo.engines.sglang.backend import OscarAttentionBackend
 
     full = OscarAttentionBackend(runner)
+    if full.chains_only and speculation.by_ngrams():
+        hook_targets.install_chains(drafts.chains)
     if hybrid_parts.sliding_pool(runner.token_to_kv_pool) is None:
         return full
     from oscar_zoo.engines.sglang.sliding_on_cpu import SlidingOnCpu

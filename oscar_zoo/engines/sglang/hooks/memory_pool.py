@@ -55,10 +55,20 @@ def draft_bytes(_result: None, self: Any, configurator: Any, *_: Any, **__: Any)
     as large as one of ours."""
     if not _ours(configurator) or speculation.most_drafts() == 1:
         return
-    FACTS["draft_bytes"] = speculation.draft_slot_bytes(configurator)
-    if FACTS["draft_bytes"]:  # the draft model has a runner with tables of its own
-        tables = 2 * memory_plan.SLOT_TABLES
-        self._cell_size = FACTS["slot_bytes"] + FACTS["draft_bytes"] + tables
+    more = beside_slot(configurator)
+    if more:
+        self._cell_size = FACTS["slot_bytes"] + memory_plan.SLOT_TABLES + more
+
+
+def beside_slot(configurator: Any) -> int:
+    """Bytes that a draft model takes for every token slot: in its cache, and in the tables of its
+    runner. The first are noted.
+
+    Raises:
+        UnsupportedModel: see `speculation.draft_slot_bytes`.
+    """
+    found = FACTS["draft_bytes"] = speculation.draft_slot_bytes(configurator)
+    return found + memory_plan.SLOT_TABLES if found else 0
 
 
 def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:

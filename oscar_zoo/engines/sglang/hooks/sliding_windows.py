@@ -7,14 +7,15 @@ from dataclasses import asdict
 from typing import Any
 
 from oscar_zoo.engines.sglang import setting_flags, worker
-from oscar_zoo.engines.sglang.compat import geometry, sliding_windows
+from oscar_zoo.engines.sglang.compat import geometry, sliding_windows, speculation
 from oscar_zoo.engines.sglang.fired_hooks import FACTS, FIRED
+from oscar_zoo.engines.sglang.hooks import memory_pool
 from oscar_zoo.runtime.memory_plan import SLIDING_TABLES, SLOT_TABLES, Sliding
 from oscar_zoo.runtime.sliding_plan import SlidingDemand, SlidingPlan
 
 
 def pool_sizes(_result: None, self: Any, configurator: Any, *_: Any, **__: Any) -> None:
-    """Note what slots of both pools take.
+    """Note what slots of both pools take, and that of a draft model beside them.
 
     Raises:
         OscarZooError: see `worker.check_model`.
@@ -61,11 +62,12 @@ def keep(original: Any, *args: Any, **kwargs: Any) -> Any:
 def _demand(configurator: Any) -> SlidingDemand:
     page, window = configurator.page_size, configurator.sliding_window_size
     piece = sliding_windows.longest_piece(configurator)
-    held = window + worker.kept_by_hits() + 2 * page
+    held = window + worker.kept_by_hits() + 2 * page + speculation.reserved_slots()
+    drafted = memory_pool.beside_slot(configurator) if speculation.drafts() else 0
     requests = geometry.max_requests_per_worker(configurator)
     return SlidingDemand(
-        token=worker.slot_shape(configurator, num_slots=0).token_bytes() + SLOT_TABLES,
-        plain_token=worker.window_shape(configurator, num_rows=1).token_bytes,
+        token=worker.slot_shape(configurator, num_slots=0).token_bytes() + SLOT_TABLES + drafted,
+        plain_token=worker.window_shape(configurator, num_rows=1).token_bytes + drafted,
         sliding=sliding_windows.sliding_bytes(configurator) + SLIDING_TABLES,
         ratio=sliding_windows.STOCK_RATIO,
         one_request=held + 2 * piece,
