@@ -135,7 +135,7 @@ def runner(
         start_layer=6,
         layer_num=len(scales),
         device="cpu",
-        windows=SimpleNamespace(shape=SimpleNamespace(num_rows=5)),
+        windows=SimpleNamespace(shape=SimpleNamespace(max_batch=5)),
     )
     hybrid = SimpleNamespace(
         full_kv_pool=inner,
