@@ -12,6 +12,7 @@ from oscar_zoo.app.model_needs import Needs, Weights
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang.capacity import Cache, caches, room, stored_bits
 from oscar_zoo.engines.sglang.concurrency import Layout, usual_requests
+from oscar_zoo.engines.sglang.head_split import check_heads, splits
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
 CONTEXT = 8192
@@ -83,14 +84,9 @@ def fit(request: FitRequest) -> FitReport:
     name, needs = subject.name, subject.needs
     weights = _weights(request, subject)
     gpus = request.gpus or needs.gpus
-    heads = needs.geometry.num_q_heads
-    groups = [number for number in range(1, heads + 1) if heads % number == 0]
-    if gpus not in groups:
-        best = max(number for number in groups if number < gpus)
-        raise UsageError(
-            f"{gpus} GPUs cannot share the {heads} query heads of {name}.",
-            hint=f"choose a divisor, for example --tp {best}",
-        )
+    check_heads(name, needs.geometry, Layout(tp=gpus), option="--tp {}")
+    most = needs.geometry.num_q_heads
+    groups = [number for number in range(1, most + 1) if splits(needs.geometry, number)]
     try:
         serving = recipe_of_bits(needs, request.bits)
         bits = stored_bits(needs.geometry, serving)

@@ -11,6 +11,7 @@ from oscar_zoo.app.progress import Observer
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.engines.sglang import concurrency
 from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags
+from oscar_zoo.engines.sglang.head_split import check_heads
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.models import model_folder, nvidia_smi
 from oscar_zoo.models.config_file import ConfigFile
@@ -58,6 +59,22 @@ class Prepared:
         return _printable(self.choice.model_id)
 
 
+def check_asked_gpus(choice: ModelChoice | None, device: str, flags: SizeFlags) -> None:
+    """Refuse a number of GPUs that cannot share the heads of a model whose shape the zoo knows,
+    before an artifact is fetched or computed. `prepare` does it for every model.
+
+    Args:
+        choice: the model; `None` is never refused.
+        flags: engine flags of the user.
+
+    Raises:
+        UsageError: names the heads, and a number that works.
+    """
+    known = None if choice is None or Path(choice.source).is_dir() else choice.recipe
+    if choice is not None and known is not None and flags.tensor_parallel is not None:
+        _check_heads(choice.name, known.geometry, device, flags, flags.tensor_parallel)
+
+
 def prepare(
     artifact: Artifact,
     observer: Observer,
@@ -80,7 +97,7 @@ def prepare(
         usual_gpus: take as many GPUs as the zoo does, however many are here.
 
     Raises:
-        UsageError: no model or recipe is known.
+        UsageError: no model or recipe is known, or the GPUs cannot share the heads of the model.
         GeometryMismatch: artifact and model have different shapes.
     """
     choice = model_for(artifact, model, observer, again=again)
@@ -89,6 +106,7 @@ def prepare(
     parallel = flags.tensor_parallel
     if parallel is None:
         parallel = _usual_gpus(choice, gpu, all_here=usual_gpus) if device == "cuda" else 1
+    _check_heads(choice.name, fitting.geometry, device, flags, parallel)
     return Prepared(
         artifact, choice, fitting.geometry, fitting.config, recipe, device, gpu, parallel
     )
@@ -138,6 +156,14 @@ def stored_weights_of(
         return model_folder.stored_weights(Path(choice.source), config)
     parameters = choice.recipe.parameters if choice.recipe else None
     return (None, None) if parameters is None else (2 * parameters, "bfloat16")
+
+
+def _check_heads(
+    name: str, geometry: Geometry | None, device: str, flags: SizeFlags, parallel: int
+) -> None:
+    if device == "cuda" and geometry is not None:
+        layout = concurrency.Layout.of_flags(flags, tp=parallel)
+        check_heads(name, geometry, layout, option="-- --tp={}")
 
 
 def _usual_gpus(choice: ModelChoice, gpu: int, *, all_here: bool) -> int:

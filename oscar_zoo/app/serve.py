@@ -10,7 +10,7 @@ from oscar_zoo.app.api_key import key_for
 from oscar_zoo.app.arguments import clip_of
 from oscar_zoo.app.draft_choice import choose_drafts, wish_of
 from oscar_zoo.app.launching import launch
-from oscar_zoo.app.prepare_serve import check_memory, prepare
+from oscar_zoo.app.prepare_serve import check_asked_gpus, check_memory, prepare
 from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.refused_models import check_served
 from oscar_zoo.app.requirements import require_serve
@@ -94,7 +94,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         MissingDependency, UnsupportedMachine: no supported SGLang is installed.
         PortInUse: another process listens there.
         ServerFailed: the server did not start.
-        OscarZooError: as `check_served`, `open_to_serve` and `prepare`.
+        OscarZooError: as `check_served`, `check_asked_gpus`, `open_to_serve` and `prepare`.
     """
     flags, size, asked_drafts = request.flags, request.flags.sizes(), wish_of(request.drafts)
     key = key_for(request.expose, request.api_key_file, make=request.require_key)
@@ -111,6 +111,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     devices.check_devices(Layout.of_flags(size, tp=size.tensor_parallel or 1), device, gpu)
     model = targets.parse_given_model(request.model, observer)
     check_served(model or request.target.choice, request.revision)
+    check_asked_gpus(model or request.target.choice, device, size)
     artifact = open_to_serve(request.target, model, sources, wish, observer, again=again)
     with nvidia_smi.one_look():
         prepared = prepare(

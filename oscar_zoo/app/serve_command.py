@@ -14,7 +14,7 @@ from oscar_zoo.app import targets
 from oscar_zoo.app.artifact_model import both_sides
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.draft_choice import DraftChoice, choose_drafts, wish_of
-from oscar_zoo.app.prepare_serve import Prepared, prepare
+from oscar_zoo.app.prepare_serve import Prepared, check_asked_gpus, prepare
 from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.refused_models import check_served
 from oscar_zoo.app.serve_artifact import open_to_serve
@@ -76,7 +76,7 @@ def command(
 
     Raises:
         UsageError: a key, which no command line may show, or an artifact that the fork cannot read.
-        OscarZooError: as `check_served`, `open_to_serve` and `prepare`.
+        OscarZooError: as `check_served`, `check_asked_gpus`, `open_to_serve` and `prepare`.
     """
     flags, size, asked_drafts = request.flags, request.flags.sizes(), wish_of(request.drafts)
     if request.api_key_file is not None or request.require_key or request.expose is not None:
@@ -106,6 +106,7 @@ def command(
     model = targets.parse_given_model(request.model, observer)
     again = partial(request.command_line, print=True, engine=None if stock else engine)
     check_served(model or request.target.choice, request.revision)
+    check_asked_gpus(model or request.target.choice, device, size)
     try:
         artifact = open_to_serve(request.target, model, sources, wish, observer, again=again)
     except (NetworkError, ArtifactNotAsked) as error:

@@ -212,6 +212,7 @@ def test_the_first_line_is_the_answer(cli: Cli) -> None:
         ("Qwen3-8B", "--memory", "8GB", "--tp", "2"),
         ("Qwen3-8B", "--memory", "24GB", "--requests", "64"),
         ("Qwen3-235B-A22B", "--memory", "24GB"),
+        ("Qwen3-14B", "--memory", "8GB"),
     ],
 )
 def test_it_names_the_smallest_number_of_gpus_that_fits(cli: Cli, words: tuple[str, ...]) -> None:
@@ -225,6 +226,12 @@ def test_it_names_the_smallest_number_of_gpus_that_fits(cli: Cli, words: tuple[s
     assert ("one machine" in first) == (enough > 8)
     assert cli.json(0, "fit-gpu", *words, "--tp", enough)["fits"]
     assert not cli.json(0, "fit-gpu", *words, "--tp", enough // 2)["fits"]
+
+
+def test_it_names_only_gpus_that_can_share_the_heads() -> None:
+    """5 and 3 are enough memory, and divide the query heads, but not the 8 KV heads."""
+    assert fit_gpu("Qwen3-14B", 8 * GB).fitting_gpus == 8
+    assert fit_gpu("Llama-3.2-3B-Instruct", 4 * GB).fitting_gpus == 4
 
 
 def test_it_says_where_no_number_of_gpus_is_enough(cli: Cli) -> None:
@@ -353,6 +360,11 @@ def test_what_cannot_be_answered_says_what_is_missing() -> None:
     assert "--weights 16GB" in str(error.value.hint)
     with pytest.raises(UsageError, match="3 GPUs cannot share the 32 query heads"):
         fit_gpu("Qwen3-8B", 80 * GB, gpus=3)
+    with pytest.raises(
+        UsageError, match="5 GPUs cannot share the 40 query heads and 8 KV"
+    ) as wrong:
+        fit_gpu("Qwen3-14B", 80 * GB, gpus=5)
+    assert str(wrong.value.hint).endswith("--tp 4")
     with pytest.raises(UsageError, match="shapes of Foo are not known"):
         fit_gpu("nobody/Foo", 80 * GB)
 

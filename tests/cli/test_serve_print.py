@@ -105,6 +105,48 @@ def test_an_installed_artifact_goes_by_its_name(
     assert artifact_reading.load(chosen).digest == facts["digest"]
 
 
+@pytest.mark.parametrize(
+    ("flags", "told", "instead"),
+    [
+        (["--tp=3"], "3 GPUs cannot share the 4 query heads and 2 KV heads of", "-- --tp=2"),
+        (
+            ["--tp", "6", "--dp", "2", "--enable-dp-attention"],
+            "3 GPUs of a worker cannot share the 4 query heads and 2 KV heads of",
+            "-- --tp=4",
+        ),
+    ],
+)
+def test_gpus_that_cannot_share_the_heads_are_refused(
+    capsys: pytest.CaptureFixture[str],
+    artifact: Path,
+    flags: list[str],
+    told: str,
+    instead: str,
+) -> None:
+    """SGLang finds that out when it builds the model, with a bare assertion."""
+    line = ["serve", str(artifact), "--model", str(MODEL), "--print", "--device", "cuda", "--"]
+    assert run([*line, *flags]) == 2
+    said = capsys.readouterr().err
+    assert told in said and instead in said and said.count("\n") <= 2
+
+
+def test_they_are_refused_before_an_artifact_is_looked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It might have to be computed first."""
+    line = ["serve", "Qwen3-14B", "--print", "--offline", "--device", "cuda"]
+    assert run([*line, "--", "--tp", "5"]) == 2
+    assert "40 query heads and 8 KV heads of Qwen3-14B" in capsys.readouterr().err
+    assert run([*line, "--", "--tp", "4"]) == 3  # there is no artifact
+
+
+def test_ranks_that_share_the_heads_are_not_refused(
+    capsys: pytest.CaptureFixture[str], artifact: Path
+) -> None:
+    for flags in (["--tp=4"], ["--tp=6", "--dp=3", "--enable-dp-attention"]):
+        assert shown(capsys, artifact, "--device", "cuda", "--", *flags)["argv"][-1] == flags[-1]
+
+
 def test_a_tree_has_the_artifact_of_the_model(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -70,7 +70,7 @@ def request(args: Any, resolved: Any) -> compile_program.Request:
         dp_attention=bool(resolved.enable_dp_attention),
         attn_dp=getattr(resolved, "attn_dp_size", None) or 1,
     )
-    ranks = max(1, layout.tp // layout.workers)
+    ranks = layout.attention_ranks
     chosen, first = worker.served()[0], dict[tuple[QuantSpec, QuantSpec], int]()
     for layer, specs in worker.layer_specs(model).items():
         first.setdefault(specs, layer)
@@ -115,7 +115,7 @@ def spawn(wanted: compile_program.Request) -> None:
     Raises:
         OSError: it cannot be started, or there are no locks.
     """
-    command = [sys.executable, "-P", "-m", compile_program.__name__]
+    command = [sys.executable, "-P", "-m", compile_program.__name__, str(os.getpid())]
     with compile_lock.held() as (descriptor, path):
         process = subprocess.Popen(
             command,

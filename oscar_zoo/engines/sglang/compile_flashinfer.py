@@ -1,8 +1,9 @@
 """The program that compiles FlashInfer's kernels of a server ahead: `python -m ...`, with a
-`Wanted` as its argument.
+`Wanted` and the pid of the server as its arguments.
 
-It runs beside `compile_program`, in a process group of its own, and makes no context on the GPU.
-FlashInfer locks what it compiles, so a worker that needs it waits, and compiles what is missing.
+It imports torch only once it would end with the server. It runs beside `compile_program`, in a
+process group of its own, and makes no context on the GPU. FlashInfer locks what it compiles, so a
+worker that needs it waits, and compiles what is missing.
 """
 
 from __future__ import annotations
@@ -18,11 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-
-from oscar_zoo.engines.sglang.compile_child import end_with_parent, say
+from oscar_zoo.engines.sglang.compile_child import cause, end_with_parent, say
 from oscar_zoo.engines.sglang.worker_errors import DEBUG
-from oscar_zoo.runtime import flashinfer_prefill
+from oscar_zoo.models import host_memory
 
 BYTES_TO_COMPILE_ALL = 64 << 30
 """Free memory with which all modules are compiled at once, some 16 compilers of up to 4 GB."""
@@ -63,10 +62,12 @@ def spawn(wanted: Wanted) -> subprocess.Popen[bytes] | None:
     Raises:
         OSError: it cannot be started.
     """
+    from oscar_zoo.runtime import flashinfer_prefill
+
     if wanted.head_dims not in flashinfer_prefill.HEADS:
         return None
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, str(wanted)],
+        [sys.executable, "-P", "-m", __name__, str(wanted), str(os.getpid())],
         stdin=subprocess.DEVNULL,
         stderr=None if os.environ.get(DEBUG) == "1" else subprocess.DEVNULL,
         start_new_session=True,
@@ -76,32 +77,37 @@ def spawn(wanted: Wanted) -> subprocess.Popen[bytes] | None:
 
 
 def main() -> None:
-    """Compile what no earlier start has left, and say in one line how long it took."""
+    """Compile what is missing, and say in one line how long it took."""
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _end_compilers)
-    end_with_parent(signal.SIGTERM)
+    end_with_parent(signal.SIGTERM, parent=int(sys.argv[2]))
     signal.alarm(PATIENCE)
     began = time.monotonic()
     try:
         wanted = Wanted.parse(sys.argv[1])
-        count = _compile(wanted)
+        count = compile_missing(wanted)
     except Exception as error:  # a worker compiles for itself, and says what is wrong
-        say(f"FlashInfer's kernels are not compiled ahead ({type(error).__name__}: {error})")
+        say(f"FlashInfer's kernels are not compiled ahead ({cause(error)})")
         raise
     if count:
         seconds = time.monotonic() - began
         say(f"{count} modules of FlashInfer were compiled ahead in {seconds:.1f} s")
 
 
-def _compile(wanted: Wanted) -> int:
+def compile_missing(wanted: Wanted) -> int:
+    """Compile what no earlier start has left; returns how many modules that were."""
+    import torch
+
+    from oscar_zoo.runtime import flashinfer_prefill
+
     device = torch.device("cuda", wanted.gpu)
     modules = flashinfer_prefill.modules(
         wanted.head_dims, getattr(torch, wanted.dtype), capped=wanted.capped, device=device
     )
     missing = [x for x in modules if not (x.is_aot or x.jit_library_path.exists())]
     if missing:
-        memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        with ThreadPoolExecutor(len(missing) if memory >= BYTES_TO_COMPILE_ALL else 1) as pool:
+        enough = host_memory.available_ram() >= BYTES_TO_COMPILE_ALL
+        with ThreadPoolExecutor(len(missing) if enough else 1) as pool:
             list(pool.map(_build, missing))
     return len(missing)
 

@@ -1,5 +1,5 @@
-"""The program that compiles the kernels of a server ahead: `python -m ...`, with a `Request` on its
-standard input.
+"""The program that compiles the kernels of a server ahead: `python -m ...`, with the pid of the
+server, and a `Request` on its standard input.
 
 It reads the artifact as the server does, from the same variables. It makes no context on the GPU,
 so it takes none of its memory.
@@ -18,7 +18,7 @@ from oscar_kernels.chips import Target
 from oscar_kernels.nvrtc import driver
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.engines.sglang import compile_lock, served_artifact, worker
-from oscar_zoo.engines.sglang.compile_child import end_with_parent, say
+from oscar_zoo.engines.sglang.compile_child import cause, end_with_parent, say
 from oscar_zoo.runtime import rehearsal
 from oscar_zoo.runtime.transforms import TransformTable
 
@@ -65,15 +65,15 @@ def jobs(
 
 def main() -> None:
     """Compile everything, and say in one line how it went."""
-    end_with_parent(signal.SIGKILL)
-    request = Request.parse(sys.stdin.read())  # fails if the server is gone
+    end_with_parent(signal.SIGKILL, parent=int(sys.argv[1]))
+    request = Request.parse(sys.stdin.read())
     signal.alarm(int(compile_lock.PATIENCE))
     began = time.monotonic()
     try:
         wanted = jobs(request, worker.served()[1], driver.target(request.gpu))
         failed = ahead.compile_all(wanted)
     except Exception as error:  # workers compile for themselves, and say what is wrong
-        say(f"nothing is compiled ahead ({type(error).__name__}: {error})")
+        say(f"nothing is compiled ahead ({cause(error)})")
         raise
     say(f"{len(wanted)} kernels were compiled ahead in {time.monotonic() - began:.1f} s")
     for line in failed:

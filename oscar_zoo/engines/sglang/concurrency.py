@@ -64,6 +64,11 @@ class Layout:
         """Number of GPUs that the server takes."""
         return self.tp * self.pp * self.replicas
 
+    @property
+    def attention_ranks(self) -> int:
+        """GPUs that share the heads of a model."""
+        return max(1, self.tp // self.workers)
+
     def token_bytes(self, *, layers: int, num_kv_heads: int, dims: int, itemsize: int) -> int:
         """Uncompressed bytes of one token on one GPU.
 
@@ -73,7 +78,7 @@ class Layout:
             dims: head_dim of K and of V together.
             itemsize: bytes of one number.
         """
-        heads = -(-num_kv_heads // max(1, self.tp // self.workers))
+        heads = -(-num_kv_heads // self.attention_ranks)
         return -(-layers // self.pp) * heads * dims * itemsize
 
 

@@ -111,6 +111,17 @@ def test_a_process_that_fails_says_so_and_holds_nobody_up(
     assert not Path(os.environ[compile_lock.VARIABLE]).exists()
 
 
+def test_a_process_ends_with_a_server_that_ended_before_it_had_read_its_request() -> None:
+    program = f"""
+import os
+from oscar_zoo.engines.sglang import compile_ahead, compile_program
+compile_ahead.spawn(compile_program.Request.parse({str(REQUEST)!r}))
+os._exit(0)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+
+
 def test_what_an_artifact_needs_is_found_without_a_gpu(tmp_path: Path) -> None:
     pair = write_folder(tmp_path / "pair", payload())
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from oscar_zoo.engines.sglang import compile_flashinfer
 from oscar_zoo.engines.sglang.compile_flashinfer import Wanted
+from oscar_zoo.models import host_memory
+from oscar_zoo.runtime import flashinfer_prefill
 
 WANTED = Wanted(gpu=0, head_dims=(128, 128), dtype="bfloat16", capped=False)
-COMMAND = [sys.executable, "-P", "-m", compile_flashinfer.__name__, str(WANTED)]
+COMMAND = [
+    sys.executable, "-P", "-m", compile_flashinfer.__name__, str(WANTED), str(os.getpid())
+]  # fmt: skip
+SERVER = f"""
+import os, time
+from oscar_zoo.engines.sglang import compile_flashinfer
+wanted = compile_flashinfer.Wanted.parse({str(WANTED)!r})
+child = compile_flashinfer.spawn(wanted)
+"""
+"""A server that has the modules compiled."""
+LEAVE = """
+with open(os.environ["BUILT"] + "/program", "w") as file:
+    file.write(str(child.pid))
+os._exit(0)
+"""
+"""What it does next when it is refused."""
+WAITING_COMPILER = 'echo $$ > "$BUILT/pid.$$" && mv "$BUILT/pid.$$" "$BUILT/pid" && exec sleep 600'
 STAND_IN = """
 import os, subprocess, pathlib
 class Module:
@@ -79,17 +100,67 @@ def test_another_flashinfer_is_told_in_one_line(environment: dict[str, str]) -> 
     assert done.stdout.count("\n") == 1
 
 
+NINJA_SAYS = "\n".join(
+    (
+        "Ninja build failed. Ninja output:",
+        "ninja: Entering directory `/cache'",
+        "[1/2] /cuda/bin/nvcc -Werror " + 500 * "-isystem /include ",
+        "FAILED: [code=1] batch.cuda.o",
+        '/csrc/batch.cu(12): error: identifier "Params" is undefined',
+        "ninja: build stopped: subcommand failed.",
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        (NINJA_SAYS, '/csrc/batch.cu(12): error: identifier "Params" is undefined'),
+        ("Killed\n" + 9 * "and so on\n", "Killed"),
+        ("in " + 9999 * "x", "in " + 297 * "x"),
+        ("", ""),
+    ],
+)
+def test_a_build_that_fails_is_told_in_one_short_line(
+    says: str, told: str, environment: dict[str, str]
+) -> None:
+    attention = Path(environment["PYTHONPATH"]) / "flashinfer" / "jit" / "attention.py"
+    fails = f"def build(self, verbose): raise RuntimeError({says!r})"
+    attention.write_text(f"{STAND_IN}class Module(Module):\n    {fails}\n")
+    done = run(environment, "true")
+    assert done.returncode != 0
+    line = f"FlashInfer's kernels are not compiled ahead (RuntimeError: {told})\n"
+    assert done.stdout.partition("INT2 KV cache: ")[2] == line
+
+
+@pytest.mark.parametrize(("free", "at_once"), [(63 << 30, 1), (64 << 30, 3)])
+def test_all_modules_are_compiled_at_once_where_memory_is_enough(
+    free: int, at_once: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Memory that this process may take, in its control group, with file pages given back."""
+    running, most = [0], [0]
+    lock, all_run = threading.Lock(), threading.Barrier(at_once, timeout=300)
+
+    def build(*, verbose: bool) -> None:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        all_run.wait()
+        with lock:
+            running[0] -= 1
+
+    module = SimpleNamespace(is_aot=False, jit_library_path=tmp_path / "missing", build=build)
+    monkeypatch.setattr(flashinfer_prefill, "modules", lambda *_, **__: [module] * 3)
+    monkeypatch.setattr(host_memory, "available_ram", lambda: free)
+    assert compile_flashinfer.compile_missing(WANTED) == 3
+    assert most[0] == at_once
+
+
 def test_compilers_end_with_the_server(environment: dict[str, str]) -> None:
     """They would keep every core busy for minutes."""
-    program = f"""
-import sys, time
-from oscar_zoo.engines.sglang import compile_flashinfer
-compile_flashinfer.spawn(compile_flashinfer.Wanted.parse({str(WANTED)!r}))
-time.sleep(600)
-"""
-    compiler = 'echo $$ > "$BUILT/pid.$$" && mv "$BUILT/pid.$$" "$BUILT/pid" && exec sleep 600'
     server = subprocess.Popen(
-        [sys.executable, "-c", program], env={**environment, "COMPILER": compiler}
+        [sys.executable, "-c", f"{SERVER}time.sleep(600)"],
+        env={**environment, "COMPILER": WAITING_COMPILER},
     )
     try:
         pid = _number(Path(environment["BUILT"]) / "pid", server)
@@ -97,10 +168,26 @@ time.sleep(600)
     finally:
         server.send_signal(signal.SIGKILL)
         server.wait()
-    deadline = time.monotonic() + 300
-    while _lives(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _lives(pid)
+    assert _ends(pid)
+
+
+def test_nothing_is_compiled_for_a_server_that_has_ended_already(
+    environment: dict[str, str],
+) -> None:
+    """Such as one that is refused in its first second, while the program imports torch."""
+    built = Path(environment["BUILT"])
+    subprocess.run(
+        [sys.executable, "-c", SERVER + LEAVE],
+        env={**environment, "COMPILER": WAITING_COMPILER},
+        check=True,
+    )
+    program, started = int((built / "program").read_text()), built / "pid"
+    try:
+        assert _ends(program, unless=started)
+        assert not started.exists()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(program, signal.SIGKILL)
 
 
 def _number(path: Path, server: subprocess.Popen[bytes]) -> int:
@@ -109,6 +196,14 @@ def _number(path: Path, server: subprocess.Popen[bytes]) -> int:
         assert server.poll() is None, "nothing was compiled"
         time.sleep(0.05)
     return int(path.read_text())
+
+
+def _ends(pid: int, unless: Path | None = None) -> bool:
+    """Whether a process ends soon; no longer waited for once the file `unless` exists."""
+    deadline = time.monotonic() + 300
+    while _lives(pid) and time.monotonic() < deadline and not (unless and unless.exists()):
+        time.sleep(0.05)
+    return not _lives(pid)
 
 
 def _lives(pid: int) -> bool:

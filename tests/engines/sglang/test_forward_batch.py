@@ -72,13 +72,47 @@ def test_masks_of_trees_with_and_without_the_tokens_in_front(whole: bool, paddin
     lengths = [7, 4] + [1] * padding
     masks = [torch.cat([torch.ones(3, n).bool(), x], 1) for n, x in zip([7, 4], TREES, strict=True)]
     mask = torch.cat([x.flatten() for x in masks]) if whole else TREES.flatten()
-    drafts = SimpleNamespace(draft_token_num=3, custom_mask=mask, topk=4)
+    tokens = torch.zeros(6) if padding else None  # none while a graph is captured
+    drafts = SimpleNamespace(draft_token_num=3, custom_mask=mask, topk=4, draft_token=tokens)
     given = batch(extend=True, spec_info=drafts)
     given.seq_lens, given.req_pool_indices = torch.tensor(lengths), torch.zeros(len(lengths))
     given.out_cache_loc = torch.arange(6)
     step = step_input(given)
     assert step.drafts is not None and step.drafts.mask is not None
     assert step.drafts.mask.tolist() == BITS + [0b001, 0b010, 0b100] * padding
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_slots_of_padded_requests_are_no_sign_of_real_ones(whole: bool) -> None:
+    """In an eager step, DP attention pads requests and the slots of their drafts. With one request
+    of 64 tokens, 8 drafts and 8 padded requests, a whole mask has as many entries as 9 masks
+    without the tokens in front."""
+    tree = torch.eye(8).bool()
+    tree[:, 0] = True  # eight children of one parent
+    mask = torch.cat([torch.ones(8, 64).bool(), tree], 1) if whole else tree
+    assert not whole or mask.numel() == 9 * 8 * 8
+    drafts = SimpleNamespace(
+        draft_token_num=8, custom_mask=mask.flatten(), topk=4, draft_token=torch.zeros(8)
+    )
+    given = batch(extend=True, spec_info=drafts)
+    given.seq_lens, given.req_pool_indices = torch.tensor([64] + [1] * 8), torch.zeros(9)
+    given.out_cache_loc = torch.arange(9 * 8)
+    step = step_input(given)
+    assert step.drafts is not None and step.drafts.mask is not None
+    own = [1 << node for node in range(8)]
+    assert step.drafts.mask.tolist() == [1, *(1 | bit for bit in own[1:])] + own * 8
+
+
+def test_a_worker_without_requests_verifies_padding() -> None:
+    none = SimpleNamespace(
+        draft_token_num=3, custom_mask=torch.ones(0).bool(), topk=4, draft_token=torch.zeros(0)
+    )
+    given = batch(extend=True, spec_info=none)
+    given.seq_lens, given.req_pool_indices = torch.ones(2).long(), torch.zeros(2)
+    given.out_cache_loc = torch.arange(6)
+    step = step_input(given)
+    assert step.drafts is not None and step.drafts.mask is not None
+    assert step.drafts.mask.tolist() == [0b001, 0b010, 0b100] * 2
 
 
 def test_the_last_of_32_drafts_is_the_sign() -> None:
@@ -101,7 +135,7 @@ def runner(
         start_layer=6,
         layer_num=len(scales),
         device="cpu",
-        windows=SimpleNamespace(shape=SimpleNamespace(num_rows=5)),
+        windows=SimpleNamespace(shape=SimpleNamespace(max_batch=5)),
     )
     hybrid = SimpleNamespace(
         full_kv_pool=inner,

@@ -117,12 +117,15 @@ def drafts_of(forward_batch: Any, out_loc: Tensor) -> Drafts:
     A chain stays where it is written. SGLang moves the accepted nodes of everything else.
 
     Args:
-        forward_batch: SGLang's; in front of a graph it has more requests than drafts.
-        out_loc: slots of the drafts.
+        forward_batch: SGLang's; in front of a graph, and with DP attention, padding makes more
+            requests of it than have drafts.
+        out_loc: slots of the drafts, which may be padded, too. They count where there are no
+            drafts: while a graph is captured.
     """
     spec, rows = forward_batch.spec_info, forward_batch.req_pool_indices.numel()
     count = int(spec.draft_token_num)
     if getattr(spec, "topk", None) == 1:
         return Drafts(count)
-    real = min(rows, out_loc.numel() // count)
+    written = out_loc if spec.draft_token is None else spec.draft_token
+    real = min(rows, written.numel() // count)
     return Drafts(count, ancestors(spec.custom_mask, forward_batch.seq_lens, count, real))

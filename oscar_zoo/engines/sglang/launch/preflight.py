@@ -15,6 +15,7 @@ from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.engines.sglang import concurrency, config_refusals
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags, device_flags
+from oscar_zoo.engines.sglang.head_split import splits
 from oscar_zoo.engines.sglang.launch.devices import check_gpus
 from oscar_zoo.errors import NotEnoughMemory
 from oscar_zoo.models import host_memory, model_folder
@@ -201,10 +202,9 @@ def _ways(server: ServerDemand, need: Demand, free: int, usable: int) -> list[st
             ways.append("use 16 bits: -- --dtype=bfloat16")
     else:
         for number in LIKELY_ENOUGH:
-            if (
-                number > server.tensor_parallel
-                and replace(server, tensor_parallel=number).demand().total <= usable
-            ):
+            more = replace(server, tensor_parallel=number)
+            shared = splits(more.geometry, more.layout.attention_ranks)
+            if number > server.tensor_parallel and shared and more.demand().total <= usable:
                 ways.append(f"spread it over {number} GPUs: -- --tp={number}")
                 break
     if ways:

@@ -78,6 +78,13 @@ def test_what_the_error_advises_is_enough(extra: tuple[str, ...], free: int, adv
     preflight.check_memory(better, free)
 
 
+def test_gpus_that_cannot_share_the_heads_are_not_advised() -> None:
+    geometry = QWEN3_8B.model_copy(update={"num_q_heads": 28, "num_kv_heads": 4})
+    server = replace(SERVER, geometry=geometry, weights=100 * GB)
+    assert "--tp=4" in str(refused(server, 40 * GB).hint)
+    assert "--tp" not in str(refused(server, 20 * GB).hint)  # 8 GPUs would be enough memory
+
+
 def test_a_cpu_is_asked_for_half_of_what_is_free() -> None:
     cpu = replace(SERVER, device="cpu")
     assert cpu.demand().weights == 32 * GB and cpu.demand().requests == 16  # numbers of 32 bits
