@@ -15,6 +15,7 @@ from oscar_zoo.engines.sglang.launch import draft_flags
 from oscar_zoo.engines.sglang.launch.draft_flags import OPTION, Kind, Wish
 from oscar_zoo.engines.sglang.launch.flag_refusals import ALGORITHM, check_flags
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.speculation_refusals import BRANCHES, BREADTH
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.model_hub import kept_config
@@ -55,7 +56,8 @@ def choose_drafts(
     revision: str | None,
     observer: Observer,
 ) -> DraftChoice:
-    """The flags for what `--drafts` asks for; one note says what was chosen and why.
+    """The flags for what `--drafts` asks for; one note says what was chosen and why. Drafts that
+    the flags of the user name are checked with and without `--drafts`.
 
     Args:
         wish: the value of `--drafts`, or `None` without it.
@@ -68,9 +70,11 @@ def choose_drafts(
         UsageError: flags that do not go together.
         InvalidModel: the names of its weights cannot be read.
     """
+    asked = draft_flags.given(flags, ALGORITHM)
+    if asked is not None:
+        _check_named(prepared, flags, revision)
     if wish is None:
         return DraftChoice(flags)
-    asked = draft_flags.given(flags, ALGORITHM)
     if asked is not None:
         chosen = DraftChoice(flags, f"as {ALGORITHM}={asked.value} says; {OPTION} adds no flags")
     else:
@@ -124,10 +128,21 @@ def _others(prepared: Prepared, config: ConfigFile | None) -> str | None:
     return kept_by_others(text, prepared.geometry)
 
 
+def _check_named(prepared: Prepared, flags: UserFlags, revision: str | None) -> None:
+    """Refuse trees that the flags of the user ask for, where it is known that the other layers of
+    the model verify chains alone. How many branches SGLang takes by itself differs from one model
+    and release to the next, so then its workers check."""
+    config = prepared.config or ConfigFile.kept(prepared.choice.source, revision)
+    of_eagle = str(flags.text(ALGORITHM)).upper() != "NGRAM"
+    if config is None or (of_eagle and draft_flags.given(flags, BRANCHES) is None):
+        return
+    _check_layers(flags, _others(prepared, config) if prepared.geometry else None)
+
+
 def _check_layers(flags: UserFlags, others: str | None) -> None:
     """As the server will check the flags; raises `UnsupportedModel`."""
     config = SimpleNamespace(speculative_algorithm=flags.text(ALGORITHM))
-    for name in (speculation_refusals.BREADTH, speculation_refusals.BRANCHES):
+    for name in (BREADTH, BRANCHES):
         flag = draft_flags.given(flags, name)
         text = flag.value if flag else None
         setattr(config, name[2:].replace("-", "_"), 1 if text == "1" else text)

@@ -279,6 +279,36 @@ def test_a_hybrid_takes_chains_alone(
         assert "a tree of drafts does not work" in err and "Use a chain: " in err
 
 
+@pytest.mark.parametrize("option", [[], ["--drafts"]])
+@pytest.mark.parametrize(
+    ("given", "tree"),
+    [
+        ([REPEATS[0]], True),
+        ([*REPEATS, "--speculative-ngram-max-bfs-breadth=4"], True),
+        ([*REPEATS, NO_TREE], False),
+        (["--speculative-algorithm=EAGLE3", "--speculative-eagle-topk=4"], True),
+        (["--speculative-algorithm=EAGLE3", "--speculative-eagle-topk", "1"], False),
+        (["--speculative-algorithm=EAGLE3"], False),
+    ],
+)
+def test_flags_that_name_a_tree_are_checked_as_well(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    models: Path,
+    option: list[str],
+    given: list[str],
+    tree: bool,
+) -> None:
+    """SGLang's own breadth of n-grams is a tree. What it takes of EAGLE depends on the release."""
+    words = [*option, "--", *given, "--speculative-draft-model-path=some/draft"]
+    for name, chains_alone in (("hybrid", True), ("dense", False)):
+        refused = tree and chains_alone
+        folder = tmp_path / name
+        folder.mkdir()
+        _, err = printed(capsys, folder, models / name, *words, code=int(refused))
+        assert ("a tree of drafts does not work" in err) == refused
+
+
 def test_windows_take_chains_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     windowed = shutil.copytree(EXAMPLE, tmp_path / "windowed")
     kinds = ["sliding_attention", "full_attention"] * 2

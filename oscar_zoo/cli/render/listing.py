@@ -98,8 +98,8 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
         console.print(table)
         if measured:
             console.print(
-                "PERPLEXITY and RECALL: measured on held-out text when it was made; see `oscar-zoo"
-                " info NAME`"
+                "PERPLEXITY and RECALL: measured by oscar-zoo on held-out text; see `oscar-zoo info"
+                " NAME`"
             )
     if any(score["reporter"] == "upstream" for row in rows for score in row["scores"]):
         terminal.prose("ᵘ reported upstream, number of runs unknown; see `oscar-zoo info NAME`")
