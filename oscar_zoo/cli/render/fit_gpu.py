@@ -107,8 +107,9 @@ def _answer(report: FitReport) -> str:
     if not report.fits:
         return f"{where} does not fit: {_too_small(report)}. {_enough(report)}"
     int2, bf16 = (_about(report.of_kind(kind).tokens) for kind in ("INT2", "BF16"))
+    about = "about" if report.other_layers else "at most"
     return (
-        f"{where}: about {int2} tokens fit with INT2, and {bf16} with BF16, with"
+        f"{where}: {about} {int2} tokens fit with INT2, and {bf16} with BF16, with"
         f" {report.requests:,} requests at a time"
     )
 
