@@ -34,7 +34,7 @@ def test_measured_quality_is_shown_everywhere_and_apart_from_scores(
     assert (
         "+0.90 %" in row and "99.2 → 98.4 %" in row and "not reported" in row
     )  # GPQA stays what it is
-    assert "measured on held-out text" in cli.out
+    assert "measured by oscar-zoo on held-out text" in cli.out
 
     listed = next(r for r in cli.json(0, "list", "--hub", hub)["artifacts"] if r["id"] == str(HARD))
     assert (listed["measured"]["change_percent"], listed["measured"]["recall_bf16"]) == (0.9, 0.992)
