@@ -25,7 +25,10 @@ class Record:
         self._interrupted = threading.Event()
 
     def timed(self, name: str, step: Callable[[Check], str], check: Check) -> StepResult:
-        """Run a step, and tell on standard output when it begins and ends."""
+        """Run a step, and tell on standard output when it begins and ends. After an interrupt none
+        begins."""
+        if self._interrupted.is_set():
+            return StepResult(name, None, 0.0, "")
         print(f"{name} ...", flush=True)
         self._begun[name] = started = time.monotonic()
         try:

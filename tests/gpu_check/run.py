@@ -9,20 +9,24 @@ import shlex
 import shutil
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 
 import document
 import machine
 import steps
-import window_drafts
 from document import StepResult
 from record import Record
 from steps import Check
+from window_drafts import compute_windowed, serve_windowed_drafts
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs/gpu-check.md"
+THREADS = 24
+"""More than steps, as a step waits in its thread for those before it."""
+Step = Callable[[Check], str]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -75,61 +79,56 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepResult]:
-    """Every step, in the order of the document. What needs little of the GPU runs beside the rest;
-    `bench serve` has a GPU for itself, at the end or on the second one (`beside`)."""
+    """Every step, in the order of the document. What needs little of the GPU runs beside the rest,
+    as soon as what it needs is there.
+
+    `bench serve` has a GPU for itself, at the end or on the second one (`beside`). The server of
+    `serve` takes what is left of a GPU's memory, so it starts when others have ended.
+    """
     steps.write_models(check)
-    with ThreadPoolExecutor(11) as pool, record.until_interrupted(pool):
-        measured = (
-            pool.submit(record.timed, "bench serve", steps.bench_serve, beside) if beside else None
-        )
+    with ThreadPoolExecutor(THREADS) as pool, record.until_interrupted(pool):
+
+        def begin(
+            name: str, step: Step, *after: Future[StepResult], on: Check = check
+        ) -> Future[StepResult]:
+            def run() -> StepResult:
+                wait(after)
+                return record.timed(name, step, on)
+
+            return pool.submit(run)
+
+        measured = begin("bench serve", steps.bench_serve, on=beside) if beside else None
         compiled = pool.submit(steps.precompile, check)
-        kernels = pool.submit(record.timed, "kernel tests", steps.kernel_tests, check)
-        experts = pool.submit(
-            record.timed, "pull --compute, mixture of experts", steps.compute_experts, check
-        )
-        hybrid = pool.submit(record.timed, "compute, hybrid model", steps.compute_hybrid, check)
-        windowed = pool.submit(
-            record.timed, "compute, sliding windows", window_drafts.compute_windowed, check
-        )
-        mixed = pool.submit(record.timed, "compute --bits 2.75", steps.compute_mixed, check)
-        captured = pool.submit(
-            record.timed, "compute --engine sglang", steps.compute_with_engine, check
-        )
-        results = [record.timed("compute with defaults", steps.compute, check)]
-        results.append(record.timed("verify, publish, pull", steps.publish_and_pull, check))
-        in_process = pool.submit(record.timed, "eval in process", steps.evaluate, check)
-        computed = (captured, experts, hybrid, windowed, mixed)
-        results += [one.result() for one in computed]
+        kernels = begin("kernel tests", steps.kernel_tests)
+        chosen = begin("compute with defaults", steps.compute)
+        captured = begin("compute --engine sglang", steps.compute_with_engine)
+        experts = begin("pull --compute, mixture of experts", steps.compute_experts)
+        hybrid = begin("compute, hybrid model", steps.compute_hybrid)
+        windowed = begin("compute, sliding windows", compute_windowed)
+        mixed = begin("compute --bits 2.75", steps.compute_mixed)
+        pulled = begin("verify, publish, pull", steps.publish_and_pull, chosen)
+        in_process = begin("eval in process", steps.evaluate, pulled)
         served = [
-            pool.submit(record.timed, f"eval --engine sglang, {what}", step, check)
-            for what, step in (
-                ("mixture of experts", steps.serve_experts),
-                ("hybrid model", steps.serve_hybrid),
-                ("mixed widths", steps.serve_mixed),
-                ("drafts of n-grams", steps.serve_ngrams),
-                ("drafts of the model", steps.serve_own_drafts),
-                ("hybrid model with drafts", steps.serve_hybrid_drafts),
+            begin(name if "serve" in name else f"eval --engine sglang, {name}", step, *needed)
+            for name, step, needed in (
+                ("mixture of experts", steps.serve_experts, (experts,)),
+                ("hybrid model", steps.serve_hybrid, (hybrid,)),
+                ("mixed widths", steps.serve_mixed, (mixed,)),
+                ("drafts of n-grams", steps.serve_ngrams, (pulled,)),
+                ("drafts of the model", steps.serve_own_drafts, ()),
+                ("hybrid model with drafts", steps.serve_hybrid_drafts, (hybrid,)),
+                ("serve --drafts, sliding windows", serve_windowed_drafts, (windowed,)),
             )
         ]
-        served.append(
-            pool.submit(
-                record.timed,
-                "serve --drafts, sliding windows",
-                window_drafts.serve_windowed_drafts,
-                check,
-            )
-        )
-        results += [
-            in_process.result(),
-            kernels.result(),
-        ]  # `serve` takes what is left of the GPU's memory
-        results.append(record.timed("serve, second turn, eval --url", steps.serve, check))
-        results += [one.result() for one in served]
+        first = (pulled, measured) if measured else (pulled, kernels)
+        alone = begin("serve, second turn, eval --url", steps.serve, *first, on=beside or check)
+        if measured is None:
+            before = (kernels, alone, in_process, captured, *served)
+            measured = begin("bench serve", steps.bench_serve, *before)
+        computed = (chosen, pulled, captured, experts, hybrid, windowed, mixed, in_process)
+        results = [one.result() for one in (*computed, kernels, alone, *served, measured)]
         compiled.result()
-        last = (
-            measured.result() if measured else record.timed("bench serve", steps.bench_serve, check)
-        )
-    return [*results, last]
+    return results
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 ANSWER_SECONDS = 300
 STOP_SECONDS = 120
 PASSKEY = "528364"
+LIKELIEST = 8
+"""Tokens of which a server tells the log-probability."""
 
 
 @dataclass(frozen=True)
@@ -101,16 +103,17 @@ class Server:
             reply["choices"][0]["text"], usage["completion_tokens"], usage["prompt_tokens"], cached
         )
 
-    def choices(self, prompt: str, tokens: int) -> list[dict[str, float]]:
-        """For each token of a greedy completion the two likeliest ones, the chosen one first, with
-        their log-probabilities."""
-        body = {"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        body |= {"model": self._model(), "logprobs": 2}
-        reply = json.loads(self._send("/v1/completions", json.dumps(body).encode()))
-        found = reply["choices"][0]["logprobs"]
+    def choices(self, prompt: str, tokens: int) -> list[dict[int, float]]:
+        """For each token of a greedy answer the likeliest ones, the chosen one first, with their
+        log-probabilities."""
+        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        body = {"text": prompt, "sampling_params": sampling}
+        body |= {"return_logprob": True, "top_logprobs_num": LIKELIEST}
+        found = json.loads(self._send("/generate", json.dumps(body).encode()))["meta_info"]
+        pairs = zip(found["output_token_logprobs"], found["output_top_logprobs"], strict=True)
         return [
-            {chosen: best[chosen], **best}
-            for chosen, best in zip(found["tokens"], found["top_logprobs"], strict=True)
+            {chosen[1]: chosen[0], **{token: logprob for logprob, token, *_ in best}}
+            for chosen, best in pairs
         ]
 
     def get(self, path: str) -> str:

@@ -287,15 +287,16 @@ def _with_drafts(check: Check, command: tuple[str, ...], algorithm: str, *flags:
 def write_models(check: Check) -> None:
     """Write the random models, in one thread: two cannot import transformers at once."""
     from tiny_moe import write_model
-    from window_drafts import WINDOWED
+    from window_drafts import EVERY_EXPERT, WINDOWED
 
     sys.path.insert(0, str(ROOT / "tests/support"))
     from architectures import write_architecture, write_mtp_model
+    from saved_models import change_config
 
     write_model(check.work / EXPERTS, EXAMPLE)
     write_mtp_model("qwen3_5", check.work / HYBRID)
     write_mtp_model("glm4_moe", check.work / DRAFTING)
-    write_architecture("gpt_oss", check.work / WINDOWED)
+    change_config(write_architecture("gpt_oss", check.work / WINDOWED), **EVERY_EXPERT)
 
 
 def compute_hybrid(check: Check) -> str:

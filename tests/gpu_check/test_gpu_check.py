@@ -106,6 +106,7 @@ try:
     with ThreadPoolExecutor(2) as pool, record.until_interrupted(pool):
         record.timed("first", lambda check: "all is well", None)
         step = pool.submit(record.timed, "second", second, None)
+        pool.submit(lambda: (step.result(), record.timed("after it", lambda check: "", None)))
         while not step.done():
             time.sleep(0.01)  # a signal just before a wait for a lock would come with the lock
         record.timed("third", second, None)
@@ -119,6 +120,7 @@ except KeyboardInterrupt:
     assert "**not completed** on d" in done.stdout, done.stderr
     assert re.search(r"\| first \| passed \| \d+ \| all is well \|", done.stdout)
     assert "| second | not ended |" in done.stdout and "| third |" not in done.stdout
+    assert "after it" not in done.stdout
 
 
 def test_a_run_replaces_the_section_of_its_own_gpu_only(document: ModuleType) -> None:
@@ -146,8 +148,8 @@ def test_answers_with_drafts_may_differ_where_two_tokens_are_nearly_as_likely(
 ) -> None:
     monkeypatch.syspath_prepend(FOLDER)
     compared = importlib.import_module("window_drafts").compared
-    first = {"a": -1.0, "b": -1.25}
-    other = {"b": -1.0, "a": -1.125}
-    assert compared([[first, first]], [[dict(first), {"a": -2.0}]]) == (1, [])
+    first = {7: -1.0, 8: -1.25}
+    other = {8: -1.0, 7: -1.125}
+    assert compared([[first, first]], [[dict(first), {7: -2.0}]]) == (1, [])
     assert compared([[first, first]], [[first, other]]) == (0, [0.25])
-    assert compared([[first], [first]], [[{"c": -1.0}], [first]]) == (1, [float("inf")])
+    assert compared([[first], [first]], [[{9: -1.0}], [first]]) == (1, [float("inf")])

@@ -61,6 +61,18 @@ def test_codes_of_2_bits_have_room_on_every_chip(
     assert variants.too_large(made, shared) is None
 
 
+@ALL
+@pytest.mark.parametrize("resident", [1, variants.MOST_RESIDENT])
+def test_a_multiprocessor_has_no_room_for_one_block_more(
+    capability: chips.Capability, resident: int
+) -> None:
+    """It has room for one block of the largest size, and the system keeps a part of every block."""
+    largest = chips.CHIPS[capability].shared_bytes
+    total = largest + variants.RESERVED_BYTES
+    block = variants.exclusive_bytes(total, resident) + variants.RESERVED_BYTES
+    assert (resident + 1) * block > total >= resident * (block + variants.STATIC_BYTES)
+
+
 def test_what_has_no_room_is_told_in_numbers() -> None:
     made = variants.fitting(variant(bits=4), 99 << 10)
     assert variants.too_large(made, 99 << 10) == (

@@ -108,6 +108,19 @@ def test_tiles_share_a_block_of_eight_warps() -> None:
             assert heads % int(flags["HB"]) == 0
 
 
+def test_blocks_of_many_requests_with_narrow_rows_share_a_multiprocessor() -> None:
+    def resident(requests: int, head_dim: int, drafts: int = 0) -> int:
+        filling = testing.random_cache(
+            [8] * requests, QuantSpec(head_dim, head_dim), num_kv_heads=8, drafts=drafts
+        )
+        query = torch.zeros(requests * max(1, drafts), 16, head_dim)
+        given = Drafts(drafts) if drafts else None
+        return variants.variant(query, filling.cache, filling.batch, 0.0, drafts=given).resident
+
+    assert [resident(n, 64) for n in (1, 15, 16, 40)] == [1, 1, 2, 2]
+    assert resident(40, 128) == resident(40, 64, drafts=2) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("head_dim", [64, 256])
 @pytest.mark.parametrize("heads", [1, 4, 6, 32])

@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
   if (threadIdx.x == 0)
     for (Ring x = ring; x.round == 0; x = x.plus(1)) {
       barrier_init(x.full(), 32);
-      barrier_init(x.empty(), WARPS);
+      barrier_init(x.empty(), THREADS);
     }
   plan(p, prefix, requests);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, local = warp % HB, part = warp / HB % VH,

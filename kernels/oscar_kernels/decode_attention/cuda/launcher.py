@@ -21,6 +21,7 @@ from oscar_kernels.decode_attention.cuda.variant import (
     PLAN_BYTES,
     WARPS,
     AttentionVariant,
+    exclusive_bytes,
     fitting,
     misfit,
     ring_bytes,
@@ -49,6 +50,7 @@ class _Loaded:
     stage1: driver.Kernel
     stage2: dict[int, driver.Kernel]
     ring_bytes: int
+    least_shared: int
     grid: int
     early: bool
 
@@ -179,7 +181,7 @@ def decode_attention(
         blocks=loaded.grid,
     )
     stream = torch.cuda.current_stream(query.device).cuda_stream
-    shared = loaded.ring_bytes + 28 * requests + 4
+    shared = max(loaded.ring_bytes + 28 * requests + 4, loaded.least_shared)
     loaded.stage1.launch((loaded.grid, 1), parameters, stream, shared=shared, early=loaded.early)
     loaded.stage2[merged].launch((blocks, heads), parameters, stream, early=loaded.early)
     return out
@@ -245,7 +247,8 @@ def build(made: AttentionVariant, target: Target) -> nvrtc.Build:
 def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
     """Compile and load once per variant and device."""
     capability = torch.cuda.get_device_capability(device)
-    shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    properties = torch.cuda.get_device_properties(device)
+    shared = properties.shared_memory_per_block_optin
     wanted = build(made, Target(capability, shared, _multiprocessors(device), driver.version()))
     code = wanted.code()
     with torch.cuda.device(device):
@@ -254,11 +257,14 @@ def _load(made: AttentionVariant, device: torch.device) -> _Loaded:
         stage1, *stage2 = driver.load(code, {"oscar_decode_stage1": 32 * WARPS, **threads})
         ring = ring_bytes(dict(wanted.flags))
         stage1.allow_shared(ring + PLAN_BYTES)
-        resident = max(1, min(made.tiles.resident, stage1.blocks_per_multiprocessor(ring + 1024)))
+        resident = max(1, min(made.resident, stage1.blocks_per_multiprocessor(ring + 1024)))
+        least = exclusive_bytes(properties.shared_memory_per_multiprocessor, resident)
+        stage1.allow_shared(max(ring + PLAN_BYTES, least))
     return _Loaded(
         stage1,
         dict(zip(MERGED_ROWS, stage2, strict=True)),
         ring,
+        least,
         resident * _multiprocessors(device),
         capability >= (9, 0),
     )

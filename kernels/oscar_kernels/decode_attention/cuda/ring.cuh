@@ -139,8 +139,7 @@ DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, i
     }
     wait_phase(ring.full(), ring.round);
     tile.compute(p, s, q, Sight{p, r, b, rows.skip, lane % 4}, ring.data(), left, i == lo, lane);
-    __syncwarp();
-    if (lane == 0) arrive(ring.empty());
+    arrive(ring.empty());
     ring = ring.plus(1);
     left -= TILE;
   }

@@ -10,8 +10,11 @@ from torch import Tensor
 
 from oscar_kernels.cache import MOST_DRAFTS, BatchView, Drafts, LayerCache
 from oscar_kernels.decode_attention.tuning import (
+    CROWD,
     CUDA,
     LEAST_STAGES,
+    MOST_RESIDENT,
+    NARROW_DIM,
     WHOLE_BATCH,
     WHOLE_DIM,
     CudaTiles,
@@ -32,6 +35,8 @@ KEY_DIMS = (64, 128, 192, 256)
 VALUE_DIMS = (64, 128, 256)
 PLAN_BYTES = 28 * MAX_BATCH + 4
 """Bytes of shared memory for the places of every request's tokens."""
+RESERVED_BYTES = 1024
+"""Bytes of shared memory of a block that the system keeps, from sm_80 on."""
 STATIC_BYTES = 1024
 """Most bytes of shared memory that the kernel declares and the system keeps."""
 
@@ -59,6 +64,13 @@ class AttentionVariant:
     """Drafts of a request that are verified, with a query row for each query head; 0 for a decode
     step."""
     learned_sinks: bool = False
+    crowded: bool = False
+    """Whether up to `MOST_RESIDENT` blocks share a multiprocessor, whatever the tiles say."""
+
+    @property
+    def resident(self) -> int:
+        """Most blocks of a multiprocessor."""
+        return MOST_RESIDENT if self.crowded else self.tiles.resident
 
     @property
     def rows(self) -> int:
@@ -93,7 +105,7 @@ class AttentionVariant:
             "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
             "CAPPED": int(self.capped),
             "LEARNED": int(self.learned_sinks),
-            "BLOCKS": 1 if wide else tiles.resident,
+            "BLOCKS": 1 if wide else self.resident,
             "WINDOW_COST": tiles.many_rows_cost if costly else tiles.window_cost,
             "EARLY_UNITS": tiles.early if self.rows <= 8 else tiles.many_rows_early,
             "PLANNED": tiles.planned,
@@ -164,6 +176,12 @@ def _misfit_of_drafts(query: Tensor, cache: LayerCache, drafts: Drafts) -> str |
     return None
 
 
+def _crowded(cache: LayerCache, requests: int) -> bool:
+    """Whether two blocks of a multiprocessor are faster than one."""
+    wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim)
+    return wide <= NARROW_DIM and requests * cache.num_kv_heads >= CROWD
+
+
 def _whole(query: Tensor, cache: LayerCache) -> bool:
     """Whether a warp can hold `WARP_ROWS` query rows."""
     wide = max(cache.k_spec.head_dim, cache.v_spec.head_dim)
@@ -198,6 +216,7 @@ def variant(
         whole and (count > 0 or query.shape[0] >= WHOLE_BATCH),
         count,
         learned_sinks,
+        count == 0 and _crowded(cache, query.shape[0]),
     )
 
 
@@ -229,3 +248,17 @@ def ring_bytes(flags: nvrtc.Flags) -> int:
     codes = (size["DK"] * size["BITS_K"] + size["DV"] * size["BITS_V"]) // 8
     rows = tokens * size["HB"] * (codes + 4 * (size["GK"] + size["GV"]))
     return size["STAGES"] * (-(-rows // 128) * 128 + 16)
+
+
+def exclusive_bytes(per_multiprocessor: int, resident: int) -> int:
+    """Bytes of dynamic shared memory with which a multiprocessor holds `resident` blocks of stage
+    1, and no more.
+
+    All blocks start at once, with equal shares of the work. While blocks of the kernel in front
+    still hold registers of some multiprocessors, others would otherwise take the blocks of these
+    as well, and take twice as long.
+
+    Args:
+        per_multiprocessor: bytes of shared memory.
+    """
+    return -(-(per_multiprocessor // (resident + 1) + 1 - RESERVED_BYTES) // 128) * 128
