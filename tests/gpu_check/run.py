@@ -108,18 +108,16 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         mixed = begin("compute --bits 2.75", steps.compute_mixed)
         pulled = begin("verify, publish, pull", steps.publish_and_pull, chosen)
         in_process = begin("eval in process", steps.evaluate, pulled)
-        served = [
-            begin(name if "serve" in name else f"eval --engine sglang, {name}", step, *needed)
-            for name, step, needed in (
-                ("mixture of experts", steps.serve_experts, (experts,)),
-                ("hybrid model", steps.serve_hybrid, (hybrid,)),
-                ("mixed widths", steps.serve_mixed, (mixed,)),
-                ("drafts of n-grams", steps.serve_ngrams, (pulled,)),
-                ("drafts of the model", steps.serve_own_drafts, ()),
-                ("hybrid model with drafts", steps.serve_hybrid_drafts, (hybrid,)),
-                ("serve --drafts, sliding windows", serve_windowed_drafts, (windowed,)),
-            )
-        ]
+        kinds = "eval --engine sglang, "
+        moe = begin(f"{kinds}mixture of experts", steps.serve_experts, experts)
+        states = begin(f"{kinds}hybrid model", steps.serve_hybrid, hybrid)
+        widths = begin(f"{kinds}mixed widths", steps.serve_mixed, mixed)
+        windows = begin("serve --drafts, sliding windows", serve_windowed_drafts, windowed)
+        # one after the other, because too many at a time slow down `bench serve`
+        ngrams = begin(f"{kinds}drafts of n-grams", steps.serve_ngrams, pulled, widths)
+        own = begin(f"{kinds}drafts of the model", steps.serve_own_drafts, moe)
+        both = begin(f"{kinds}hybrid model with drafts", steps.serve_hybrid_drafts, states)
+        served = (moe, states, widths, ngrams, own, both, windows)
         first = (pulled, measured) if measured else (pulled, kernels)
         alone = begin("serve, second turn, eval --url", steps.serve, *first, on=beside or check)
         if measured is None:
