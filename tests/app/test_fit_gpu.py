@@ -390,6 +390,9 @@ def test_names_whose_states_nobody_knows_get_a_range(cli: Cli) -> None:
     assert cli.json(0, "fit-gpu", "Qwen3.5-4B", "--memory", "24GB")["fits"] is True
     small = cli.json(0, "fit-gpu", "Qwen3.5-4B", "--memory", "8GB")
     assert small["fits"] is False
+    shown = cli(0, "fit-gpu", "Qwen3.5-4B", "--memory", "8GB")
+    assert "leave nothing for a cache" in shown and "range" not in shown
+    assert "2 GPUs of this size may be enough" in shown.splitlines()[0]
     windows = fit_gpu("gemma-3-12b-it", 80 * GB)
     assert windows.unknown == "the length of the sliding windows"
     assert all(one.tokens == one.most_tokens for one in windows.caches)

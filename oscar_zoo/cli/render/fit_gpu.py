@@ -144,7 +144,8 @@ def _between(found: FittingCache) -> str:
 
 def _missing(report: FitReport) -> str:
     """What the answer lacks, and how to get it."""
-    what = f"The zoo does not know {report.unknown} of {report.model}, so it tells a range"
+    range_of = "" if report.fits is False else ", so the answer is a range"
+    what = f"The zoo does not know {report.unknown} of {report.model}{range_of}"
     if report.config_of is None:
         return f"{what}. Give the folder with its config.json"
     return f"{what}. {capitalized(fetch_config(report.config_of))}, then ask again"
@@ -186,11 +187,12 @@ def _sums(report: FitReport) -> str:
     gigabytes = terminal.gigabytes
     part = "" if report.gpus == 1 else f" of the {gigabytes(report.weights.nbytes)}"
     each = "" if report.gpus == 1 else " of each GPU"
+    left = f"{gigabytes(report.room)}{each}" if report.room else "nothing"
     return (
         f"This is an estimate: {gigabytes(report.memory)}{each} less"
         f" {gigabytes(report.reserved)} for the engine ({percent(1 - report.usable)}) less"
         f" {gigabytes(report.gpu_weights)}{part} of weights ({report.weights.source}) leave"
-        f" {gigabytes(report.room)}{each} for a cache"
+        f" {left} for a cache"
     )
 
 
