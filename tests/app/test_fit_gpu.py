@@ -18,7 +18,9 @@ from oscar_zoo.app.model_needs import needs_of_recipe
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Widths
 from oscar_zoo.engines.sglang.capacity import Cache
 from oscar_zoo.engines.sglang.concurrency import MOST
-from oscar_zoo.errors import UsageError
+from oscar_zoo.engines.sglang.head_split import splits
+from oscar_zoo.engines.sglang.launch.preflight import ServerDemand, check_memory
+from oscar_zoo.errors import NotEnoughMemory, UsageError
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.other_layers import STATES_PER_REQUEST, OtherLayers, other_layers
 from oscar_zoo.models.weight_count import weights_of_config, weights_of_name
@@ -425,6 +427,36 @@ def test_text_and_json_say_the_same(cli: Cli) -> None:
             told = numbers(row.partition(" kB ")[2])
             assert {one["tokens"], one["most_tokens"], one["max_context"]} <= {*told}
             assert {one["max_requests"], one["most_requests"]} <= {*told}
+
+
+@pytest.mark.parametrize("name", ["Qwen3-8B", "Qwen3.5-35B-A3B", "gpt-oss-20b", "GLM-4.7-FP8"])
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+def test_what_fits_is_not_refused_before_a_start(name: str, gpus: int) -> None:
+    """`serve` has the same number of requests, and finds enough memory for them."""
+    recipe = recipe_for(name)
+    assert recipe is not None
+    if not splits(recipe.geometry, gpus):
+        with pytest.raises(UsageError, match="cannot share"):
+            fit_gpu(name, 141 * GB, gpus=gpus)
+        return
+    report = fit_gpu(name, 141 * GB, gpus=gpus)
+    server = ServerDemand(
+        model=name,
+        geometry=recipe.geometry,
+        windows=recipe.serving.windows,
+        weights=report.weights.nbytes,
+        itemsize=None,
+        device="cuda",
+        tensor_parallel=gpus,
+        memory=141 * GB,
+    )
+    assert server.usual_requests == report.usual_requests
+    assert server.demand().weights == report.gpu_weights
+    if report.fits:
+        check_memory(server, 141 * GB)
+    else:
+        with pytest.raises(NotEnoughMemory):
+            check_memory(server, 141 * GB)
 
 
 WITHOUT_SIZE = {
