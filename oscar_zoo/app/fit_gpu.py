@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from oscar_zoo.app.fit_bits import recipe_of_bits
 from oscar_zoo.app.fit_report import FitReport, FittingCache
 from oscar_zoo.app.fit_subject import Subject, subject_of
-from oscar_zoo.app.model_needs import Needs, Weights
+from oscar_zoo.app.model_needs import Needs, Weights, fetch_config
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.engines.sglang.capacity import Cache, caches, room, stored_bits
+from oscar_zoo.engines.sglang.capacity import caches, room, stored_bits
 from oscar_zoo.engines.sglang.concurrency import Layout, usual_requests
 from oscar_zoo.engines.sglang.head_split import check_heads, splits
+from oscar_zoo.engines.sglang.pool_plan import Planner
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
 CONTEXT = 8192
@@ -99,7 +100,8 @@ def fit(request: FitRequest) -> FitReport:
             hint="serve it with SGLang alone",
         ) from None
     context = _context(request, needs)
-    enough = [number for number in groups if shared[number].holds(request.requests, context)]
+    holding = {number: shared[number].holds(request.requests, context) for number in groups}
+    enough = [number for number in groups if holding[number] is not False]
     mine = shared[gpus]
     return FitReport(
         model=name,
@@ -114,8 +116,9 @@ def fit(request: FitRequest) -> FitReport:
         bits=bits,
         bits_source=_bits_source(request, subject),
         caches=mine.caches,
-        other_layers=needs.other is not None,
-        fits=gpus in enough,
+        unknown=needs.unknown,
+        config_of=needs.config_of,
+        fits=holding[gpus],
         fitting_gpus=min(enough, default=None),
         not_served=subject.not_served,
     )
@@ -130,10 +133,13 @@ class _Share:
     usual_requests: int
     caches: tuple[FittingCache, ...]
 
-    def holds(self, requests: int | None, context: int) -> bool:
-        """Whether INT2 holds so many requests; `None` means one beside what `serve` reserves."""
+    def holds(self, requests: int | None, context: int) -> bool | None:
+        """Whether INT2 holds so many requests; `requests=None` means one beside what `serve`
+        reserves. The answer is `None` where nobody knows."""
         int2 = next(one for one in self.caches if one.cache.kind == "INT2")
-        return int2.tokens >= context if requests is None else int2.requests >= requests
+        if requests is not None:
+            return _between(int2.requests, int2.most_requests, requests)
+        return _between(int2.tokens, int2.most_tokens, context)
 
 
 def _share(
@@ -152,8 +158,18 @@ def _share(
     requests = request.requests or usual
     context, longest = _context(request, needs), needs.longest
     limit = None if longest is None else max(longest, context)  # a longer one was asked for
-    fitting = tuple(_fitting(kind, left, context, requests, limit) for kind in kinds)
+    planners = [
+        Planner(kind, plain.token, serving.windows, needs.other, least=True) for kind in kinds
+    ]
+    fitting = tuple(_fitting(planner, left, context, requests, limit) for planner in planners)
     return _Share(left, requests, usual, fitting)
+
+
+def _between(least: int, most: int, wanted: int) -> bool | None:
+    """Whether `wanted` is there, of which there are `least` to `most`; `None` where nobody knows"""
+    if least >= wanted:
+        return True
+    return None if most >= wanted else False
 
 
 def _context(request: FitRequest, needs: Needs) -> int:
@@ -170,22 +186,31 @@ def _weights(request: FitRequest, subject: Subject) -> Weights:
     if request.weights is not None:
         return Weights(request.weights, "as given")
     if subject.needs.weights is None:
+        told = subject.needs.config_of
         raise UsageError(
             f"the size of the weights of {subject.name} is not known here."
             + (f" And {subject.not_served}" if subject.not_served else ""),
-            hint="say it, for example --weights 16GB, or give the folder of the model",
+            hint="say it, for example --weights 16GB, or "
+            + ("give the folder of the model" if told is None else fetch_config(told)),
         )
     return subject.needs.weights
 
 
 def _fitting(
-    cache: Cache, left: int, context: int, requests: int, limit: int | None
+    planner: Planner, left: int, context: int, requests: int, limit: int | None
 ) -> FittingCache:
-    many, room_for = cache.requests(left, context), cache.context(left, requests)
+    pools, many = planner.divide(left, requests), planner.requests(left, context)
+    most, most_many = pools, many
+    if planner.uncertain:
+        best = replace(planner, least=False)
+        most, most_many = best.divide(left, requests), best.requests(left, context)
+    room_for = most.context
     return FittingCache(
-        cache=cache,
-        tokens=cache.tokens(left, requests),
+        cache=planner.cache,
+        pools=pools,
+        most_tokens=most.tokens,
         requests=many,
+        most_requests=most_many,
         context=room_for if limit is None else min(room_for, limit),
-        fits=many >= requests,
+        fits=_between(many, most_many, requests),
     )

@@ -7,26 +7,43 @@ from dataclasses import dataclass
 from oscar_zoo.app.model_needs import Weights
 from oscar_zoo.engines.sglang.capacity import USABLE, Cache, reserved, weights_share
 from oscar_zoo.engines.sglang.concurrency import Layout
+from oscar_zoo.engines.sglang.pool_plan import Pools
 
 
 @dataclass(frozen=True)
 class FittingCache:
     """What fits with one kind of cache.
 
+    Where nobody knows what other layers keep, tokens and requests lie between two numbers. Else the
+    two are the same.
+
     Attributes:
         cache: its bytes on each GPU.
-        tokens: that fit in all, with the requests of the report.
-        requests: of the context of the report that fit at a time.
-        context: the longest with which the requests of the report fit, no longer than the model
-            takes.
-        fits: whether the requests of the report fit with its context.
+        pools: what a server has that shall run the requests of the report.
+        most_tokens: token slots at most; `pools` has them at least.
+        requests: of the context of the report that run at a time, when as many are asked for.
+        most_requests: the same at most.
+        context: the longest that each request can have at a time, no longer than the model takes.
+        fits: whether the requests of the report fit with its context; `None` where nobody knows.
     """
 
     cache: Cache
-    tokens: int
+    pools: Pools
+    most_tokens: int
     requests: int
+    most_requests: int
     context: int
-    fits: bool
+    fits: bool | None
+
+    @property
+    def tokens(self) -> int:
+        """Token slots."""
+        return self.pools.tokens
+
+    @property
+    def running(self) -> int:
+        """Requests that run at a time, of those of the report."""
+        return self.pools.requests
 
 
 @dataclass(frozen=True)
@@ -46,10 +63,14 @@ class FitReport:
         bits: of a stored element of the INT2 cache, scales and offsets included, on average.
         bits_source: what says so, in a few words.
         caches: BF16, FP8 and INT2.
-        other_layers: whether what layers without full attention keep is counted.
+        unknown: what nobody knows of the layers without full attention, in words; `None` where all
+            of them are counted.
+        config_of: id of the model on Hugging Face whose `config.json` says it; `None` where no such
+            file is known.
         fits: whether the requests that were asked for fit with INT2; where nobody said a number,
-            whether one fits beside what `serve` reserves.
-        fitting_gpus: the smallest number of GPUs with which that fits; `None` where none is enough.
+            whether one fits beside what `serve` reserves. `None` where nobody knows.
+        fitting_gpus: the smallest number of GPUs with which that fits, as far as anybody knows;
+            `None` where none is enough.
         not_served: why `serve` refuses the model, or `None` where that is not known.
     """
 
@@ -65,14 +86,20 @@ class FitReport:
     bits: float
     bits_source: str
     caches: tuple[FittingCache, ...]
-    other_layers: bool
-    fits: bool
+    unknown: str | None
+    config_of: str | None
+    fits: bool | None
     fitting_gpus: int | None
     not_served: str | None
 
     def of_kind(self, kind: str) -> FittingCache:
         """What fits with the cache `BF16`, `FP8` or `INT2`."""
         return next(one for one in self.caches if one.cache.kind == kind)
+
+    @property
+    def other_layers(self) -> bool:
+        """Whether what layers without full attention keep is counted."""
+        return self.unknown is None
 
     @property
     def reserved(self) -> int:

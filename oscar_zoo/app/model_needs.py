@@ -17,6 +17,7 @@ from oscar_zoo.models.other_layers import OtherLayers, other_layers
 from oscar_zoo.models.weight_count import weights_of_config, weights_of_name
 from oscar_zoo.registry.model_names import ModelChoice, holds_model
 from oscar_zoo.registry.recipe import ModelRecipe, serving_recipe
+from oscar_zoo.registry.recipe_config import config_of_recipe, others_of_recipe
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Needs:
         other: what its other layers keep, or `None` where nobody knows that.
         longest: tokens of a request at most, or `None` where nobody knows that.
         gpus: how many GPUs to start from.
+        config_of: id of the model on Hugging Face whose `config.json` says more; `None` where there
+            is none, or where it was read.
     """
 
     geometry: Geometry
@@ -46,6 +49,20 @@ class Needs:
     other: OtherLayers | None
     longest: int | None = None
     gpus: int = 1
+    config_of: str | None = None
+
+    @property
+    def unknown(self) -> str | None:
+        """What nobody knows of its other layers, in words; `None` where all is known."""
+        if self.other is None:
+            return "the memory of the layers without full attention"
+        if self.other.known:
+            return None
+        return (
+            "the size of the states"
+            if self.other.state is None
+            else "the length of the sliding windows"
+        )
 
 
 def needs_of_choice(choice: ModelChoice) -> Needs | None:
@@ -77,20 +94,20 @@ def needs_of_choice(choice: ModelChoice) -> Needs | None:
 
 
 def needs_of_recipe(recipe: ModelRecipe) -> Needs:
-    """The needs of a model by its recipe, which says nothing of layers without full attention."""
-    known = recipe.parameters
-    weights = _by_name(recipe.name)
+    """The needs of a model by its recipe."""
+    config = config_of_recipe(recipe)
+    known, counted = recipe.parameters, weights_of_config(config)
+    weights = None if counted is None else Weights(counted, "counted from its recipe")
     if known is not None:
         weights = Weights(BF16_BYTES * known, "its shapes, in BF16")
-    every = len(recipe.geometry.attention_layers) == recipe.geometry.num_layers
-    alone = every and recipe.model_type != "falcon_h1"
     return Needs(
         geometry=recipe.geometry,
         serving=recipe.serving,
-        weights=weights,
-        other=OtherLayers() if alone else None,
-        longest=recipe.weights.max_position if recipe.weights else None,
+        weights=weights or _by_name(recipe.name),
+        other=others_of_recipe(recipe),
+        longest=recipe.weights.max_position if recipe.weights else _longest(config),
         gpus=recipe.tensor_parallel,
+        config_of=recipe.hf_id if recipe.on_hub else None,
     )
 
 
@@ -120,3 +137,8 @@ def _longest(config: ConfigFile) -> int | None:
 def _by_name(name: str) -> Weights | None:
     nbytes = weights_of_name(name)
     return None if nbytes is None else Weights(nbytes, "about, by the size in its name")
+
+
+def fetch_config(hub_id: str) -> str:
+    """What to do so that the `config.json` of `hub_id` is on this machine."""
+    return f"get its config.json: hf download {hub_id} config.json"

@@ -14,6 +14,7 @@ from oscar_zoo.artifact import durable
 from oscar_zoo.engines.sglang.capacity import Cache, caches
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.errors import ConflictError, OscarZooError, UsageError
+from oscar_zoo.models.other_layers import OtherLayers
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.entries import Entry, collect
 from oscar_zoo.registry.hub_queries import look
@@ -145,6 +146,8 @@ def _exhibit(entry: Entry, views: Sequence[HubView]) -> Exhibit:
         caches=_caches(needs) if needs else {},
         weights=needs.weights.nbytes if needs and needs.weights else None,
         gpus=needs.gpus if needs and needs.gpus in _GPUS else 1,
+        divided=needs is not None and needs.other != OtherLayers(),
+        unknown=needs.unknown if needs else None,
         report=report_of(entry, views),
         spectra=spectra_of(entry, views),
     )

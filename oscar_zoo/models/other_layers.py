@@ -30,18 +30,24 @@ class OtherLayers:
     """Memory of the layers without full attention, over all GPUs; none of it is in INT2.
 
     Attributes:
-        state: bytes of the states that a running request keeps.
-        window: tokens that the layers with a sliding window keep of a request.
+        state: bytes of the states that a running request keeps; `None` where nobody knows them.
+        window: tokens that the layers with a sliding window keep of a request; `None` where nobody
+            knows how many.
         layers: with such a window.
         num_kv_heads: of such a layer.
         dims: channels of a row of K and of a row of V together, in such a layer.
     """
 
-    state: int = 0
-    window: int = 0
+    state: int | None = 0
+    window: int | None = 0
     layers: int = 0
     num_kv_heads: int = 1
     dims: int = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether all of it is known."""
+        return self.state is not None and self.window is not None
 
 
 def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLayers | None:
@@ -56,8 +62,9 @@ def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLa
     rest = sorted(set(range(number)) - set(attention_layers))
     both = _state(text)  # Falcon-H1: a state beside the attention of the same layer
     if not rest:
-        parallel = getattr(text, "model_type", "") in _BOTH
-        return OtherLayers(state=number * (both or 0) * STATES_PER_REQUEST if parallel else 0)
+        if getattr(text, "model_type", "") not in _BOTH:
+            return OtherLayers()
+        return None if both is None else OtherLayers(state=number * both * STATES_PER_REQUEST)
     window = sliding_window(text)
     sliding = [layer for layer in rest if _slides(text, kinds, layer)] if window else []
     states = [layer for layer in rest if layer not in sliding and _has_state(text, kinds, layer)]

@@ -17,6 +17,8 @@ _BF16 = 2.0
 _BYTES = {"fp8": 1.0, "mxfp4": 17 / 32, "nvfp4": 9 / 16}
 """Of one number of a quantized matrix, its scales included."""
 _SIZE = re.compile(r"(?:^|[-_])([0-9]+(?:\.[0-9]+)?)B(?=[-_.]|$)", re.IGNORECASE)
+_MILLIONS = re.compile(r"(?:^|[-_])([0-9]{2,})M(?=[-_.]|$)", re.IGNORECASE)
+"""A size such as that of `LFM2-350M`; `1M` in a name means tokens of context."""
 _ACTIVE = re.compile(r"[-_][0-9]+E(?=[-_.]|$)", re.IGNORECASE)
 """A number of experts in a name, as in `Llama-4-Scout-17B-16E`: its size is that of one token."""
 _PACKED = re.compile(
@@ -58,13 +60,14 @@ def weights_of_config(config: ConfigFile) -> int | None:
 
 
 def weights_of_name(name: str) -> int | None:
-    """Bytes of all weights by the size in a name, such as `Qwen3-14B`: its billions in BF16, or in
-    8 bits where the name says FP8. `None` where the name has no size, or several, or one that is
-    not the size of all weights in 16 bits."""
-    found = _SIZE.findall(name)
+    """Bytes of all weights by the size in a name, such as `Qwen3-14B`: its billions or millions in
+    BF16, or in 8 bits where the name says FP8. `None` where the name has no size, or several, or
+    one that is not the size of all weights in 16 bits."""
+    found = [1e9 * float(size) for size in _SIZE.findall(name)]
+    found = found or [1e6 * float(size) for size in _MILLIONS.findall(name)]
     if len(found) != 1 or _ACTIVE.search(name) or _PACKED.search(name):
         return None
-    return round(float(found[0]) * 1e9 * (1 if "fp8" in name.casefold() else 2))
+    return round(found[0] * (1 if "fp8" in name.casefold() else 2))
 
 
 def _layers(text: Any) -> int:

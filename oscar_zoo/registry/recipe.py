@@ -61,6 +61,9 @@ class WeightShapes(Spec):
     tied_embeddings: bool
 
 
+ConfigValue = bool | int | float | Text | dict[str, Text]
+
+
 class ModelRecipe(Spec):
     """One model of the zoo.
 
@@ -69,7 +72,8 @@ class ModelRecipe(Spec):
     `default_tag` is the calibration tag a bare name means, when there is one. `on_hub` is false
     where no hub has the checkpoint: its ids are names only, and commands need its folder.
     `tensor_parallel` is the number of GPUs to start from. `drafts` is there where the checkpoint
-    has layers for speculative decoding.
+    has layers for speculative decoding. `config` are values of `config.json` under their own names,
+    beside the geometry: those that say what its other layers keep, or how large its weights are.
     """
 
     name: Text
@@ -86,6 +90,7 @@ class ModelRecipe(Spec):
     calibration: CalibrationDefaults
     weights: WeightShapes | None = None
     drafts: DraftDefaults | None = None
+    config: dict[Text, ConfigValue] = Field(default_factory=dict)
     sources: dict[str, Text]
 
     @model_validator(mode="after")
@@ -104,6 +109,8 @@ class ModelRecipe(Spec):
             raise ValueError(f"tensor_parallel {self.tensor_parallel} does not divide num_q_heads")
         if self.drafts is not None and "drafts" not in self.sources:
             raise ValueError("drafts has no entry in sources")
+        if self.config and "config" not in self.sources:
+            raise ValueError("config has no entry in sources")
         return self
 
     @property

@@ -66,3 +66,17 @@ class StateDemand:
             tokens = min(tokens, self.most_tokens)
         wanted = busy + int(max(0.0, tokens)) // TOKENS_PER_PREFIX + 1
         return StatePlan(max(busy, min(int(left / slot), wanted)), requests)
+
+    def tokens(self, memory: float, plan: StatePlan) -> int:
+        """Token slots that fit into `memory` bytes beside the states and rows of `plan`."""
+        taken = plan.requests * self.row + plan.slots * self.state
+        return max(0, int((memory - taken) / self.token))
+
+    def least_tokens(self, memory: float) -> int:
+        """Token slots that fit at least, however large a state is, as long as one request fits.
+
+        States never get more than the share that keeps the engine's tokens per state, and `state`
+        does not count here.
+        """
+        left = memory - self.requests * self.row
+        return max(0, int(left / (self.token + self.ratio * self.plain_token)))

@@ -23,6 +23,8 @@ class Exhibit:
             where the shapes are not known or no INT2 cache takes them.
         weights: bytes of the model in BF16, or `None` where nobody knows.
         gpus: how many GPUs the model starts from.
+        divided: whether a server divides the memory between tokens and what other layers keep.
+        unknown: what nobody knows of those layers, in words; `None` where all is known.
         report: the report of its fit, where it lies beside the artifact.
         spectra: of its rotation files, where they have eigenvalues.
     """
@@ -31,6 +33,8 @@ class Exhibit:
     caches: Mapping[int, tuple[Cache, ...]] = field(default_factory=dict)
     weights: int | None = None
     gpus: int = 1
+    divided: bool = False
+    unknown: str | None = None
     report: ReportData | None = None
     spectra: Spectra | None = None
 

@@ -35,10 +35,9 @@ def fit_section(exhibit: Exhibit) -> Html | None:
             "p",
             "Requests that run at a time, each with a context of so many tokens, on ",
             element("output", _place(exhibit), id="place", for_="memory gpus weights"),
-            f". {100 * USABLE:.0f} % of the memory is for weights and cache. The estimate is that"
-            " of ",
+            f". {100 * USABLE:.0f} % of the memory is for weights and cache. {_rule(exhibit)} ",
             element("code", "oscar-zoo fit-gpu"),
-            ".",
+            "." if exhibit.unknown is None else f". The zoo does not know {exhibit.unknown}.",
         ),
         _form(exhibit),
         element("div", _table(exhibit), class_="table", role="region", tabindex="0",
@@ -47,6 +46,13 @@ def fit_section(exhibit: Exhibit) -> Html | None:
         id="fit-section",
         data_needs=json.dumps(_needs(exhibit), sort_keys=True, separators=(",", ":")),
     )  # fmt: skip
+
+
+def _rule(exhibit: Exhibit) -> str:
+    """How requests are counted, before the name of the command."""
+    if not exhibit.divided:
+        return "The estimate is that of"
+    return "It counts what requests need. For how a server divides its memory, see"
 
 
 def _place(exhibit: Exhibit) -> str:

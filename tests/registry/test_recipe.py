@@ -61,6 +61,8 @@ def test_attention_layers_are_expanded(written: str, layers: tuple[int, ...]) ->
         ("[sources]", "[drafts]\nlayers = 1\nsteps = 32\n[sources]\ndrafts = 'x'", "steps"),
         ("[sources]", "[drafts]\nlayers = 0\nsteps = 3\n[sources]\ndrafts = 'x'", "layers"),
         ("[sources]", "[drafts]\nlayers = 1\ntree = 2\n[sources]\ndrafts = 'x'", "steps"),
+        ("[sources]", "[config]\nhidden_size = 64\n[sources]", "config has no entry"),
+        ("[sources]", "[config]\nhidden_size = [1]\n[sources]\nconfig = 'x'", "hidden_size"),
         ("[sources]", "[sources", "not TOML"),
         ('[sources]\ngeometry = "a test"', "", "sources"),
     ],

@@ -89,6 +89,23 @@ def test_few_requests_leave_states_to_cached_prefixes() -> None:
     assert few.slots >= many.slots > 64 * NEXT.per_request
 
 
+@pytest.mark.parametrize("requests", [1, 16, 128])
+@pytest.mark.parametrize("state", [1, 10**5, 10**7, 10**8])
+def test_no_state_is_so_large_that_fewer_tokens_are_left(state: int, requests: int) -> None:
+    for demand in (NEXT, LFM2):
+        known = replace(demand, state=state, requests=requests)
+        memory = 45 * GB
+        found = known.tokens(memory, known.divide(memory))
+        assert found == int(tokens(known, memory, known.divide(memory)))
+        assert known.least_tokens(memory) <= found
+        assert known.least_tokens(memory) == replace(known, state=0).least_tokens(memory)
+
+
+def test_large_states_leave_about_the_least_tokens() -> None:
+    few = replace(NEXT, requests=8)
+    assert few.tokens(45 * GB, few.divide(45 * GB)) < 1.02 * few.least_tokens(45 * GB)
+
+
 def test_a_limit_of_tokens_limits_states() -> None:
     plan = replace(LFM2, most_tokens=6000).divide(10 * GB)
     assert plan.slots == 64 * 3 + 6000 // TOKENS_PER_PREFIX + 1

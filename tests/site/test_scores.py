@@ -10,6 +10,7 @@ from site_pages import Page
 
 from oscar_zoo.artifact.manifest import Status
 from oscar_zoo.artifact.specs import HistoryEntry, Paired, Score
+from oscar_zoo.engines.sglang.capacity import Cache
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.entries import Entry, collect
 from oscar_zoo.registry.index import Accepted
@@ -52,6 +53,15 @@ def test_the_measured_score_is_shown_first_with_error_bars(entry: Entry) -> None
     assert "58.00 ± 1.50" in row and "57.25 ± 1.75" in row and "measured" in row
     bars = [one["class"] for one in page.all("path") if "error" in one.get("class", "")]
     assert bars == ["bf16 error", "int2 error"]
+
+
+def test_a_page_says_which_layers_its_estimate_lacks(entry: Entry) -> None:
+    shown = Exhibit(entry, caches={1: (Cache("BF16", 1000), Cache("INT2", 150, request=100))})
+    assert "The estimate is that of oscar-zoo fit-gpu." in Page(artifact_page(shown).decode()).words
+    shown = replace(shown, divided=True, unknown="the size of the states")
+    words = Page(artifact_page(shown).decode()).words
+    assert "For how a server divides its memory, see oscar-zoo fit-gpu" in words
+    assert "The zoo does not know the size of the states." in words
 
 
 def test_an_artifact_says_what_the_comparison_allows_to_say(entry: Entry) -> None:

@@ -65,7 +65,8 @@ def command(
     The model is a name of the zoo or a folder with a config.json; no hub is asked. INT2 has the
     bits of the artifact: of NAME:TAG, of an artifact's folder, or of the one that this machine
     knows for the model. Weights, the BF16 windows of INT2, sliding windows and the states of hybrid
-    models count, in 85 % of the memory.
+    models share 85 % of the memory, divided as serve does. A name may lack facts about states; the
+    answer is then a range, and says how to get the config.json.
 
     \b
     Examples:

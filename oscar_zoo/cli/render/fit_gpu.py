@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from oscar_zoo.app.fit_gpu import MACHINE_GPUS
-from oscar_zoo.app.fit_report import FitReport
+from oscar_zoo.app.fit_report import FitReport, FittingCache
+from oscar_zoo.app.model_needs import fetch_config
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.fit_terms import print_terms
 from oscar_zoo.engines.sglang.concurrency import FEWEST, MOST, SHARE, STEP
 from oscar_zoo.next_step import capitalized
+
+_VERDICTS = {True: "fits", False: "does not fit", None: "not known"}
 
 
 def emit_fit(report: FitReport) -> None:
@@ -29,6 +33,7 @@ def emit_fit(report: FitReport) -> None:
         "bits_per_element": report.bits,
         "bits_source": report.bits_source,
         "other_layers_counted": report.other_layers,
+        "other_layers_unknown": report.unknown,
         "fits": report.fits,
         "fitting_gpus": report.fitting_gpus,
         "not_served": report.not_served,
@@ -43,7 +48,12 @@ def emit_fit(report: FitReport) -> None:
                 "ring_bytes": one.cache.ring,
                 "state_bytes": one.cache.state,
                 "tokens": one.tokens,
+                "most_tokens": one.most_tokens,
+                "running_requests": one.running,
+                "state_slots": one.pools.states,
+                "sliding_slots": one.pools.sliding or 0,
                 "max_requests": one.requests,
+                "most_requests": one.most_requests,
                 "max_context": one.context,
                 "fits": one.fits,
             }
@@ -57,43 +67,50 @@ def print_fit(report: FitReport, *, verdict: bool) -> None:
     """The answer, and a row for each kind of cache; with `verdict` also whether the requests that
     were asked for fit."""
     terminal.prose(_answer(report))
+    if report.unknown is not None:
+        terminal.prose(_missing(report))
     if report.not_served is not None:
         terminal.prose(capitalized(report.not_served.rstrip(".")))
     terminal.prose(_sums(report))
     if report.room == 0:
         return
-    context, requests = f"{report.context:,}", f"{report.requests:,}"
-    heads = ["CACHE", "PER TOKEN", f"TOKENS OF {requests} REQUESTS", "OF EACH"]
-    heads += [f"REQUESTS OF {context} TOKENS"]
-    heads += [f"{requests} x {context}"] if verdict else []
-    table = terminal.table(*heads, right=tuple(range(1, len(heads))))
-    for one in report.caches:
-        cells = [
-            one.cache.kind,
-            f"{one.cache.token / 1e3:.1f} kB",
-            f"{one.tokens:,}",
-            f"{one.context:,}",
-            f"{one.requests:,}",
-        ]
-        cells += ["fits" if one.fits else "does not fit"] if verdict else []
-        table.add_row(*cells)
-    terminal.out().print(table)
+    _print_table(report, verdict=verdict)
     terminal.prose(
         f"INT2 stores {report.bits:g} bits per element with its scales ({report.bits_source})"
     )
     *others, int2 = (one.cache.request for one in report.caches)
     beside = f", {terminal.megabytes(max(others))} with the others" if max(others) else ""
+    more = "" if report.other_layers else ", as far as the zoo knows"
     terminal.prose(
         f"Beside its tokens a running request takes {terminal.megabytes(int2)} with INT2{beside}"
+        f"{more}"
     )
-    _print_terms(report)
+    print_terms(report)
     _print_requests(report)
     _print_longest(report)
-    if not report.other_layers:
-        terminal.prose(
-            "Its layers without full attention are not counted, because the zoo does not know"
-            " them. Give the folder with its config.json"
-        )
+
+
+def _print_table(report: FitReport, *, verdict: bool) -> None:
+    context, requests = f"{report.context:,}", f"{report.requests:,}"
+    alike = all(one.running == report.requests for one in report.caches)
+    heads = ["CACHE", "PER TOKEN", f"TOKENS OF {requests} REQUESTS" if alike else "TOKENS"]
+    heads += [] if alike else ["REQUESTS AT A TIME"]
+    heads += ["OF EACH", f"REQUESTS OF {context} TOKENS"]
+    heads += [f"{requests} x {context}"] if verdict else []
+    table = terminal.table(*heads, right=tuple(range(1, len(heads))))
+    for one in report.caches:
+        cells = [one.cache.kind, f"{one.cache.token / 1e3:.1f} kB"]
+        cells += [_range(one.tokens, one.most_tokens)]
+        cells += [] if alike else [f"{one.running:,}" if one.running else "?"]
+        cells += [f"{one.context:,}" if one.running else f"0 to {one.context:,}"]
+        cells += [_range(one.requests, one.most_requests)]
+        cells += [_VERDICTS[one.fits]] if verdict else []
+        table.add_row(*cells)
+    terminal.out().print(table)
+
+
+def _range(least: int, most: int) -> str:
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def percent(share: float) -> str:
@@ -104,19 +121,39 @@ def percent(share: float) -> str:
 def _answer(report: FitReport) -> str:
     """The first line: how many tokens fit, or how many GPUs are enough."""
     where = f"{report.model} on {_gpus(report.gpus)} of {terminal.gigabytes(report.memory)}"
-    if not report.fits:
+    if report.fits is False:
         return f"{where} does not fit: {_too_small(report)}. {_enough(report)}"
-    int2, bf16 = (_about(report.of_kind(kind).tokens) for kind in ("INT2", "BF16"))
-    about = "about" if report.other_layers else "at most"
+    int2, bf16 = report.of_kind("INT2"), report.of_kind("BF16")
+    if report.unknown is not None and int2.tokens < int2.most_tokens:
+        return f"{where}: {_between(int2)} tokens fit with INT2, and {_between(bf16)} with BF16"
+    tokens, plain = _about(int2.tokens), _about(bf16.tokens)
+    if int2.running != bf16.running:
+        return (
+            f"{where}: about {tokens} tokens fit with INT2, with {int2.running:,} requests at a"
+            f" time, and {plain} with BF16, with {bf16.running:,}"
+        )
     return (
-        f"{where}: {about} {int2} tokens fit with INT2, and {bf16} with BF16, with"
-        f" {report.requests:,} requests at a time"
+        f"{where}: about {tokens} tokens fit with INT2, and {plain} with BF16, with"
+        f" {int2.running:,} requests at a time"
     )
+
+
+def _between(found: FittingCache) -> str:
+    return f"between {_about(found.tokens)} and {_about(found.most_tokens)}"
+
+
+def _missing(report: FitReport) -> str:
+    """What the answer lacks, and how to get it."""
+    range_of = "" if report.fits is False else ", so the answer is a range"
+    what = f"The zoo does not know {report.unknown} of {report.model}{range_of}"
+    if report.config_of is None:
+        return f"{what}. Give the folder with its config.json"
+    return f"{what}. {capitalized(fetch_config(report.config_of))}, then ask again"
 
 
 def _too_small(report: FitReport) -> str:
     """Why it does not fit."""
-    tokens = report.of_kind("INT2").tokens
+    tokens = report.of_kind("INT2").most_tokens
     if report.room == 0:
         return "the weights take all memory"
     if tokens < report.context:
@@ -129,7 +166,8 @@ def _enough(report: FitReport) -> str:
     number = report.fitting_gpus
     if number is None:
         return "No number of such GPUs that can share its heads is enough"
-    many = f"{_gpus(number)} of this size are enough: --tp {number}"
+    share = "are enough" if report.other_layers else "may be enough"
+    many = f"{_gpus(number)} of this size {share}: --tp {number}"
     if number > MACHINE_GPUS:
         return f"{many}; `serve` runs on one machine, and most have {MACHINE_GPUS} at most"
     return many
@@ -149,11 +187,12 @@ def _sums(report: FitReport) -> str:
     gigabytes = terminal.gigabytes
     part = "" if report.gpus == 1 else f" of the {gigabytes(report.weights.nbytes)}"
     each = "" if report.gpus == 1 else " of each GPU"
+    left = f"{gigabytes(report.room)}{each}" if report.room else "nothing"
     return (
         f"This is an estimate: {gigabytes(report.memory)}{each} less"
         f" {gigabytes(report.reserved)} for the engine ({percent(1 - report.usable)}) less"
         f" {gigabytes(report.gpu_weights)}{part} of weights ({report.weights.source}) leave"
-        f" {gigabytes(report.room)}{each} for a cache"
+        f" {left} for a cache"
     )
 
 
@@ -164,7 +203,10 @@ def _print_requests(report: FitReport) -> None:
         f" their tokens gets {percent(SHARE)} of the memory, in steps of {STEP}, {FEWEST} at least"
         f" and {MOST} at most"
     )
-    most = max(report.requests, min(report.of_kind("INT2").requests, MOST))
+    int2 = report.of_kind("INT2")
+    if 0 < int2.running < report.requests:
+        terminal.prose(f"With INT2 there are states for {int2.running:,} requests at a time")
+    most = max(report.requests, min(int2.requests, MOST))
     if report.fits and most > report.usual_requests:
         terminal.prose(
             f"For {most:,} at a time: oscar-zoo serve ... -- --max-running-requests={most}"
@@ -182,28 +224,3 @@ def _print_longest(report: FitReport) -> None:
             f"By its configuration a request of {report.model} has {longest:,} tokens at"
             f" most{refused}"
         )
-
-
-def _print_terms(report: FitReport) -> None:
-    """The sums behind the row of INT2, in bytes, so that they can be checked by hand."""
-    each = "" if report.gpus == 1 else f" of each of {report.gpus} GPUs"
-    terminal.prose(
-        f"In bytes{each}: {report.memory:,} - {report.reserved:,} reserved -"
-        f" {report.gpu_weights:,} weights = {report.room:,} for a cache"
-    )
-    found = report.caches[-1]
-    cache, context = found.cache, report.context
-    terms = [f"{context:,} x {cache.token:,}"]
-    if cache.window_token:
-        terms.append(f"{min(context, cache.window):,} x {cache.window_token:,} windows")
-    terms += [f"2 x {cache.sinks // 2:,} sinks", f"{cache.ring:,} ring"]
-    terms += [f"{cache.state:,} states"] if cache.state else []
-    total = cache.request_bytes(context)
-    terminal.prose(
-        f"{cache.kind}, a request of {context:,} tokens: {' + '.join(terms)} = {total:,};"
-        f" {report.room:,} / {total:,} = {found.requests:,} requests"
-    )
-    terminal.prose(
-        "Sinks count twice: those of a running request, and those of a finished prompt that stays"
-        " for the prefix cache"
-    )

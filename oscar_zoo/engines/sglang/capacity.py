@@ -102,7 +102,7 @@ def caches(
         geometry: of the layers with full attention.
         serving: group size, type of scales and windows.
         layout: how the model is spread.
-        other: what other layers keep.
+        other: what other layers keep. What nobody knows of it is not in these numbers.
 
     Raises:
         ValueError: the INT2 cache does not take such heads.
@@ -121,19 +121,15 @@ def caches(
             layers=other.layers, num_kv_heads=other.num_kv_heads, dims=other.dims, itemsize=itemsize
         )
 
-    state = other.state // (layout.tp * layout.pp)
+    state, window = (other.state or 0) // (layout.tp * layout.pp), other.window or 0
     bf16 = token(BF16_BYTES)
     plain = {"BF16": BF16_BYTES, "FP8": FP8_BYTES}
-    found = [
-        Cache(kind, token(size), sliding(size), other.window, state) for kind, size in plain.items()
-    ]
+    found = [Cache(kind, token(size), sliding(size), window, state) for kind, size in plain.items()]
     sinks = 2 * serving.windows.sink * bf16  # as `usual_requests` counts
     ring = serving.windows.recent * bf16
     int2 = bf16 * code_bytes(geometry, serving) // (BF16_BYTES * sum(dims) * layers)
     beside = sinks + ring + state
-    found.append(
-        Cache("INT2", int2, sliding(BF16_BYTES), other.window, beside, sinks=sinks, ring=ring)
-    )
+    found.append(Cache("INT2", int2, sliding(BF16_BYTES), window, beside, sinks=sinks, ring=ring))
     return tuple(found)
 
 

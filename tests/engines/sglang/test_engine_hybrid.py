@@ -16,6 +16,8 @@ import pytest
 from engine_cases import (
     DONOR,
     NEW,
+    RECENT,
+    SINK,
     answers,
     logprobs,
     one_at_a_time,
@@ -33,7 +35,14 @@ from engines import (
 from reference_server import Served
 from whole_reference import WholeReference, equal_answers, reference_of
 
-from oscar_zoo.runtime.state_plan import TOKENS_PER_PREFIX
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
+from oscar_zoo.engines.sglang.capacity import caches
+from oscar_zoo.engines.sglang.concurrency import Layout
+from oscar_zoo.engines.sglang.pool_plan import Planner
+from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.other_layers import other_layers
+from oscar_zoo.runtime.memory_plan import SLOT_TABLES
+from oscar_zoo.runtime.state_plan import TOKENS_PER_PREFIX, StateDemand
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
@@ -125,6 +134,31 @@ def test_there_are_as_many_states_as_requests_and_cached_prefixes_use(
     assert (info["memory"]["state_slots"], info["memory"]["state_bytes"]) == (slots, nbytes)
     assert f"INT2 KV cache: {slots} state slots of" in engines.log(name)
     assert engines.result("hybrid_stock")["memory"][0]["states"][0] > 100 * slots
+
+
+@installed_only
+def test_fit_gpu_plans_with_the_demand_of_the_server(engines: Engines) -> None:
+    """In float32 on a CPU everything but codes has twice the bytes of 16 bits. Without overlap a
+    request takes three state slots in place of five."""
+    (report,) = engines.result("hybrid_int2")["reports"]
+    served = StateDemand(**report["facts"]["state_demand"])
+    config = ConfigFile.of_folder(engines.folder / "Lfm2")
+    others = other_layers(config, FULL)
+    recipe = ServingRecipe(
+        group_size=64, clip=Clip(k=0.96, v=0.92), windows=Windows(sink=SINK, recent=RECENT)
+    )
+    plain, _, int2 = caches(engine_cases.GEOMETRIES["Lfm2"], recipe, Layout(), others)
+    planned = Planner(int2, plain.token, recipe.windows, others).state_demand(served.requests)
+    assert (
+        planned.state * 2
+        == served.state
+        == report["facts"]["states"]["nbytes"] // (report["facts"]["states"]["slots"] + 1)
+    )
+    assert planned.plain_token * 2 == served.plain_token
+    assert planned.token == served.token - SLOT_TABLES
+    assert 0 < served.row - planned.row * 2 < 0.1 * served.row  # tables of a row, beside windows
+    assert (planned.requests, planned.per_request, served.per_request) == (8, 5, 3)
+    assert planned.ratio == served.ratio
 
 
 def test_a_number_of_states_that_the_user_named_is_kept(engines: Engines) -> None:

@@ -14,10 +14,30 @@ from pathlib import Path
 
 import engine_cases
 import pytest
-from engine_cases import DONOR, NEW, answers, logprobs, one_at_a_time, retractions, turns
-from engines import ENGINE, RELEASES, Engines, needs_sglang, recall_prompts
+from engine_cases import (
+    DONOR,
+    GEOMETRIES,
+    NEW,
+    RECENT,
+    SINK,
+    answers,
+    logprobs,
+    one_at_a_time,
+    retractions,
+    turns,
+)
+from engines import CHUNK, ENGINE, RELEASES, Engines, needs_sglang, recall_prompts
 from reference_server import Served, equal_tokens
 from whole_reference import WholeReference, equal_answers, reference_of
+
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
+from oscar_zoo.engines.sglang.capacity import caches
+from oscar_zoo.engines.sglang.concurrency import Layout
+from oscar_zoo.engines.sglang.pool_plan import PIECE, Planner
+from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.other_layers import other_layers
+from oscar_zoo.runtime.memory_plan import SLIDING_TABLES, SLOT_TABLES
+from oscar_zoo.runtime.sliding_plan import SlidingDemand
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
@@ -80,6 +100,27 @@ def test_memory_is_planned_for_both_pools(compressed: Engines) -> None:
     assert run["memory"][0]["tokens"] == sliding["slots"] == info["memory"]["sliding_slots"]
     assert info["memory"]["sliding_bytes"] == sliding["nbytes"]
     assert f"INT2 KV cache: {sliding['slots']} sliding slots of" in compressed.log("windows_int2")
+
+
+def test_fit_gpu_plans_with_the_demand_of_the_server(compressed: Engines) -> None:
+    """In float32 on a CPU everything but codes has twice the bytes of 16 bits, and a pass adds
+    fewer tokens. A window of Gemma 3 is one token shorter in SGLang than in its configuration."""
+    (report,) = compressed.result("windows_int2")["reports"]
+    served = SlidingDemand(**report["facts"]["sliding_demand"])
+    others = other_layers(ConfigFile.of_folder(compressed.folder / "gemma3_text"), FULL)
+    recipe = ServingRecipe(
+        group_size=64, clip=Clip(k=0.96, v=0.92), windows=Windows(sink=SINK, recent=RECENT)
+    )
+    plain, _, int2 = caches(GEOMETRIES["gemma3_text"], recipe, Layout(), others)
+    requests = ENGINE["max_running_requests"]
+    planned = Planner(int2, plain.token, recipe.windows, others).sliding_demand(requests)
+    assert planned.token == served.token - SLOT_TABLES
+    assert planned.plain_token * 2 == served.plain_token
+    assert planned.sliding * 2 == served.sliding - SLIDING_TABLES
+    assert planned.ratio == served.ratio
+    pieces = 2 * (PIECE - CHUNK)
+    assert planned.one_request - 1 - pieces == served.one_request
+    assert planned.all_requests - requests - pieces == served.all_requests
 
 
 def test_lossless_tokens_are_those_of_the_stock_backend(engines: Engines) -> None:

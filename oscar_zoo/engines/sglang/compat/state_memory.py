@@ -9,6 +9,8 @@ from oscar_zoo.engines.sglang.compat import releases
 
 GIB = 1 << 30
 """SGLang counts free memory in these."""
+STOCK_RATIO = 0.9
+"""SGLang's own `--mamba-full-memory-ratio`."""
 
 
 def decided() -> bool:

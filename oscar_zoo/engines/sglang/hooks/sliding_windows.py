@@ -26,6 +26,7 @@ def pool_sizes(_result: None, self: Any, configurator: Any, *_: Any, **__: Any) 
     worker.check_model(configurator.model_config)
     FACTS["slot_bytes"] = worker.slot_shape(configurator, num_slots=0).token_bytes()
     self.oscar_demand = _demand(configurator)
+    FACTS["sliding_demand"] = asdict(self.oscar_demand)
     _apply(self, self.oscar_demand, sliding_windows.given_ratio())
 
 

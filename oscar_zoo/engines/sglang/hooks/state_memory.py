@@ -31,6 +31,7 @@ def states(original: Any, self: Any, total_rest_memory: float) -> float:
         demand = _demand(self, one.state, asked)
         padding = demand.state * (1 + speculation.drafts())
         fixed = worker.fixed_memory(self, num_rows=1).fixed + padding
+        FACTS["state_demand"] = asdict(demand)
         plan = demand.divide(total_rest_memory * state_memory.GIB - fixed)
         state_memory.choose_slots(self, plan.slots)
     left = float(original(self, total_rest_memory))
