@@ -68,14 +68,16 @@ def printed(
     *words: str,
     code: int = 0,
 ) -> tuple[str, str]:
-    """What `serve --print` of `model` writes; its artifact goes to `folder`."""
+    """What `serve --print` of `model` writes, without warnings about its artifact, which goes to
+    `folder`."""
     artifact = folder / "rotation"
     if not artifact.exists():
         write_folder(artifact, payload(geometry=geometry_of_folder(Path(model))))
     line = ["serve", str(artifact), "--model", str(model), "--print", "--device", "cuda", *words]
     assert run(line) == code, capsys.readouterr().err
     out, err = capsys.readouterr()
-    return out, err
+    lines = err.splitlines(keepends=True)
+    return out, "".join(line for line in lines if not line.startswith("warning: "))
 
 
 def named(
