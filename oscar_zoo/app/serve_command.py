@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import Literal
 
 from oscar_zoo.app import targets
+from oscar_zoo.app.arguments import command_line, option_words
 from oscar_zoo.app.artifact_model import both_sides
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.draft_choice import DraftChoice, choose_drafts, wish_of
@@ -131,7 +131,8 @@ def command(
 
 def _what_is_missing(request: ServeRequest) -> str:
     """What to do where no hub can be asked for the artifact, without which there is no command."""
-    fetch = f"oscar-zoo pull {quote(str(request.target))}"
+    hubs = option_words({"hub": request.hubs})
+    fetch = command_line(["pull", str(request.target), *hubs])
     return f"--print needs its digest: fetch it once ({fetch}), or name a folder that holds it"
 
 

@@ -254,6 +254,16 @@ def test_what_cannot_be_computed_is_not_offered(capsys: pytest.CaptureFixture[st
             assert "--compute" not in (error["hint"] or "")
 
 
+def test_a_folder_without_weights_is_refused_before_anything_is_announced(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shutil.copy(MODEL / "config.json", tmp_path)
+    for words in (["pull", str(tmp_path)], ["serve", str(tmp_path), "--print", "--device", "cpu"]):
+        assert run([*words, "--compute"]) == 1
+        err = capsys.readouterr().err
+        assert "has no *.safetensors weights" in err and "Computing one" not in err
+
+
 def test_a_plan_costs_nothing(capsys: pytest.CaptureFixture[str], own_state: Path) -> None:
     assert run(["pull", str(MODEL), "--compute", "--dry-run"]) == 0
     assert " on cpu: about " in capsys.readouterr().out

@@ -335,3 +335,9 @@ def test_without_network_it_says_what_the_command_needs(
     assert "Qwen3-8B is not on this machine" in line
     assert "--print needs its digest: fetch it once (oscar-zoo pull Qwen3-8B)" in line
     assert line.endswith("or name a folder that holds it") and len(line) < 200
+
+
+def test_what_to_fetch_is_on_the_hub_that_was_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--print", "--offline", "--device", "cuda", "--hub", "hf:org/zoo"]
+    assert run(["serve", "Qwen3-8B", *words]) == 5
+    assert "(oscar-zoo pull Qwen3-8B --hub hf:org/zoo)" in capsys.readouterr().err
