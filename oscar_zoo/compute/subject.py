@@ -50,8 +50,7 @@ def load_subject(options: ComputeOptions) -> Subject:
         PathNotFound, InvalidModel, UnsupportedModel, NotEnoughMemory: see `loading.load_model`.
     """
     if options.engine == "sglang":
-        block = inspect_model(options.model, revision=options.revision, model_id=options.model_id)
-        return Subject(block, load_tokenizer(options.model, revision=options.revision), None)
+        return read_subject(options)
     loaded = load_model(
         options.model,
         revision=options.revision,
@@ -64,6 +63,12 @@ def load_subject(options: ComputeOptions) -> Subject:
         ),
     )
     return Subject(loaded.block, loaded.tokenizer, loaded)
+
+
+def read_subject(options: ComputeOptions) -> Subject:
+    """The model of a job without its weights; raises as `load_subject`."""
+    block = inspect_model(options.model, revision=options.revision, model_id=options.model_id)
+    return Subject(block, load_tokenizer(options.model, revision=options.revision), None)
 
 
 def read_data(
