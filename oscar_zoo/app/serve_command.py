@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from oscar_zoo import paths
 from oscar_zoo.app import targets
 from oscar_zoo.app.arguments import command_line, option_words
 from oscar_zoo.app.artifact_model import both_sides
@@ -170,8 +171,8 @@ def _stock(
     replaced = flag_refusals.replaced_backends(drafts.flags)
     warnings = (*replaced, *flag_refusals.check_environment(planned.env))
     environment = dict(planned.sets)
-    if artifact.installed and STORE in os.environ:
-        environment[STORE] = os.environ[STORE]
+    if artifact.installed and os.environ.get(STORE):
+        environment[STORE] = str(paths.cache_dir())  # absolute, for a shell in any folder
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
     unset = tuple(name for name in HARMFUL_VARIABLES if name not in environment)

@@ -341,3 +341,15 @@ def test_what_to_fetch_is_on_the_hub_that_was_named(capsys: pytest.CaptureFixtur
     words = ["--print", "--offline", "--device", "cuda", "--hub", "hf:org/zoo"]
     assert run(["serve", "Qwen3-8B", *words]) == 5
     assert "(oscar-zoo pull Qwen3-8B --hub hf:org/zoo)" in capsys.readouterr().err
+
+
+def test_a_relative_store_is_found_from_every_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OSCAR_ZOO_CACHE", "here/store")
+    files = artifact_files()
+    Store().put(ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64"), files, source="test")
+    facts = shown(capsys, NAME, "--offline", "--device", "cuda")
+    assert facts["env"]["OSCAR_ZOO_CACHE"] == str(tmp_path / "here/store")
+    assert "=here" not in printed(capsys, NAME, "--offline", "--device", "cuda")
