@@ -117,7 +117,7 @@ def check_memory(prepared: Prepared, flags: SizeFlags) -> None:
 
     Raises:
         NotEnoughMemory: how much is needed, and what to lower.
-        UsageError: there are fewer GPUs.
+        UnsupportedMachine: there are fewer GPUs.
     """
     if prepared.geometry is None:
         return

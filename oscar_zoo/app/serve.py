@@ -90,8 +90,9 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     """Start a server and wait until it is ready.
 
     Raises:
-        UsageError: an option or flag that makes no sense here, or needs more devices.
-        MissingDependency, UnsupportedMachine: no supported SGLang is installed.
+        UsageError: an option or flag that makes no sense here.
+        MissingDependency, UnsupportedMachine: no supported SGLang is installed, or there are fewer
+            devices than flags need.
         PortInUse: another process listens there.
         ServerFailed: the server did not start.
         OscarZooError: as `check_served`, `check_asked_gpus`, `open_to_serve` and `prepare`.

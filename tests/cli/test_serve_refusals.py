@@ -223,7 +223,7 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
             *t.environment("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),
             *("--device", "cpu", "--", "--tp=3"),
         ],
-        2,
+        1,
         (
             "the flags need 3 GPUs",
             "here",

@@ -176,7 +176,7 @@ def free_memory(
     """Free bytes on the CPU, or on the fullest of `number` GPUs from `gpu` on; `None` if unknown.
 
     Raises:
-        UsageError: there are fewer GPUs.
+        UnsupportedMachine: there are fewer GPUs.
     """
     if device == "cpu":
         return host_memory.available_ram()
