@@ -15,7 +15,7 @@ from oscar_zoo.app.arguments import command_line, option_words
 from oscar_zoo.app.artifact_model import both_sides
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.draft_choice import DraftChoice, choose_drafts, wish_of
-from oscar_zoo.app.prepare_serve import Prepared, check_asked_gpus, prepare
+from oscar_zoo.app.prepare_serve import Prepared, check_asked_gpus, check_groups, prepare
 from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.refused_models import check_served
 from oscar_zoo.app.serve_artifact import open_to_serve
@@ -124,6 +124,7 @@ def command(
         flags=size,
         usual_gpus=wanted_device is not None,
     )
+    check_groups(prepared, flags)
     if not stock:
         return _fork(prepared, size, request.port, request.revision, flags)
     drafts = choose_drafts(asked_drafts, prepared, flags, request.revision, observer)
