@@ -102,6 +102,16 @@ def test_a_window_longer_than_the_text_names_the_options_that_help(
     assert line.endswith("Use a larger --length, or smaller windows (--sink, --recent)")
 
 
+def test_windows_longer_than_the_model_takes_are_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = str(write_folder(tmp_path / "rotation", artifact_files()))
+    (tmp_path / "text.txt").write_text("a short text " * 20, "utf-8")
+    words = ["--data", str(tmp_path / "text.txt"), "--length", "4096"]
+    assert run(["eval", folder, "--model", str(MODEL), *words]) == 2  # too short for any window
+    assert "takes 2,048 tokens, so windows have no more than that." in capsys.readouterr().err
+
+
 def test_the_help_names_every_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["eval", "--help"]) == 0
     named = re.findall(r"\w+", capsys.readouterr().out)

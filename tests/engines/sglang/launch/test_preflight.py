@@ -97,6 +97,8 @@ def test_a_cpu_is_asked_for_half_of_what_is_free() -> None:
     assert "--mem-fraction-static=0.9" in str(refused(cpu, 45 * GB).hint)
     assert "--dtype=bfloat16" in str(refused(cpu, 36 * GB).hint)
     assert "smaller model" in str(refused(cpu, 8 * GB).hint)
+    alone = replace(cpu, flags=UserFlags(["--max-running-requests=1"]).sizes())
+    assert "the windows of 1 request;" in str(refused(alone, 8 * GB).hint)
 
 
 def test_a_small_gpu_runs_fewer_requests_unless_told() -> None:
