@@ -135,7 +135,7 @@ def open_artifact(target: Target, sources: Sources, observer: Observer) -> Artif
         UsageError: the artifact of a folder's name was made for another model.
     """
     if isinstance(target, PathTarget):
-        return open_folder(one_artifact(target.path))
+        return open_folder(one_artifact(target.path), observer)
     return open_named(target, sources, observer)
 
 
@@ -221,8 +221,8 @@ def stored_artifact(stored: StoredArtifact, copy: Path | None = None) -> Artifac
     )
 
 
-def open_folder(path: Path) -> Artifact:
-    """Open the artifact in the folder `path`.
+def open_folder(path: Path, observer: Observer) -> Artifact:
+    """Open the artifact in the folder `path`, and tell its warnings.
 
     Raises:
         UsageError: it is a file.
@@ -233,6 +233,8 @@ def open_folder(path: Path) -> Artifact:
             f"{path} is one file; a cache needs K and V.", hint="give the folder that holds both"
         )
     verified = _verified_folder(path)
+    for text in verified.warnings:
+        observer.note(warning_note(text))
     manifest, names = verified.manifest, [file.path for file in verified.files]
     if manifest is not None:
         names.append(FILE_NAME)

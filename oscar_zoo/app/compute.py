@@ -207,6 +207,7 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
     Raises:
         NetworkError: the model is not on this machine and cannot be fetched now.
         PathNotFound: there is no such calibration text.
+        InvalidModel: a folder without weights or tokenizer.
         OscarZooError: there is no such model or device.
     """
     from oscar_zoo.compute.data import check_exists
@@ -220,8 +221,11 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
     from oscar_zoo.compute.width_wish import check_wish, width_wish
     from oscar_zoo.models.device import pick_device
     from oscar_zoo.models.inspect import read_model_config
+    from oscar_zoo.models.model_folder import check_model_folder
 
     model = read_model_config(choice.source, request.revision, request.model_id or choice.model_id)
+    if Path(choice.source).is_dir():
+        check_model_folder(Path(choice.source).absolute())
     recipe = serving_recipe(choice.recipe, model.block.geometry)
     device = pick_device(request.device, several=request.engine == "transformers")
     usual = choice.recipe.calibration if choice.recipe else None

@@ -17,7 +17,7 @@ from oscar_zoo.app.compute_request import ComputeRequest
 from oscar_zoo.app.compute_wish import ComputeWish
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.app.requirements import require_compute
-from oscar_zoo.artifact.names import path_text
+from oscar_zoo.artifact.names import is_path, path_text
 from oscar_zoo.errors import ArtifactNotAsked, NetworkError, OscarZooError
 from oscar_zoo.next_step import Compute
 from oscar_zoo.registry.model_names import ModelChoice
@@ -117,7 +117,7 @@ def plan_instead(
 
 def _has_slash(choice: ModelChoice) -> bool:
     """Whether a name that the zoo does not know could be a path as well as the id of a model."""
-    return choice.recipe is None and "/" in choice.source
+    return choice.recipe is None and "/" in choice.source and not is_path(choice.source)
 
 
 def _meant_as_path(choice: ModelChoice, *, here: bool) -> bool:

@@ -14,12 +14,13 @@ from oscar_zoo.engines.sglang import speculation_refusals
 from oscar_zoo.engines.sglang.launch import draft_flags
 from oscar_zoo.engines.sglang.launch.draft_flags import OPTION, Kind, Wish
 from oscar_zoo.engines.sglang.launch.flag_refusals import ALGORITHM, check_flags
+from oscar_zoo.engines.sglang.launch.plan import DRAFT_MODEL
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.speculation_refusals import BRANCHES, BREADTH
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.model_hub import kept_config
-from oscar_zoo.models.mtp_layers import MtpLayers, mtp_layers
+from oscar_zoo.models.mtp_layers import UNTRIED, MtpLayers, mtp_layers
 from oscar_zoo.models.other_layers import kept_by_others
 from oscar_zoo.models.weight_names import stored_names
 
@@ -87,7 +88,7 @@ def _chosen(wish: Wish, prepared: Prepared, flags: UserFlags, revision: str | No
     config = prepared.config or ConfigFile.kept(prepared.choice.source, revision)
     others = _others(prepared, config)
     found = _own_layers(prepared, config, revision)
-    if wish == "mtp" and found.state == "missing":
+    if wish == "mtp" and found.state in ("missing", "unknown"):
         raise UnsupportedModel(
             f"{OPTION}=mtp does not work with {prepared.choice.name}: {found.why}.",
             hint=f"drafts without such a layer: {OPTION}=ngram",
@@ -115,7 +116,11 @@ def _own_layers(prepared: Prepared, config: ConfigFile | None, revision: str | N
     if names is None and recipe is not None and recipe.drafts is not None:
         return MtpLayers("known", "the zoo knows of one")
     if config is None:
-        return MtpLayers("missing", "nothing is known of such a layer")
+        known = recipe is not None and recipe.model_type not in UNTRIED
+        return MtpLayers(
+            "missing" if known else "unknown",
+            "the zoo knows of no MTP layer" if known else "nothing is known of such a layer",
+        )
     return mtp_layers(config, names)
 
 
@@ -129,14 +134,28 @@ def _others(prepared: Prepared, config: ConfigFile | None) -> str | None:
 
 
 def _check_named(prepared: Prepared, flags: UserFlags, revision: str | None) -> None:
-    """Refuse trees that the flags of the user ask for, where it is known that the other layers of
-    the model verify chains alone. How many branches SGLang takes by itself differs from one model
-    and release to the next, so then its workers check."""
+    """Refuse a layer that the model is known not to have, and trees that the flags of the user ask
+    for, where it is known that the other layers of the model verify chains alone. How many branches
+    SGLang takes by itself differs from one model and release to the next, so then its workers
+    check."""
     config = prepared.config or ConfigFile.kept(prepared.choice.source, revision)
-    of_eagle = str(flags.text(ALGORITHM)).upper() != "NGRAM"
+    algorithm = str(flags.text(ALGORITHM)).upper()
+    if algorithm == "NEXTN" and flags.text(*DRAFT_MODEL) is None:
+        _check_own_layer(prepared, config, revision)
+    of_eagle = algorithm != "NGRAM"
     if config is None or (of_eagle and draft_flags.given(flags, BRANCHES) is None):
         return
     _check_layers(flags, _others(prepared, config) if prepared.geometry else None)
+
+
+def _check_own_layer(prepared: Prepared, config: ConfigFile | None, revision: str | None) -> None:
+    """Refuse a model that is known to have no layer to draft with, before its server loads it."""
+    found = _own_layers(prepared, config, revision)
+    if found.state == "missing":
+        raise UnsupportedModel(
+            f"{ALGORITHM}=NEXTN does not work with {prepared.choice.name}: {found.why}.",
+            hint=f"drafts without such a layer: {ALGORITHM}=NGRAM, or a model: {DRAFT_MODEL[0]}",
+        )
 
 
 def _check_layers(flags: UserFlags, others: str | None) -> None:

@@ -24,6 +24,7 @@ from oscar_zoo.evaluate.phases import Phase, duration
 if TYPE_CHECKING:
     from oscar_zoo.app.arguments import Clips, Numbers
     from oscar_zoo.app.evaluated_model import Subject
+    from oscar_zoo.artifact.model_block import ModelBlock
     from oscar_zoo.artifact.specs import ServingRecipe
     from oscar_zoo.evaluate.ablation import Setting
     from oscar_zoo.evaluate.run import EvalReport
@@ -193,6 +194,7 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     several = settings if len(settings) > 1 else ()
     observer.begin(PHASES, timed=False)
     loaded = load_subject(request, subject, observer, longest=request.length)
+    _tell_of_limit(request.length, loaded.block, observer)
     with memory_errors(loaded.block.id, loaded.device):
         report = run.evaluate(
             loaded,
@@ -215,6 +217,14 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
         subject.artifact, loaded, report.compared, report.facts, asked, changes, observer
     )
     return replace(report, record=kept)
+
+
+def _tell_of_limit(length: int, model: ModelBlock, observer: Observer) -> None:
+    """Say that windows are shorter than asked for, where the model takes no longer ones."""
+    limit = model.rope.max_position if model.rope else None
+    if limit is not None and EvaluateRequest.length < length and limit < length:
+        text = f"{model.id} takes {limit:,} tokens, so windows have no more than that."
+        observer.note(Note("eval.limit", text, {"limit": limit}))
 
 
 def settings_of(

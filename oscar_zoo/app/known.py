@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from oscar_zoo.app.namesakes import looking_up
 from oscar_zoo.app.progress import SILENT
@@ -24,7 +25,7 @@ from oscar_zoo.registry import known_names, own_scores
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.entries import Entry, collect, entry_of
 from oscar_zoo.registry.hub_queries import look, unknown_name
-from oscar_zoo.registry.index import Summary
+from oscar_zoo.registry.index import ACCEPTED, Summary
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.view import HubView
 
@@ -101,24 +102,30 @@ def _named(
 
 
 def _stored(reference: Reference) -> Entry | None:
-    """A copy in the local store of what no hub that was asked has; `None` where there is none."""
+    """A copy in the local store of what no hub that was asked has, with what the index of its hub
+    said of its quality; `None` where there is none."""
     store = Store()
     record = known_names.find_stored(reference, store)
     copy = store.intact(record)
     if record is None or copy is None:
         return None
+    accepted = tuple(what for what in ACCEPTED if what in record.accepted)
     if copy.manifest is not None:
-        return entry_of(copy.manifest)
+        entry = entry_of(copy.manifest)
+        measured = entry.summary.measured or record.measured
+        summary = entry.summary.model_copy(update={"measured": measured})
+        return replace(entry, summary=summary, accepted=accepted)
     return Entry(
         id=record.id,
         manifest=None,
         recipe=Catalog.packaged().recipe(record.id.model),
-        summary=Summary(),
+        summary=Summary(measured=record.measured),
         digest=record.digest,
         status=Status(),
         scores=(),
         hubs=(),
         payload_bytes=sum(file.size for file in record.files),
+        accepted=accepted,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from oscar_kernels.spec import check_group_size
 from oscar_zoo.app.artifact_model import ArtifactModel, model_for
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Observer
@@ -13,6 +14,9 @@ from oscar_zoo.engines.sglang import concurrency
 from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags
 from oscar_zoo.engines.sglang.head_split import check_heads
 from oscar_zoo.engines.sglang.launch import preflight
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.setting_flags import OPTIONS
+from oscar_zoo.errors import UsageError
 from oscar_zoo.models import model_folder, nvidia_smi
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.registry.model_names import ModelChoice
@@ -112,12 +116,29 @@ def prepare(
     )
 
 
+def check_groups(prepared: Prepared, flags: UserFlags) -> None:
+    """Refuse groups that rows of the cache cannot be cut into, of the recipe or of the user's
+    flags, before a server finds out; raises `UsageError`."""
+    if prepared.geometry is None:
+        return
+    option = OPTIONS["group_size"]
+    given = flags.text(*option.names)
+    try:
+        size = prepared.recipe.group_size if given is None else int(given)
+        check_group_size(prepared.geometry.head_dims, size)
+    except ValueError as error:
+        raise UsageError(
+            f"the group size does not go with {prepared.choice.name}: {error}.",
+            hint=f"-- {option.flag}={prepared.geometry.largest_group}",
+        ) from None
+
+
 def check_memory(prepared: Prepared, flags: SizeFlags) -> None:
     """Refuse a server that cannot fit on its devices, which are of this machine.
 
     Raises:
         NotEnoughMemory: how much is needed, and what to lower.
-        UsageError: there are fewer GPUs.
+        UnsupportedMachine: there are fewer GPUs.
     """
     if prepared.geometry is None:
         return

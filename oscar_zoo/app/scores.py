@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oscar_zoo.app.browse import describe
+from oscar_zoo.app.browse import Description, describe
+from oscar_zoo.app.folder_description import describe_folder
+from oscar_zoo.app.namesakes import looking_up
 from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import parse_name
+from oscar_zoo.app.targets import PathTarget, parse
 from oscar_zoo.app.writing import WriteReport, Written, ignore, writable_hubs, write_to_each
 from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.artifact.specs import Score
@@ -18,6 +20,7 @@ from oscar_zoo.registry import attach_scores as registry
 from oscar_zoo.registry import own_scores
 from oscar_zoo.registry.attach_scores import AttachResult
 from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.notices import status_warnings
 from oscar_zoo.registry.score_rules import key
 
 
@@ -44,31 +47,74 @@ class KnownScores:
 
     Attributes:
         id: `<Model>/<tag>`.
+        place: what commands call it: its name, or its folder where that was named.
         made: perplexity and recall when it was made, by its manifest; `None` where nobody measured.
-        scores: of the indexes of hubs and of this package: measured ones first, upstream's last.
+        at_pull: the same as its hub said when it was pulled; `None` without a copy in the store.
+        scores: of the indexes of hubs and of this package, or beside it in a folder: measured ones
+            first, upstream's last.
         own: measured on this machine, and on no hub that was asked.
         own_path: the score file of `own`.
+        warnings: sentences about a copy that was yanked or deprecated, or is poor or damaged.
     """
 
     id: str
+    place: str
     made: Measured | None
+    at_pull: Measured | None
     scores: tuple[Score, ...]
     own: tuple[Score, ...]
     own_path: Path
+    warnings: tuple[str, ...]
 
 
-def known_scores(name: str, sources: Sources) -> tuple[KnownScores, ...]:
-    """What is known about the quality of a model's artifacts, or of the one that is named, by id.
+def known_scores(name: str | Path, sources: Sources) -> tuple[KnownScores, ...]:
+    """What is known about the quality of a model's artifacts, of the one that is named, or of the
+    one in a folder, by id. No hub is asked about a folder.
 
     Raises:
         ArtifactNotFound: nothing known has this name.
+        PathNotFound: there is no such folder, or it has no `oscar.json`.
         OscarZooError: the only hub did not answer; see `registry.hub_queries.look`.
     """
-    found = describe(parse_name(name), sources)
+    target = parse(name)
+    if isinstance(target, PathTarget):
+        return _in_folder(target, describe_folder(target))
+    with looking_up(target, SILENT):
+        found = describe(target, sources)
     made = {manifest.id: Measured.of(manifest) for manifest in found.manifests}
-    return tuple(
-        KnownScores(artifact, made.get(artifact), scores, *_own(ArtifactId.parse(artifact), scores))
-        for artifact, scores in found.scores.items()
+    copies = {str(copy.record.id): copy.record for copy in found.installed}
+    known = []
+    for artifact, scores in found.scores.items():
+        one, record = ArtifactId.parse(artifact), copies.get(artifact)
+        own, path = _own(one, scores)
+        known.append(
+            KnownScores(
+                id=artifact,
+                place=one.reference,
+                made=made.get(artifact),
+                at_pull=None if record is None else record.measured,
+                scores=scores,
+                own=own,
+                own_path=path,
+                warnings=() if record is None else status_warnings(record),
+            )
+        )
+    return tuple(known)
+
+
+def _in_folder(target: PathTarget, found: Description) -> tuple[KnownScores, ...]:
+    (manifest,) = found.manifests
+    return (
+        KnownScores(
+            id=manifest.id,
+            place=path_text(target.path),
+            made=Measured.of(manifest),
+            at_pull=None,
+            scores=found.scores[manifest.id],
+            own=(),
+            own_path=own_scores.in_folder(target.path),
+            warnings=found.warnings,
+        ),
     )
 
 
@@ -81,15 +127,17 @@ def _own(artifact: ArtifactId, published: Sequence[Score]) -> tuple[tuple[Score,
     return tuple(own), path
 
 
-def scores(name: str, *, hub: str | None = None) -> tuple[KnownScores, ...]:
+def scores(name: str | Path, *, hub: str | None = None) -> tuple[KnownScores, ...]:
     """What is known about the quality of a model's artifacts, or of the one that is named.
 
     Args:
-        name: `NAME`, `NAME:TAG`, `<Model>/<tag>` or `NAME@sha256:PREFIX`.
+        name: `NAME`, `NAME:TAG`, `<Model>/<tag>`, `NAME@sha256:PREFIX`, or the folder of an
+            artifact.
         hub: where to look; default the configured hubs.
 
     Raises:
         ArtifactNotFound: nothing known has this name.
+        PathNotFound: there is no such folder, or it has no `oscar.json`.
     """
     return known_scores(name, Sources((hub,) if hub else ()))
 

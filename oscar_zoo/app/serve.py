@@ -10,7 +10,12 @@ from oscar_zoo.app.api_key import key_for
 from oscar_zoo.app.arguments import clip_of
 from oscar_zoo.app.draft_choice import choose_drafts, wish_of
 from oscar_zoo.app.launching import launch
-from oscar_zoo.app.prepare_serve import check_asked_gpus, check_memory, prepare
+from oscar_zoo.app.prepare_serve import (
+    check_asked_gpus,
+    check_groups,
+    check_memory,
+    prepare,
+)
 from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.refused_models import check_served
 from oscar_zoo.app.requirements import require_serve
@@ -90,8 +95,9 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     """Start a server and wait until it is ready.
 
     Raises:
-        UsageError: an option or flag that makes no sense here, or needs more devices.
-        MissingDependency, UnsupportedMachine: no supported SGLang is installed.
+        UsageError: an option or flag that makes no sense here.
+        MissingDependency, UnsupportedMachine: no supported SGLang is installed, or there are fewer
+            devices than flags need.
         PortInUse: another process listens there.
         ServerFailed: the server did not start.
         OscarZooError: as `check_served`, `check_asked_gpus`, `open_to_serve` and `prepare`.
@@ -124,6 +130,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
             gpu=gpu,
             flags=size,
         )
+        check_groups(prepared, flags)
         check_memory(prepared, size)
     drafts = choose_drafts(asked_drafts, prepared, flags, request.revision, observer)
     wanted = WantedServer(

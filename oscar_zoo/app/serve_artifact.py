@@ -44,8 +44,7 @@ def open_to_serve(
         OscarZooError: as `open_named`, `plan_computing` and `obtain`.
     """
     if isinstance(target, PathTarget):
-        folder = _one_of_tree(target, model)
-        return open_folder(folder)
+        return open_folder(_one_of_tree(target, model), observer)
     try:
         return open_named(target, sources, observer)
     except OscarZooError as error:

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from shlex import quote
 from typing import Literal
 
+from oscar_zoo import paths
 from oscar_zoo.app import targets
+from oscar_zoo.app.arguments import command_line, option_words
 from oscar_zoo.app.artifact_model import both_sides
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.draft_choice import DraftChoice, choose_drafts, wish_of
-from oscar_zoo.app.prepare_serve import Prepared, check_asked_gpus, prepare
+from oscar_zoo.app.prepare_serve import Prepared, check_asked_gpus, check_groups, prepare
 from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.refused_models import check_served
 from oscar_zoo.app.serve_artifact import open_to_serve
@@ -123,6 +124,7 @@ def command(
         flags=size,
         usual_gpus=wanted_device is not None,
     )
+    check_groups(prepared, flags)
     if not stock:
         return _fork(prepared, size, request.port, request.revision, flags)
     drafts = choose_drafts(asked_drafts, prepared, flags, request.revision, observer)
@@ -131,7 +133,8 @@ def command(
 
 def _what_is_missing(request: ServeRequest) -> str:
     """What to do where no hub can be asked for the artifact, without which there is no command."""
-    fetch = f"oscar-zoo pull {quote(str(request.target))}"
+    hubs = option_words({"hub": request.hubs})
+    fetch = command_line(["pull", str(request.target), *hubs])
     return f"--print needs its digest: fetch it once ({fetch}), or name a folder that holds it"
 
 
@@ -169,8 +172,8 @@ def _stock(
     replaced = flag_refusals.replaced_backends(drafts.flags)
     warnings = (*replaced, *flag_refusals.check_environment(planned.env))
     environment = dict(planned.sets)
-    if artifact.installed and STORE in os.environ:
-        environment[STORE] = os.environ[STORE]
+    if artifact.installed and os.environ.get(STORE):
+        environment[STORE] = str(paths.cache_dir())  # absolute, for a shell in any folder
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
     unset = tuple(name for name in HARMFUL_VARIABLES if name not in environment)

@@ -16,7 +16,13 @@ from pathlib import Path
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import Reference, is_path, path_text
-from oscar_zoo.errors import ArtifactNotFound, InvalidName, OscarZooError, UsageError
+from oscar_zoo.errors import (
+    ArtifactNotFound,
+    InvalidName,
+    OscarZooError,
+    PathNotFound,
+    UsageError,
+)
 from oscar_zoo.hubs import table
 from oscar_zoo.next_step import SuggestedPath
 from oscar_zoo.registry.model_names import (
@@ -132,7 +138,7 @@ def parse(text: str | Path) -> Target:
 
 def parse_named(text: str | Path) -> ModelTarget | NameTarget:
     """Parse a target that names an artifact, by itself or by a folder with a model; raises
-    `UsageError` for any other path."""
+    `UsageError` for any other path, and `PathNotFound` where nothing is there."""
     target = parse(text)
     if isinstance(target, PathTarget):
         raise _takes_a_name(target)
@@ -140,7 +146,7 @@ def parse_named(text: str | Path) -> ModelTarget | NameTarget:
 
 
 def parse_name(text: str) -> NameTarget:
-    """Parse the name of an artifact; raises `UsageError` for a path."""
+    """Parse the name of an artifact; raises as `parse_named`, also for a folder with a model."""
     target = parse(text)
     if not isinstance(target, NameTarget):
         raise _takes_a_name(target)
@@ -175,18 +181,27 @@ def _is_a_hub(text: str) -> InvalidName:
     )
 
 
-def _takes_a_name(target: PathTarget | ModelTarget) -> UsageError:
-    hint = f"oscar-zoo verify {shlex.quote(target.text)}"
+def _takes_a_name(target: PathTarget | ModelTarget) -> OscarZooError:
+    """The error for a path in the place of a name, with a command that takes this path."""
     if isinstance(target, ModelTarget):
         known = target.choice.recipe is not None
         make = f"oscar-zoo compute {shlex.quote(target.text)} makes a rotation for this model"
         hint = f"the name of this model: {target.choice.name}" if known else make
+    elif not os.path.lexists(target.path):
+        hint = "check the path, or give a name: oscar-zoo list"
+        return PathNotFound(f"no such file or folder: {target}", hint=hint)
+    elif target.path.is_dir() and not _holds_artifacts(target.path):
+        hint = "it holds no model (config.json) and no rotations; names: oscar-zoo list"
+    else:
+        hint = f"it is here already: oscar-zoo verify {shlex.quote(target.text)}"
     return UsageError(f"{target} is a path; this takes a name.", hint=hint)
 
 
 def _is_model_folder(path: Path) -> bool:
-    if not holds_model(path) or (path / FILE_NAME).exists():
-        return False
+    return holds_model(path) and not (path / FILE_NAME).exists() and not _holds_artifacts(path)
+
+
+def _holds_artifacts(path: Path) -> bool:
     from oscar_zoo.artifact.tree import find_artifacts
 
-    return not find_artifacts(path)
+    return bool(find_artifacts(path))

@@ -47,6 +47,7 @@ from oscar_zoo.compute.subject import (
     Subject,
     load_subject,
     read_data,
+    read_subject,
     run_capture,
     running,
 )
@@ -132,15 +133,13 @@ def compute_artifact(
     methods = check_options(options)
     clock = _Clock(progress)
     with clock.phase(LOAD):
+        _check_resume(options, methods)
         subject = load_subject(options)
     data = read_data(options, subject, methods)
-    method = methods[0] if len(methods) == 1 else None
-    base = options.output_dir or _place(
-        _artifact_id(options, subject.block, options.recipe, method, data)
-    )
-    if method is not None and options.widths is None:  # else the tag is not known yet
+    base = _base(options, subject, methods, data)
+    if len(methods) == 1 and options.widths is None:  # else the tag is not known yet
         check_target(base, force=options.force)
-    work = base.with_name(base.name + ".work")
+    work = _work(base)
     if is_main_process():
         if options.output_dir is None:
             tell(f"no --output-dir was given: the artifact goes into {path_text(base.parent)}.")
@@ -156,6 +155,39 @@ def compute_artifact(
             if not is_main_process():
                 return None
             return _finish(options, subject, model, methods, data, captured, clock)
+
+
+def _base(
+    options: ComputeOptions,
+    subject: Subject,
+    methods: tuple[Method, ...],
+    data: CalibrationData,
+) -> Path:
+    """The folder of the artifact; `auto` adds its method to the name later."""
+    method = methods[0] if len(methods) == 1 else None
+    return options.output_dir or _place(
+        _artifact_id(options, subject.block, options.recipe, method, data)
+    )
+
+
+def _work(base: Path) -> Path:
+    """The folder beside `base` for what an interrupted capture needs to go on."""
+    return base.with_name(base.name + ".work")
+
+
+def _check_resume(options: ComputeOptions, methods: tuple[Method, ...]) -> None:
+    """Refuse to go on from a capture of another text, before weights are loaded.
+
+    Raises:
+        OutputExists: see `run.check_text`.
+        OscarZooError: as `read_data`.
+    """
+    given = options.output_dir
+    if not options.resume or (given is not None and not run.can_resume(_work(given))):
+        return
+    subject = read_subject(options)
+    data = read_data(options, subject, methods)
+    run.check_text(_work(_base(options, subject, methods, data)), data)
 
 
 def _tell_of_work(work: Path, options: ComputeOptions, tell: Callable[[str], None]) -> None:

@@ -138,6 +138,17 @@ def check_options(options: ComputeOptions) -> tuple[Method, ...]:
     return methods
 
 
+def check_groups(model: ModelBlock, group_size: int) -> None:
+    """Refuse groups that rows of the cache of `model` cannot be cut into; raises `UsageError`."""
+    try:
+        check_group_size(model.head_dims, group_size)
+    except ValueError as error:
+        raise UsageError(
+            f"the group size does not go with {model.id}: {error}.",
+            hint=f"use a group size of {model.largest_group}",
+        ) from None
+
+
 def sequence_length(options: ComputeOptions, block: ModelBlock) -> int:
     """Tokens of a calibration sequence.
 
@@ -146,13 +157,7 @@ def sequence_length(options: ComputeOptions, block: ModelBlock) -> int:
     Raises:
         UsageError: group size or sequence length do not go with the model.
     """
-    try:
-        check_group_size(block.head_dims, options.recipe.group_size)
-    except ValueError as error:
-        raise UsageError(
-            f"the group size does not go with {block.id}: {error}.",
-            hint=f"use a group size of {block.largest_group}",
-        ) from None
+    check_groups(block, options.recipe.group_size)
     longest = block.rope.max_position if block.rope else None
     if options.seq_len is None:
         return min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)

@@ -24,7 +24,7 @@ from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions, seq
 from oscar_zoo.compute.phases import CAPTURE
 from oscar_zoo.compute.select.trial_runner import recall_lengths
 from oscar_zoo.compute.width_wish import check_wish
-from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.phases import Progress
 from oscar_zoo.models.inspect import inspect_model
 from oscar_zoo.models.loading import LoadedModel, load_model, load_tokenizer
@@ -50,8 +50,7 @@ def load_subject(options: ComputeOptions) -> Subject:
         PathNotFound, InvalidModel, UnsupportedModel, NotEnoughMemory: see `loading.load_model`.
     """
     if options.engine == "sglang":
-        block = inspect_model(options.model, revision=options.revision, model_id=options.model_id)
-        return Subject(block, load_tokenizer(options.model, revision=options.revision), None)
+        return read_subject(options)
     loaded = load_model(
         options.model,
         revision=options.revision,
@@ -66,15 +65,20 @@ def load_subject(options: ComputeOptions) -> Subject:
     return Subject(loaded.block, loaded.tokenizer, loaded)
 
 
+def read_subject(options: ComputeOptions) -> Subject:
+    """The model of a job without its weights; raises as `load_subject`."""
+    block = inspect_model(options.model, revision=options.revision, model_id=options.model_id)
+    return Subject(block, load_tokenizer(options.model, revision=options.revision), None)
+
+
 def read_data(
     options: ComputeOptions, subject: Subject, methods: tuple[Method, ...]
 ) -> CalibrationData:
     """The sequences to calibrate with, and those held out for `auto` and for a choice of bits.
 
     Raises:
-        UsageError: see `data.load_calibration`, `data.check_overlap`, `width_wish.check_wish` and
-            `heldout_check.check_heldout`.
-        ComputeFailed: there are fewer tokens than channels per head.
+        UsageError: there are fewer tokens than channels per head; see also `data.load_calibration`,
+            `data.check_overlap`, `width_wish.check_wish` and `heldout_check.check_heldout`.
     """
     auto = options.method == AUTO
     check_wish(options.widths, options.recipe, subject.block)
@@ -92,7 +96,7 @@ def read_data(
 
     data = pack(options.calib_tokens, sequence_length(options, subject.block))
     if any(method.needs for method in methods) and data.tokens_used < subject.block.head_dim:
-        raise ComputeFailed(
+        raise UsageError(
             f"{options.calib_data} gives {data.tokens_used} tokens for {subject.block.head_dim}"
             " channels per head.",
             hint=f"use more text: fits settle near {ENOUGH_TOKENS:,} tokens",

@@ -1,5 +1,5 @@
-"""Whether models can be fetched from Hugging Face now, asked once, before its client tries again
-and again.
+"""Whether models and data can be fetched from Hugging Face now, asked once, before its client tries
+again and again.
 
 Without a network the client waits 20 seconds and prints a line for every attempt, also for a model
 that is on this machine. One attempt to connect gives the same answer within `SECONDS`.
@@ -12,6 +12,8 @@ import os
 import queue
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -60,6 +62,24 @@ def check_fetchable(source: str, revision: str | None = None) -> None:
             f" {trouble}.",
             hint=hint,
         )
+
+
+@contextmanager
+def without_retries() -> Iterator[str | None]:
+    """Let the client of Hugging Face find only what is on this machine while the body runs, where
+    `unreachable`; else it would try again and again, with a line for every try. Gives the answer of
+    `unreachable`."""
+    trouble = unreachable()
+    if trouble is None:
+        yield None
+        return
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield trouble
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def search_limits() -> dict[str, bool]:

@@ -27,6 +27,10 @@ PROJECTIONS = {
 }
 """Model types whose layer SGLang drafts with, and how the names of the weights begin that join a
 token and the hidden state before it. `layers` is the number of other layers, which come first."""
+MARKS = ("mtp", "nextn", "eh_proj")
+"""What the names of the weights of such a layer have one of, in any model that SGLang reads."""
+UNTRIED = ("ernie4_5_moe", "nemotron_h")
+"""Other model types of the zoo whose layer SGLang drafts with; nobody has tried it."""
 NEED_COUNT = ("glm4_moe",)
 """Those of which SGLang asks that `config.json` says 1."""
 
@@ -36,11 +40,12 @@ class MtpLayers:
     """Whether drafts can come from a layer of the model.
 
     Attributes:
-        state: `known` that they can, `said` by a `config.json` without the weights, or `missing`.
+        state: `known` that they can, `said` by a `config.json` without the weights, `missing`, or
+            `unknown`: SGLang may find one.
         why: a clause about the model that says why or why not.
     """
 
-    state: Literal["known", "said", "missing"]
+    state: Literal["known", "said", "missing", "unknown"]
     why: str
 
 
@@ -56,11 +61,13 @@ def mtp_layers(config: ConfigFile, names: Collection[str] | None) -> MtpLayers:
     begin = PROJECTIONS.get(kind)
     if begin is None:
         untried = f"nobody has tried the MTP layer of a {kind} with this cache"
-        return MtpLayers("missing", untried if said else "it has no known MTP layer")
+        absent = names is not None and not any(mark in name for name in names for mark in MARKS)
+        why = untried if said else "it has no known MTP layer"
+        return MtpLayers("missing" if absent else "unknown", why)
     if names is None:
         unseen = "its weights are not on this machine"
         if not said:
-            return MtpLayers("missing", unseen)
+            return MtpLayers("unknown", unseen)
         return MtpLayers("said", f"its config.json names an MTP layer, but {unseen}")
     begin = begin.format(layers=getattr(text, "num_hidden_layers", None))
     if not any(name.startswith(begin) for name in names):

@@ -66,8 +66,8 @@ class Publishable:
             aliases: other names of exactly this artifact.
 
         Raises:
-            PathNotFound: no such folder, or a file that the manifest lists is missing.
-            UsageError: no `oscar.json`, another id, rotation files the manifest does not list,
+            PathNotFound: no such folder, no `oscar.json`, or a file that it lists is missing.
+            UsageError: another id, rotation files the manifest does not list,
                 warnings, or an alias that is none.
             VerificationFailed: the artifact must not be used.
         """
@@ -75,7 +75,7 @@ class Publishable:
         if not folder.is_dir():
             raise PathNotFound.for_path(name, "folder")
         if not (folder / FILE_NAME).exists():
-            raise UsageError(
+            raise PathNotFound(
                 f"{name} has no {FILE_NAME}, so nobody could tell what it is.",
                 hint="publish a folder that oscar-zoo compute wrote",
             )

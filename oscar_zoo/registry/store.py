@@ -37,6 +37,7 @@ from oscar_zoo.errors import (
     PathNotFound,
     StorageError,
 )
+from oscar_zoo.next_step import Pull
 from oscar_zoo.registry import record as records
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.record import Record
@@ -179,7 +180,8 @@ class Store:
         )
         if record is None:
             raise ArtifactNotFound(
-                f"{artifact or digest} is not in the store.", hint="oscar-zoo pull it first"
+                f"{artifact or digest} is not in the store.",
+                next_step=None if artifact is None else Pull(artifact.reference),
             )
         return self._read(record)
 

@@ -19,7 +19,7 @@ from oscar_zoo.app.targets import (
 )
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.cli.main import run
-from oscar_zoo.errors import ArtifactNotFound, UsageError
+from oscar_zoo.errors import ArtifactNotFound, PathNotFound, UsageError
 
 
 class Heard(Silent):
@@ -71,10 +71,20 @@ def test_a_folder_with_a_model_stands_for_the_artifact_of_its_name(here: Path) -
         parse_name("./my model")
 
 
-def test_a_command_that_takes_names_refuses_paths() -> None:
-    with pytest.raises(UsageError, match="is a path; this takes a name") as caught:
-        parse_named("./a b")
-    assert caught.value.hint == "oscar-zoo verify './a b'"
+def test_a_command_that_takes_names_refuses_paths(here: Path) -> None:
+    """It offers a command for what lies there, and none where nothing could work."""
+    write_folder(here / "a b", artifact_files())
+    (here / "empty").mkdir()
+    for parse_it in (parse_named, parse_name):
+        with pytest.raises(UsageError, match="is a path; this takes a name") as caught:
+            parse_it("./a b")
+        assert caught.value.hint == "it is here already: oscar-zoo verify './a b'"
+        with pytest.raises(UsageError, match="is a path; this takes a name") as caught:
+            parse_it("./empty")
+        assert "no model (config.json) and no rotations" in (caught.value.hint or "")
+        with pytest.raises(PathNotFound, match="no such file or folder") as missing:
+            parse_it("./nope")
+        assert "verify" not in (missing.value.hint or "")
 
 
 def test_no_name_but_a_folder_of_that_name(here: Path) -> None:

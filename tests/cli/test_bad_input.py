@@ -247,7 +247,7 @@ def test_too_few_tokens_to_fit_anything(tmp_path: Path) -> None:
     text.write_text("Once upon a time.\n" * 40)
     target = tmp_path / "out"
     line = refused(
-        1, "compute", MODEL, "--calib-data", text, "--calib-tokens", 30, "--output-dir", target
+        2, "compute", MODEL, "--calib-data", text, "--calib-tokens", 30, "--output-dir", target
     )
     assert "gives 30 tokens for 64 channels per head. Use more text" in line
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]

@@ -173,7 +173,7 @@ def test_rm_of_something_unknown_or_ambiguous_removes_nothing(
     for code, names in (
         (3, [TINY.reference, "nothing"]),
         (2, [TINY.model]),
-        (2, ["./folder"]),
+        (3, ["./folder"]),
         (2, []),
     ):
         assert run(["cache", "rm", *names]) == code

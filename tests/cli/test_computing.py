@@ -254,6 +254,29 @@ def test_what_cannot_be_computed_is_not_offered(capsys: pytest.CaptureFixture[st
             assert "--compute" not in (error["hint"] or "")
 
 
+def test_a_folder_without_weights_is_refused_before_anything_is_announced(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shutil.copy(MODEL / "config.json", tmp_path)
+    for words in (["pull", str(tmp_path)], ["serve", str(tmp_path), "--print", "--device", "cpu"]):
+        assert run([*words, "--compute"]) == 1
+        err = capsys.readouterr().err
+        assert "has no *.safetensors weights" in err and "Computing one" not in err
+
+
+def test_computing_is_offered_for_a_folder_that_nobody_knows(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can have published anything under its name, so fetching it alone is no way on."""
+    shutil.copytree(MODEL, tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    error = error_of(capsys, 3, "pull", "./mine", "--offline")
+    assert error["hint"].endswith("oscar-zoo pull ./mine --compute --offline")
+    serve = ["serve", "./mine", "--print", "--device", "cpu", "--offline"]
+    hint = error_of(capsys, 3, *serve)["hint"]
+    assert "oscar-zoo serve ./mine " in hint and "--compute" in hint
+
+
 def test_a_plan_costs_nothing(capsys: pytest.CaptureFixture[str], own_state: Path) -> None:
     assert run(["pull", str(MODEL), "--compute", "--dry-run"]) == 0
     assert " on cpu: about " in capsys.readouterr().out

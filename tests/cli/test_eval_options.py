@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from refusals import refused
+from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.app import evaluate_server
 from oscar_zoo.app.evaluate import EvaluateRequest
@@ -19,6 +20,8 @@ from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant
 from oscar_zoo.evaluate.ablation import Values
 from oscar_zoo.evaluate.benchmarks.tasks import NAMES
+
+MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 
 
 @pytest.fixture
@@ -84,6 +87,29 @@ def test_options_reach_the_request(asked: list[Any], tmp_path: Path) -> None:
     flags = ("--max-running-requests=2",)
     given |= {"clip": clip, "variants": wanted, "timeout": 7, "extra": flags}
     assert there == ServerEvaluateRequest("Name", **given)
+
+
+def test_a_window_longer_than_the_text_names_the_options_that_help(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = str(write_folder(tmp_path / "rotation", artifact_files()))
+    (tmp_path / "text.txt").write_text("a short text " * 200, "utf-8")
+    data = ["--data", str(tmp_path / "text.txt")]
+    line = refused(capsys, 2, "eval", folder, "--model", MODEL, *data, "--length", "2000").strip()
+    assert "one window needs 2000" in line
+    assert line.endswith("Give a longer text with --data, or a smaller --length")
+    line = refused(capsys, 2, "eval", folder, "--model", MODEL, "--length", "300").strip()
+    assert line.endswith("Use a larger --length, or smaller windows (--sink, --recent)")
+
+
+def test_windows_longer_than_the_model_takes_are_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = str(write_folder(tmp_path / "rotation", artifact_files()))
+    (tmp_path / "text.txt").write_text("a short text " * 20, "utf-8")
+    words = ["--data", str(tmp_path / "text.txt"), "--length", "4096"]
+    assert run(["eval", folder, "--model", str(MODEL), *words]) == 2  # too short for any window
+    assert "takes 2,048 tokens, so windows have no more than that." in capsys.readouterr().err
 
 
 def test_the_help_names_every_task(capsys: pytest.CaptureFixture[str]) -> None:

@@ -253,6 +253,19 @@ def test_a_resume_without_anything_to_go_on_from_is_told(
     )
 
 
+def test_groups_that_no_row_can_be_cut_into_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No cache could store them, so the artifact could not be served."""
+    made = compute(capsys, tmp_path / "made", TEXT, "oscar")
+    fit = ["fit", str(made["moments"]), "--method", "oscar", "--output-dir", str(tmp_path / "out")]
+    assert run([*fit, "--group-size", "48"]) == 2
+    err = capsys.readouterr().err
+    assert "48 does not divide head_dim 64" in err and "Use a group size of 64" in err
+    assert not (tmp_path / "out").exists()
+    assert run([*fit, "--group-size", "32"]) == 0
+
+
 def test_choices_are_listed_with_spaces(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["fit", "moments.safetensors"]) == 2
     names = [name for name, row in TABLE.items() if row.publishable]

@@ -62,3 +62,24 @@ def test_what_is_kept_is_named_with_the_command_that_goes_on(
     told = capsys.readouterr().err
     assert "interrupted run captured" not in told and "nothing to go on from" not in told
     assert not work.exists()
+
+
+def test_another_text_is_refused_before_the_model_is_loaded(
+    ends_at_first_save: dict[str, int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    typed = ["compute", str(MODEL), "--method", "oscar", "--output-dir", str(tmp_path / "out")]
+    typed += ["--calib-tokens", "600", "--seq-len", "200"]
+    ends_at_first_save["signal"] = signal.SIGINT
+    assert run(typed) == 130
+    kept = (tmp_path / "out.work/rank-0/state.json").read_bytes()
+    ends_at_first_save.clear()
+    capsys.readouterr()
+    text = MODEL.parents[1] / "text/validation.txt"
+    monkeypatch.setattr("oscar_zoo.compute.subject.load_model", pytest.fail)
+    assert run([*typed, "--calib-data", str(text), "--resume"]) == 7
+    told = capsys.readouterr().err
+    assert "holds a capture of another calibration text" in told and "without --resume" in told
+    assert (tmp_path / "out.work/rank-0/state.json").read_bytes() == kept

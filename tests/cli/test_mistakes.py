@@ -153,13 +153,22 @@ def test_files_that_are_links_come_with_the_command_that_copies_them(
         capsys.readouterr()
 
 
-@pytest.mark.parametrize("command", ["pull", "scores show"])
-@pytest.mark.parametrize("path", ["./artifact", "/tmp/artifact", "~/artifact", "artifact/"])
+@pytest.mark.parametrize("command", ["pull", "cache rm"])
 def test_a_path_where_a_name_is_needed(
-    capsys: pytest.CaptureFixture[str], command: str, path: str
+    capsys: pytest.CaptureFixture[str],
+    artifact: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
 ) -> None:
-    line = refused(capsys, 2, *command.split(), path)
-    assert "is a path" in line and "oscar-zoo verify" in line
+    """Where nothing is, that is said first, whatever the path begins with."""
+    monkeypatch.chdir(artifact.parent)
+    monkeypatch.setenv("HOME", str(artifact.parent))
+    for begin in ("./", f"{artifact.parent}/", "~/"):
+        line = refused(capsys, 2, *command.split(), f"{begin}{artifact.name}")
+        assert "is a path" in line and "oscar-zoo verify" in line
+        line = refused(capsys, 3, *command.split(), f"{begin}nothing")
+        assert "no such file or folder" in line and "oscar-zoo verify" not in line
+    assert "nothing/" in refused(capsys, 3, *command.split(), "nothing/")
 
 
 def test_a_folder_given_as_a_hub_names_the_right_form(
@@ -277,7 +286,7 @@ def test_a_folder_in_an_error_begins_with_a_dot(
         assert "no rotation files in ./Qwen3-8B" in refused(capsys, 3, *command)
     assert "no such artifact folder: ./nope" in refused(capsys, 3, "publish", "nope")
     assert "error: ./bare has no oscar.json" in refused(
-        capsys, 2, "publish", "bare", "--hub", "file:./hub"
+        capsys, 3, "publish", "bare", "--hub", "file:./hub"
     )
     compute = ["compute", MODEL, "--calib-tokens", "64", "--output-dir"]
     assert "error: ./rotation already holds an artifact" in refused(capsys, 7, *compute, "rotation")

@@ -166,6 +166,7 @@ def test_poor_quality_is_told_without_the_hub(
         ("info", NAME, "--offline"),
         ("list", "--installed"),
         ("verify", NAME),
+        ("scores", NAME, "--offline"),
     ):
         cli(0, *command)
         assert sentence in " ".join(cli.err.split()), command
@@ -174,6 +175,13 @@ def test_poor_quality_is_told_without_the_hub(
     percent = 5.2 if not scores else 6.0
     assert round(measured["change_percent"], 6) == percent
     assert round(row["measured"]["change_percent"], 6) == percent
+    (shown,) = cli.json(0, "scores", NAME, "--offline")["artifacts"]
+    assert round((shown["made"] or shown["at_pull"])["change_percent"], 6) == percent
+    assert sentence in shown["warnings"][0]
+    other = write_folder(tmp_path / "other", artifact_files(seed=1))
+    compared, _ = cli.json(0, "compare", NAME, other, "--offline")["artifacts"]
+    assert round(compared["measured"]["change_percent"], 6) == percent
+    assert compared["accepted"] == ["poor"]
 
 
 def test_poor_quality_in_a_manifest_is_told_where_no_index_says_it(

@@ -79,6 +79,21 @@ def test_a_difference_is_shown_with_its_interval(cli: Cli, hub: str, tmp_path: P
     )
 
 
+def test_a_folder_shows_the_scores_beside_its_rotation(
+    cli: Cli, folder: Path, tmp_path: Path
+) -> None:
+    record(folder / "scores.json", measured(DIGEST))
+    lines = cli(0, "scores", folder).splitlines()
+    assert lines[0] == NAME and "when it was made" in lines[1]
+    assert "INT2 55.00 ± 2.50" in lines[3] and len(lines) == 4
+    (one,) = oscar_zoo.scores(folder)
+    assert one.scores == (measured(DIGEST),) and one.place == str(folder)
+    bare = write_folder(tmp_path / "bare", artifact_files())
+    assert "not reported" in cli(0, "scores", bare)
+    assert cli.err == f"Next: oscar-zoo eval {bare}\n"
+    cli(3, "scores", "./nowhere")
+
+
 def test_json_has_every_field_and_the_history(cli: Cli, hub: str, tmp_path: Path) -> None:
     file = record(tmp_path / "f.json", measured(DIGEST))
     added = cli.json(0, "scores", "add", NAME, file, "--hub", hub)

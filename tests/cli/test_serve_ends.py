@@ -93,16 +93,14 @@ def test_a_port_that_is_lost_while_it_starts_is_told(artifact: Path, tmp_path: P
 def test_a_server_that_cannot_start_says_why(artifact: Path, tmp_path: Path) -> None:
     """In the background, too: the child of `--detach` fails as `serve` does, and its words are
     passed on."""
-    command = serve(artifact, free_port(), "--oscar-group-size=48", options=("--detach",))
+    command = serve(artifact, free_port(), "--oscar-k-clip=0.9x3", options=("--detach",))
     ended = forked(["-m", "oscar_zoo", *command], variables(tmp_path), tmp_path)
     error = ended.json["error"]
     assert ended.code == 1 and error["message"].startswith("the server ended while starting: ")
-    assert error["message"].endswith(
-        ": INT2 rows of this model: group_size 48 does not divide head_dim 64."
-    )
+    assert ": --oscar-k-clip has 3 entries, and the model has 4 layers" in error["message"]
     assert "Traceback" not in error["message"] and "log: " in error["hint"]
     log = Path(error["hint"].rpartition("log: ")[2]).read_text()
-    assert "group_size 48" in log and not list((tmp_path / "servers").iterdir())
+    assert "has 3 entries" in log and not list((tmp_path / "servers").iterdir())
 
 
 def test_a_damaged_artifact_in_the_background_starts_nothing(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tiny_rotations import covariances, rotated
 
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.artifact.outcome import warning_text
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang import artifact_reading, setting_flags, settings
@@ -29,6 +30,7 @@ from oscar_zoo.registry.store import Store
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 NAME = "tiny-qwen3-hard:seq512_prompt2_group64"
+UNPROVEN = warning_text("pair.unproven")
 
 
 @pytest.fixture
@@ -70,6 +72,21 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, A
     """The same as data."""
     facts: dict[str, Any] = parsed(printed(capsys, "--json", *arguments))
     return facts
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_warnings_about_a_folder_are_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, as_json: bool
+) -> None:
+    """What `verify` warns of in a folder also stands where people read it, or in the object."""
+    folder = write_folder(tmp_path / "rotation", payload(proven=False))
+    line = ["serve", "--print", str(folder), "--model", str(MODEL), "--device", "cpu"]
+    assert run([*line, "--clip", "0.96,0.92", *(["--json"] if as_json else [])]) == 0
+    out, err = capsys.readouterr()
+    if as_json:
+        assert parsed(out)["warnings"] == ["pair.unproven"] and "warning: " not in err
+    else:
+        assert err == f"warning: {UNPROVEN}\n"
 
 
 def test_the_plugin_reads_what_the_command_names(
@@ -246,7 +263,7 @@ def test_the_fork_is_not_given_what_it_would_misread(
     folder = write_folder(tmp_path / "tiny-qwen3-hard", files)
     command = ["serve", str(folder), "--model", str(MODEL), "--print", "--engine", "oscar-fork"]
     assert run(command) == 2
-    line = capsys.readouterr().err.strip()
+    line = capsys.readouterr().err.strip().splitlines()[-1]  # behind warnings about the files
     assert (
         f"format_version {version}" in line
         and what in line
@@ -318,3 +335,21 @@ def test_without_network_it_says_what_the_command_needs(
     assert "Qwen3-8B is not on this machine" in line
     assert "--print needs its digest: fetch it once (oscar-zoo pull Qwen3-8B)" in line
     assert line.endswith("or name a folder that holds it") and len(line) < 200
+
+
+def test_what_to_fetch_is_on_the_hub_that_was_named(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--print", "--offline", "--device", "cuda", "--hub", "hf:org/zoo"]
+    assert run(["serve", "Qwen3-8B", *words]) == 5
+    assert "(oscar-zoo pull Qwen3-8B --hub hf:org/zoo)" in capsys.readouterr().err
+
+
+def test_a_relative_store_is_found_from_every_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OSCAR_ZOO_CACHE", "here/store")
+    files = artifact_files()
+    Store().put(ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64"), files, source="test")
+    facts = shown(capsys, NAME, "--offline", "--device", "cuda")
+    assert facts["env"]["OSCAR_ZOO_CACHE"] == str(tmp_path / "here/store")
+    assert "=here" not in printed(capsys, NAME, "--offline", "--device", "cuda")

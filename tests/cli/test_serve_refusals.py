@@ -223,7 +223,7 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
             *t.environment("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),
             *("--device", "cpu", "--", "--tp=3"),
         ],
-        2,
+        1,
         (
             "the flags need 3 GPUs",
             "here",
@@ -235,6 +235,11 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
         lambda t: ["--", "--mem-fraction-static=8"],
         2,
         ("--mem-fraction-static '8' is no share of the memory", "-- --mem-fraction-static=0.8"),
+    ),
+    "groups that no row can be cut into": (
+        lambda t: ["--", "--oscar-group-size=48"],
+        2,
+        ("the group size does not go", "48 does not divide head_dim 64", "--oscar-group-size=64"),
     ),
     "a misspelt flag": (
         lambda t: ["--", "--mem-fracton-static=0.8"],

@@ -426,7 +426,8 @@ def test_only_the_same_capture_is_gone_on_with(stand_in: Path, always_saving: No
         "data": {"sequences": ((1, 2, 3, 4, 5), (6, 8))},
     }
     for what, changed in changes.items():
-        with pytest.raises(OutputExists, match=f"a capture with {what} "):
+        said = "of another calibration text" if what == "data" else f"with {what} "
+        with pytest.raises(OutputExists, match=f"a capture {said}"):
             capture(stand_in, resume=True, **changed)
     (stand_in / "ranks/sums-1/pp0-tp0/rank.json").write_text("{")
     with pytest.raises(

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 from closed_ports import closed_port
+from huggingface_hub import constants
 
-from oscar_zoo.errors import NetworkError
+from oscar_zoo.errors import HubUnreachable, NetworkError
+from oscar_zoo.evaluate.benchmarks.data import hub_rows
 from oscar_zoo.models import model_hub
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,27 +93,54 @@ def test_nobody_looks_offline_or_behind_a_proxy(
     assert model_hub.unreachable() is None
 
 
-def test_a_model_that_cannot_be_fetched_is_one_line(closed: str, tmp_path: Path) -> None:
+def run_alone(endpoint: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command line in a process of its own, which asks the hub at `endpoint` and no proxy."""
     kept = {
         k: v
         for k, v in os.environ.items()
-        if not k.lower().endswith("_proxy") and k != "HF_HUB_OFFLINE"
+        if not k.lower().endswith("_proxy") and k not in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
     }
     variables = {
-        "HF_ENDPOINT": closed,
-        "HF_HOME": str(tmp_path / "hf"),
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(folder / "hf"),
         "PYTHONPATH": str(ROOT),
     }
-    code = (
-        "from oscar_zoo.cli.main import run; raise SystemExit(run(['compute',"
-        " 'org/no-such-model']))"
+    code = "import sys; from oscar_zoo.cli.main import run; raise SystemExit(run(sys.argv[1:]))"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], env=kept | variables, capture_output=True, text=True
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=kept | variables, capture_output=True, text=True
-    )
+
+
+def test_a_model_that_cannot_be_fetched_is_one_line(closed: str, tmp_path: Path) -> None:
+    done = run_alone(closed, tmp_path, "compute", "org/no-such-model")
     assert done.returncode == 5, done.stderr
     assert done.stderr.count("\n") == 1
     assert (
         "org/no-such-model is not complete on this machine, and Hugging Face cannot be reached:"
         " connection refused" in done.stderr
     )
+
+
+def test_data_that_cannot_be_fetched_is_one_line(closed: str, tmp_path: Path) -> None:
+    """The client would try six times, with a line for each."""
+    pytest.importorskip("datasets", reason="datasets is not installed")
+    model = str(ROOT / "examples/models/tiny-qwen3-hard")
+    output = ["--output-dir", str(tmp_path / "out")]
+    for name in ("wikitext", "default"):
+        done = run_alone(closed, tmp_path, "compute", model, "--calib-data", name, *output)
+        assert done.returncode == 5 and done.stderr.count("\n") == 1, done.stderr
+        assert "Hugging Face cannot be reached: connection refused" in done.stderr
+        assert "--calib-data FILE" in done.stderr
+
+
+def test_rows_of_a_benchmark_that_cannot_be_fetched_are_one_line(
+    free: None, closed: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("datasets", reason="datasets is not installed")
+    monkeypatch.setenv("HF_ENDPOINT", closed)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_DATASETS_OFFLINE", raising=False)
+    monkeypatch.delenv("OSCAR_ZOO_OFFLINE", raising=False)
+    with pytest.raises(HubUnreachable, match="cannot be reached: connection refused"):
+        hub_rows("openai/no-such-rows", None)
+    assert not caplog.records and not constants.HF_HUB_OFFLINE

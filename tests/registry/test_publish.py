@@ -235,7 +235,7 @@ def test_a_yanked_version_stays_yanked_when_it_is_published_again(
 def test_a_folder_without_manifest_is_refused_with_the_next_step(
     tmp_path: Path, hub: LocalHub
 ) -> None:
-    with pytest.raises(UsageError, match=r"oscar\.json") as caught:
+    with pytest.raises(PathNotFound, match=r"oscar\.json") as caught:
         publish(write_folder(tmp_path / "out", payload()), hub)
     assert "compute" in (caught.value.hint or "")
     with pytest.raises(PathNotFound):

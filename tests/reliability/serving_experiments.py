@@ -19,6 +19,7 @@ from experiment import Found, Scale
 from tiny_artifacts import write_folder
 
 from oscar_zoo.app.artifacts import open_folder
+from oscar_zoo.app.progress import SILENT
 from oscar_zoo.artifact.digest import artifact_digest, file_digest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
@@ -130,7 +131,7 @@ def _place(name: str, work: Path, good: Path, known: Mapping[str, Mapping[str, b
         return Attacked(folder, digest, lambda: _stage(_stored(store, digest)), known)
     folder = write_folder(work / name, files)
     if name == "a folder":
-        return Attacked(folder, digest, lambda: _stage(open_folder(folder).verified), known)
+        return Attacked(folder, digest, lambda: _stage(open_folder(folder, SILENT).verified), known)
     return Attacked(folder, digest, lambda: _printed(folder, digest), known)
 
 
@@ -162,7 +163,7 @@ def _staged_copies(work: Path, good: Path, other: Path, count: int) -> tuple[int
     for number in range(count):
         with staging.private_folder() as private:
             staged = private / "rotations"
-            digest = staging.stage_rotations(open_folder(good).verified, staged)
+            digest = staging.stage_rotations(open_folder(good, SILENT).verified, staged)
             side = chance.choice(tuple(SIDES))
             swap = swapping.SWAPS[number % len(swapping.SWAPS)]
             swap(staged / staging.FILES[side], (other / SIDES[side]).read_bytes())

@@ -20,7 +20,7 @@ class _NameOrCommand(click.Group):
         return super().parse_args(ctx, ["show", *args] if args and args[0] not in known else args)
 
 
-@click.group("scores", cls=_NameOrCommand, subcommand_metavar="NAME[:TAG] | COMMAND [ARGS]...")
+@click.group("scores", cls=_NameOrCommand, subcommand_metavar="NAME[:TAG]|DIR | COMMAND [ARGS]...")
 def command() -> None:
     """Show the scores of artifacts with their history, or attach measured ones.
 
@@ -33,7 +33,7 @@ def command() -> None:
 
 
 @command.command("show", short_help="Show the scores of a model's artifacts, or of one.")
-@click.argument("name", metavar="NAME[:TAG]", shell_complete=completing.names)
+@click.argument("name", metavar="NAME[:TAG]|DIR", shell_complete=completing.names)
 @options.offline_option
 @options.hubs_option
 @options.quiet_option
@@ -43,12 +43,14 @@ def show_command(
 ) -> None:
     """Show what was measured first, then what others and upstream report, with earlier values.
 
-    The word show may be left out.
+    A folder that begins with ./, ../, / or ~ shows the scores beside its rotation. The word show
+    may be left out.
 
     \b
     Examples:
       oscar-zoo scores show Qwen3-8B
       oscar-zoo scores show Qwen3-8B --hub hf:my-org/zoo --json
+      oscar-zoo scores show ./my-rotation
     """
     from oscar_zoo.app.scores import known_scores
     from oscar_zoo.app.sources import Sources
@@ -59,6 +61,8 @@ def show_command(
         terminal.emit_json(render.scores_json(known))
         return
     render.print_scores(known)
+    for text in (text for artifact in known for text in artifact.warnings):
+        terminal.note(f"warning: {text}", quiet=quiet)
     for step in render.next_steps(known):
         terminal.note(step, quiet=quiet)
 

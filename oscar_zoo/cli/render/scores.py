@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import Any
 
 from oscar_zoo.app.scores import KnownScores
@@ -9,6 +10,7 @@ from oscar_zoo.app.writing import Written
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.registry.attach_scores import AttachResult
+from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.score_rules import is_lower_better
 
 _REPORTERS = {
@@ -48,28 +50,35 @@ def print_scores(known: tuple[KnownScores, ...]) -> None:
     for artifact in known:
         name = artifact.id.replace("/", ":", 1)
         terminal.out().print(f"[bold]{terminal.clean(name)}[/]")
-        if artifact.made is not None:
-            lines = (artifact.made.perplexity_line, artifact.made.recall_line)
-            for label, line in zip(("perplexity", "recall"), lines, strict=True):
-                if line is not None:
-                    terminal.fact(label, f"{line}; {artifact.made.by}, when it was made")
+        _print_figures(artifact.made, "when it was made")
+        if artifact.at_pull != artifact.made and not artifact.scores:
+            _print_figures(artifact.at_pull, "as its hub said when it was pulled")
         for score in artifact.scores:
             terminal.fact("score", score_line(score))
         for score in artifact.own:
             terminal.fact("not published", score_line(score))
-        if not (artifact.made or artifact.scores or artifact.own):
+        if not (artifact.made or artifact.at_pull or artifact.scores or artifact.own):
             terminal.fact("score", terminal.NOT_REPORTED)
+
+
+def _print_figures(measured: Measured | None, when: str) -> None:
+    """Perplexity and recall, who measured them, and when."""
+    if measured is not None:
+        lines = (measured.perplexity_line, measured.recall_line)
+        for label, line in zip(("perplexity", "recall"), lines, strict=True):
+            if line is not None:
+                terminal.fact(label, f"{line}; {measured.by}, {when}")
 
 
 def next_steps(known: tuple[KnownScores, ...]) -> tuple[str, ...]:
     """What can be done about records that are not published, and about artifacts without any."""
     steps = []
     for artifact in known:
-        name = artifact.id.replace("/", ":", 1)
+        place, figures = quote(artifact.place), artifact.made or artifact.at_pull
         if artifact.own:
-            steps.append(f"Next: oscar-zoo scores add {name} {artifact.own_path}")
-        elif artifact.made is None and not any(s.reporter == "measured" for s in artifact.scores):
-            steps.append(f"Next: oscar-zoo eval {name}")
+            steps.append(f"Next: oscar-zoo scores add {place} {artifact.own_path}")
+        elif figures is None and not any(s.reporter == "measured" for s in artifact.scores):
+            steps.append(f"Next: oscar-zoo eval {place}")
     return tuple(steps)
 
 
@@ -81,8 +90,10 @@ def scores_json(known: tuple[KnownScores, ...]) -> dict[str, Any]:
             {
                 "id": artifact.id,
                 "made": artifact.made.model_dump(mode="json") if artifact.made else None,
+                "at_pull": artifact.at_pull.model_dump(mode="json") if artifact.at_pull else None,
                 "scores": [score.model_dump(mode="json") for score in artifact.scores],
                 "not_published": [score.model_dump(mode="json") for score in artifact.own],
+                "warnings": list(artifact.warnings),
             }
             for artifact in known
         ],

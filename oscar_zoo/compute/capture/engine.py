@@ -154,11 +154,16 @@ def _facts(
         "engine": f"{engine} {_version(engine)}",
         "torch": _version("torch"),
         "model": session.model,
-        "data": sha256_hex(strict_json.canonical_bytes([list(ids) for ids in sequences])),
+        state.DATA: data_fact(sequences),
         "needs": " ".join(sorted(needs)),
         "tensor parallel": str(session.tensor_parallel),
         "engine arguments": arguments[:16],
     }
+
+
+def data_fact(sequences: Sequence[Sequence[int]]) -> str:
+    """What the facts of a capture say of its token ids."""
+    return sha256_hex(strict_json.canonical_bytes([list(ids) for ids in sequences]))
 
 
 def _version(package: str) -> str:

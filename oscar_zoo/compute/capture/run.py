@@ -17,7 +17,7 @@ from oscar_zoo.artifact.names import path_text
 from oscar_zoo.compute.capture import engine as in_engine
 from oscar_zoo.compute.capture import transformers as in_process
 from oscar_zoo.compute.capture.base import Progress, no_progress
-from oscar_zoo.compute.capture.state import STATE
+from oscar_zoo.compute.capture.state import DATA, STATE, another, facts_in
 from oscar_zoo.compute.data import CalibrationData
 from oscar_zoo.compute.layer_moments import Need
 from oscar_zoo.compute.moments import Moments
@@ -76,6 +76,21 @@ def is_main_process() -> bool:
 def can_resume(work: Path) -> bool:
     """Whether an interrupted run left a state in `work` that a capture can go on from."""
     return any(work.glob(f"*/{STATE}"))
+
+
+def check_text(work: Path, data: CalibrationData) -> None:
+    """Refuse a state in `work` of another text than `data`, before the model is loaded. Everything
+    else is compared when the capture goes on; a state that cannot be read is left to that.
+
+    Raises:
+        OutputExists: the text, or the tokens of it, are others.
+    """
+    for path in sorted(work.glob(f"*/{STATE}")):
+        theirs = facts_in(path).get(DATA)
+        engine = path.parent.name == in_engine.STORE
+        mine = in_engine.data_fact(data.sequences) if engine else data.prompts_sha256
+        if theirs not in (None, mine):
+            raise another(path.parent, DATA, str(theirs), mine)
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from oscar_zoo.errors import IntegrityError, OutputExists
 from oscar_zoo.next_step import DropOption
 
 STATE = "state.json"
+DATA = "data"
+"""The fact that says which text was captured."""
 MIN_SECONDS = 1.0
 """Between two saves, at least."""
 SHARE = 20
@@ -111,11 +113,26 @@ class StateFile:
                 raise another(self.folder, name, theirs[name], mine)
 
 
+def facts_in(path: Path) -> Mapping[str, Any]:
+    """The facts of the state `path`; empty where it cannot be read."""
+    try:
+        facts = strict_json.loads(path.read_bytes(), what=str(path))["facts"]
+    except (LookupError, TypeError, ValueError, OSError):
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
 def another(folder: Path, name: str, theirs: str, mine: str) -> OutputExists:
     """The error when a state belongs to another capture."""
+    if name == DATA:
+        of = "of another calibration text, or of other tokens of this one"
+        return OutputExists(
+            f"{folder} holds a capture {of}.",
+            hint="give the text and the tokens of that run, or start again without --resume",
+        )
     return OutputExists(
         f"{folder} holds a capture with {name} {theirs}, this one has {mine}.",
-        hint="name another work folder, or start again without --resume",
+        hint="name another output folder, or start again without --resume",
     )
 
 

@@ -40,7 +40,7 @@ from oscar_zoo.compute.capture.base import Progress, Run, Sums, no_progress
 from oscar_zoo.compute.capture.checkpoint import Checkpoint, Saved
 from oscar_zoo.compute.capture.distributed import World, all_reduce_moments, world
 from oscar_zoo.compute.capture.projection import OutputProjections
-from oscar_zoo.compute.capture.state import weights_digest
+from oscar_zoo.compute.capture.state import DATA, weights_digest
 from oscar_zoo.compute.capture.tap import Tap
 from oscar_zoo.compute.data import CalibrationData, shard
 from oscar_zoo.compute.layer_moments import LayerMoments, Need
@@ -278,7 +278,7 @@ def _facts(
         "model": loaded.block.id,
         "configuration": loaded.block.config_sha256 or "",
         "weights": weights_digest(loaded.model.parameters()),
-        "data": data.prompts_sha256,
+        DATA: data.prompts_sha256,
         "needs": " ".join(sorted(needs)),
         "process": f"{here.rank} of {here.size}",
         "dtype": facts.forward_dtype,

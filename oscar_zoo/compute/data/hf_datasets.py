@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +25,7 @@ from oscar_zoo.errors import (
     UsageError,
     go_online,
 )
+from oscar_zoo.models.model_hub import without_retries
 from oscar_zoo.next_step import Install
 
 OWN_FILE = "or give text of your own: --calib-data FILE"
@@ -107,16 +109,18 @@ def _documents(name: DatasetName, builder: Any) -> Iterator[Document]:
 
 def _asked(name: DatasetName, ask: Callable[[], _T]) -> _T:
     """The result of `ask`; its errors become ours."""
-    try:
-        return ask()
-    except (
-        Exception
-    ) as error:  # the library, its file formats and its HTTP client each raise what they like
-        raise _failure(name, error) from None
+    here = Path(name.name).expanduser().exists()
+    with nullcontext() if here else without_retries() as trouble:
+        try:
+            return ask()
+        except (
+            Exception
+        ) as error:  # the library, its file formats and its HTTP client each raise what they like
+            raise _failure(name, error, trouble) from None
 
 
-def _failure(name: DatasetName, error: Exception) -> OscarZooError:
-    """Our error for an error of the datasets library.
+def _failure(name: DatasetName, error: Exception, trouble: str | None) -> OscarZooError:
+    """Our error for an error of the datasets library; `trouble` says why the hub was not asked.
 
     Errors are told apart by the names of their types, which are the same in all versions of the
     library and its clients.
@@ -137,6 +141,12 @@ def _failure(name: DatasetName, error: Exception) -> OscarZooError:
         return OfflineError(
             f"the dataset {name} is not on this machine, and offline mode fetches nothing.",
             hint=f"{go_online()}, {OWN_FILE}",
+        )
+    if trouble is not None:
+        return HubUnreachable(
+            f"the dataset {name} is not on this machine, and Hugging Face cannot be reached:"
+            f" {trouble}.",
+            hint=f"check the network, {OWN_FILE}",
         )
     return HubUnreachable(
         f"cannot fetch the dataset {name}: {cause}.", hint=f"check the connection, {OWN_FILE}"

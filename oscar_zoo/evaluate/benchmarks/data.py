@@ -23,6 +23,7 @@ from oscar_zoo.errors import (
     PathNotFound,
     UsageError,
 )
+from oscar_zoo.models.model_hub import without_retries
 
 Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
@@ -98,18 +99,22 @@ def hub_rows(dataset: str, config: str | None, *, gated: str | None = None) -> R
     import datasets
 
     datasets.disable_progress_bars()
-    try:
-        builder = datasets.load_dataset_builder(dataset, config)
-        found = datasets.load_dataset(dataset, config)
-    except Exception as error:  # the library, its file formats and its client raise what they like
-        raise _failure(dataset, gated, error) from None
+    with without_retries() as trouble:
+        try:
+            builder = datasets.load_dataset_builder(dataset, config)
+            found = datasets.load_dataset(dataset, config)
+        except Exception as error:  # the library, its formats and its client raise what they like
+            raise _failure(dataset, gated, error, trouble) from None
     commit = _COMMIT.search(str(builder.base_path))
     splits = {str(name): split.to_list() for name, split in found.items()}
     return Rows(splits, commit.group(1) if commit else None)
 
 
-def _failure(dataset: str, gated: str | None, error: Exception) -> OscarZooError:
-    """Our error for one of the datasets library; types are told apart by their names."""
+def _failure(
+    dataset: str, gated: str | None, error: Exception, trouble: str | None
+) -> OscarZooError:
+    """Our error for one of the datasets library; types are told apart by their names. `trouble`
+    says why the hub was not asked."""
     own = "or give the rows: --data FILE"
     cause = (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".:")
     kinds = {kind.__name__ for kind in type(error).__mro__}
@@ -122,6 +127,12 @@ def _failure(dataset: str, gated: str | None, error: Exception) -> OscarZooError
         return GatedRepository(
             f"the data set {dataset} is given only to those who accept its terms.",
             hint=f"accept them at {gated}, then log in: oscar-zoo login; {own}",
+        )
+    if trouble is not None:
+        return HubUnreachable(
+            f"the data set {dataset} is not on this machine, and Hugging Face cannot be reached:"
+            f" {trouble}.",
+            hint=f"check the network, {own}",
         )
     if kinds & {"DatasetNotFoundError", "DataFilesNotFoundError", "ValueError"}:
         return UsageError(f"cannot read the data set {dataset}: {cause}.", hint=own[3:])

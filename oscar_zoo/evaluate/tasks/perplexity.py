@@ -47,7 +47,7 @@ class Perplexity:
         if length > len(ids):
             raise UsageError(
                 f"the text has {len(ids)} tokens, one window needs {length}.",
-                hint="use a longer text or less context",
+                hint="give a longer text with --data, or a smaller --length",
             )
         if windows < 1 or not 0 <= skip < length - 1:
             raise UsageError(

@@ -193,7 +193,7 @@ class _Writer:
         return UsageError(
             f"{self.length} tokens leave no room for {self.per_prompt} facts outside the windows "
             f"({self.windows.sink} first and {self.windows.recent} last tokens).",
-            hint="use more context or smaller windows",
+            hint="use a larger --length, or smaller windows (--sink, --recent)",
         )
 
     def _facts(self, number: int, digits: int) -> tuple[list[str], list[str]]:

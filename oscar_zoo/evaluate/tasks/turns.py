@@ -65,7 +65,7 @@ def conversations(
         raise UsageError(
             f"{length} tokens are too few for a conversation of {turns} turns with windows of"
             f" {windows.sink} first and {windows.recent} last tokens.",
-            hint=f"use at least about {2 * least}, or smaller windows",
+            hint=f"--length of at least {2 * least}",
         )
     recall = Recall.from_tokens(
         ids,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from oscar_zoo.engines.sglang.compat.versions import COUNTS_ALL_CPU_RANKS, installed_from
 from oscar_zoo.engines.sglang.concurrency import Layout
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import UnsupportedMachine
 from oscar_zoo.models import nvidia_smi
 
 CORES = "SGLANG_CPU_OMP_THREADS_BIND"
@@ -39,7 +39,7 @@ def check_devices(
         nodes: folder in which the kernel lists its NUMA nodes.
 
     Raises:
-        UsageError: how many there are, how many the flags need, and what to change.
+        UnsupportedMachine: how many there are, how many the flags need, and what to change.
     """
     if device == "cpu":
         _check_cpu(layout, environ, nodes)
@@ -56,7 +56,7 @@ def check_gpus(
         tensor_parallel: how many of them share the model; `None` for all.
 
     Raises:
-        UsageError: there are fewer.
+        UnsupportedMachine: there are fewer.
     """
     seen = nvidia_smi.visible(nvidia_smi.gpus(environ), environ)
     if seen and gpu + number > len(seen):
@@ -66,7 +66,7 @@ def check_gpus(
             fewer = f"spread the model over fewer: -- --tp={left}"
             alone = tensor_parallel in (None, number)
             hint = fewer if alone else f"let --tp, --pp and --dp need no more than {left} together"
-        raise UsageError(
+        raise UnsupportedMachine(
             f"{number} GPUs are wanted{f' from cuda:{gpu} on' if gpu else ''}, {len(seen)} are"
             " here.",
             hint=hint,
@@ -86,7 +86,7 @@ def _check_cpu(layout: Layout, environ: Mapping[str, str], nodes: Path) -> None:
     room = f"{CORES} names" if listed else "its NUMA nodes are enough for"
     split = "|".join(map(str, range(ranks)))
     use = "" if seen < ranks else ", or use the GPUs: --device cuda"
-    raise UsageError(
+    raise UnsupportedMachine(
         f"the flags need {layout.gpus} GPUs, {gpus} here, and the server would run on the CPU,"
         f" where {room} {places} of {ranks} ranks.",
         hint=(

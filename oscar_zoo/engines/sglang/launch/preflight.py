@@ -162,7 +162,8 @@ def check_memory(server: ServerDemand, free: int | None) -> None:
     usable = int(free * fraction)
     if need.total <= usable:
         return
-    told = [f"{need.windows / 1e9:.1f} GB of that are the windows of {need.requests} requests"]
+    requests = "1 request" if need.requests == 1 else f"{need.requests} requests"
+    told = [f"{need.windows / 1e9:.1f} GB of that are the windows of {requests}"]
     if fraction < ALL_OF_A_GPU:
         told.append(f"SGLang uses {fraction:.0%} of what is free")
     hint = "; ".join([*told, " or ".join(_ways(server, need, free, usable)[:2])])
@@ -176,7 +177,7 @@ def free_memory(
     """Free bytes on the CPU, or on the fullest of `number` GPUs from `gpu` on; `None` if unknown.
 
     Raises:
-        UsageError: there are fewer GPUs.
+        UnsupportedMachine: there are fewer GPUs.
     """
     if device == "cpu":
         return host_memory.available_ram()

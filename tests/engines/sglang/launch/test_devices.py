@@ -10,7 +10,7 @@ import pytest
 from oscar_zoo.engines.sglang.compat import versions
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.engines.sglang.launch.devices import CORES, check_devices
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import UnsupportedMachine
 
 
 def machine(folder: Path, *, gpus: int = 0, cpulists: tuple[str, ...] = ("0-3",)) -> Path:
@@ -33,13 +33,13 @@ def check(folder: Path, layout: Layout, device: str, gpu: int = 0, cores: str = 
 def test_a_rank_on_a_cpu_needs_a_numa_node(tmp_path: Path) -> None:
     folder = machine(tmp_path, cpulists=("0-1", "2-3", ""))  # the last one has memory only
     check(folder, Layout(tp=2), "cpu")
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UnsupportedMachine) as caught:
         check(folder, Layout(tp=4), "cpu")
     assert "need 4 GPUs, no GPU is here" in caught.value.message
     assert "its NUMA nodes are enough for 2 of 4 ranks" in caught.value.message
     assert f"{CORES}='0|1|2|3'" in str(caught.value.hint)
     check(folder, Layout(tp=4), "cpu", cores="0|1|2|3")
-    with pytest.raises(UsageError, match="names 3 of 4 ranks"):
+    with pytest.raises(UnsupportedMachine, match="names 3 of 4 ranks"):
         check(folder, Layout(tp=4), "cpu", cores="0|1|2")
 
 
@@ -51,7 +51,7 @@ def test_replicas_count_on_a_cpu_where_sglang_counts_them(
     monkeypatch.setattr(versions, "version", told.__getitem__)
     check(folder, Layout(replicas=2), "cpu")
     told["sglang"] = "0.5.21"
-    with pytest.raises(UsageError, match="need 2 GPUs"):
+    with pytest.raises(UnsupportedMachine, match="need 2 GPUs"):
         check(folder, Layout(replicas=2), "cpu")
     check(folder, Layout(workers=2), "cpu")
 
@@ -63,13 +63,13 @@ def test_all_gpus_count_whatever_sglang_counts_on_a_cpu(
     folder = machine(tmp_path)
     for release, ranks in (("0.5.17", 2), ("0.5.21", 4)):
         monkeypatch.setattr(versions, "version", {"sglang": release}.__getitem__)
-        with pytest.raises(UsageError, match="need 4 GPUs") as caught:
+        with pytest.raises(UnsupportedMachine, match="need 4 GPUs") as caught:
             check(folder, Layout(tp=2, pp=2), "cpu")
         assert f"1 of {ranks} ranks" in caught.value.message
 
 
 def test_gpus_that_stay_unused_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="2 GPUs are here") as caught:
+    with pytest.raises(UnsupportedMachine, match="2 GPUs are here") as caught:
         check(machine(tmp_path, gpus=2), Layout(tp=2), "cpu")
     assert "--device cuda" in str(caught.value.hint)
 
@@ -78,10 +78,10 @@ def test_all_ranks_count_on_gpus(tmp_path: Path) -> None:
     folder = machine(tmp_path, gpus=4)
     for fits in (Layout(tp=4), Layout(tp=2, pp=2), Layout(tp=4, workers=4)):
         check(folder, fits, "cuda")
-    with pytest.raises(UsageError, match="8 GPUs are wanted, 4 are here") as caught:
+    with pytest.raises(UnsupportedMachine, match="8 GPUs are wanted, 4 are here") as caught:
         check(folder, Layout(tp=2, pp=2, replicas=2), "cuda")
     assert "--dp need no more than 4 together" in str(caught.value.hint)
-    with pytest.raises(UsageError, match="4 GPUs are wanted from cuda:1 on, 4 are here") as caught:
+    with pytest.raises(UnsupportedMachine, match="4 GPUs are wanted from cuda:1 on") as caught:
         check(folder, Layout(tp=4), "cuda", 1)
     assert caught.value.hint == "spread the model over fewer: -- --tp=3"
 

@@ -19,7 +19,12 @@ from oscar_zoo.artifact.specs import Geometry, Windows
 from oscar_zoo.engines.sglang import config_refusals
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
-from oscar_zoo.errors import InvalidModel, NotEnoughMemory, UnsupportedModel, UsageError
+from oscar_zoo.errors import (
+    InvalidModel,
+    NotEnoughMemory,
+    UnsupportedMachine,
+    UnsupportedModel,
+)
 from oscar_zoo.models import config_file
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.models.model_folder import stored_weights
@@ -92,6 +97,8 @@ def test_a_cpu_is_asked_for_half_of_what_is_free() -> None:
     assert "--mem-fraction-static=0.9" in str(refused(cpu, 45 * GB).hint)
     assert "--dtype=bfloat16" in str(refused(cpu, 36 * GB).hint)
     assert "smaller model" in str(refused(cpu, 8 * GB).hint)
+    alone = replace(cpu, flags=UserFlags(["--max-running-requests=1"]).sizes())
+    assert "the windows of 1 request;" in str(refused(alone, 8 * GB).hint)
 
 
 def test_a_small_gpu_runs_fewer_requests_unless_told() -> None:
@@ -163,7 +170,7 @@ def test_fewer_gpus_than_wanted(tmp_path: Path) -> None:
     environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     assert preflight.free_memory("cuda", 0, 1, environ) == 140000 << 20
     assert preflight.free_memory("cuda", 0, 2, environ) == 1000 << 20
-    with pytest.raises(UsageError, match="4 GPUs are wanted, 2 are here") as caught:
+    with pytest.raises(UnsupportedMachine, match="4 GPUs are wanted, 2 are here") as caught:
         preflight.free_memory("cuda", 0, 4, environ)
     assert "--tp=2" in str(caught.value.hint)
     assert preflight.free_memory("cuda", 0, 1, {"PATH": "/nowhere"}) is None
