@@ -96,14 +96,10 @@ def needs_of_choice(choice: ModelChoice) -> Needs | None:
 def needs_of_recipe(recipe: ModelRecipe) -> Needs:
     """The needs of a model by its recipe."""
     config = config_of_recipe(recipe)
-    known, counted = recipe.parameters, weights_of_config(config)
-    weights = None if counted is None else Weights(counted, "counted from its recipe")
-    if known is not None:
-        weights = Weights(BF16_BYTES * known, "its shapes, in BF16")
     return Needs(
         geometry=recipe.geometry,
         serving=recipe.serving,
-        weights=weights or _by_name(recipe.name),
+        weights=_weights_of_recipe(recipe, config),
         other=others_of_recipe(recipe),
         longest=recipe.weights.max_position if recipe.weights else _longest(config),
         gpus=recipe.tensor_parallel,
@@ -127,6 +123,18 @@ def needs_of_manifest(manifest: Manifest) -> Needs:
 def longest_of_manifest(manifest: Manifest) -> int | None:
     """Tokens of a request at most of the model that an artifact is for, where it tells."""
     return manifest.model.rope.max_position if manifest.model.rope else None
+
+
+def _weights_of_recipe(recipe: ModelRecipe, config: ConfigFile) -> Weights | None:
+    """The larger of what its shapes and its name say: shapes leave out towers for images."""
+    if recipe.parameters is not None:
+        return Weights(BF16_BYTES * recipe.parameters, "its shapes, in BF16")
+    counted = weights_of_config(config)
+    found = [
+        None if counted is None else Weights(counted, "counted from its recipe"),
+        _by_name(recipe.name),
+    ]
+    return max(filter(None, found), key=lambda one: one.nbytes, default=None)
 
 
 def _longest(config: ConfigFile) -> int | None:

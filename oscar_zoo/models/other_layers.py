@@ -21,7 +21,7 @@ STATES_PER_REQUEST = 5
 the prefix cache while the next pass is prepared."""
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SLIDING = ("sliding_attention", "swa", "sliding")
-_BOTH = ("falcon_h1",)
+BOTH = ("falcon_h1",)
 """Model types whose layers each have a state beside their attention."""
 
 
@@ -62,7 +62,7 @@ def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLa
     rest = sorted(set(range(number)) - set(attention_layers))
     both = _state(text)  # Falcon-H1: a state beside the attention of the same layer
     if not rest:
-        if getattr(text, "model_type", "") not in _BOTH:
+        if getattr(text, "model_type", "") not in BOTH:
             return OtherLayers()
         return None if both is None else OtherLayers(state=number * both * STATES_PER_REQUEST)
     window = sliding_window(text)
@@ -92,7 +92,7 @@ def kept_by_others(text: Any, geometry: Geometry) -> Literal["states", "windows"
     """
     kind = getattr(text, "model_type", None)
     if len(geometry.attention_layers) == geometry.num_layers:
-        return "states" if kind in _BOTH else None
+        return "states" if kind in BOTH else None
     return "windows" if kind in MIXED or sliding_window(text) is not None else "states"
 
 

@@ -1,8 +1,8 @@
 """Bytes of a model's weights from its `config.json` alone, about. Needs no torch.
 
-It counts the matrices of attention, of dense and expert layers, and of the embeddings. That is
-within a few percent for language models; towers for images are not counted. Where weight files are
-there, their size is the answer, and not this.
+It counts the matrices of attention, of states, of dense and expert layers, and of the embeddings.
+That is within a few percent for language models; towers for images are not counted. Where weight
+files are there, their size is the answer, and not this.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.geometry import layer_kinds
+from oscar_zoo.models.mixer_weights import mixer_numbers
 
 _BF16 = 2.0
 _BYTES = {"fp8": 1.0, "mxfp4": 17 / 32, "nvfp4": 9 / 16}
@@ -27,7 +28,10 @@ _PACKED = re.compile(
     re.IGNORECASE,
 )
 """Formats of less than 16 bits in a name, and families whose checkpoints have such a format."""
-_SHARED = ("shared_expert_intermediate_size", "n_shared_experts", "num_shared_experts")
+_SHARED = ("shared_expert_intermediate_size", "shared_intermediate_size")
+"""Inner width of the experts that every token passes."""
+_SHARED_COUNTS = ("n_shared_experts", "num_shared_experts")
+"""How many of them there are, where each is as wide as the others."""
 
 
 def weights_of_config(config: ConfigFile) -> int | None:
@@ -40,17 +44,14 @@ def weights_of_config(config: ConfigFile) -> int | None:
     inner = _number(text, "intermediate_size")
     if not (hidden and vocabulary and layers and heads) or not (inner or experts):
         return None
-    kinds = layer_kinds(text)
-    if kinds and any(kind in ("mamba", "M", "hybrid", "conv") for kind in kinds):
-        return None  # their projections are of another shape
+    mixers = mixer_numbers(text, layers)
+    if mixers is None:
+        return None
     if experts and _number(text, "interleave_moe_layer_step") > 1:
         return None  # only some of their layers have experts
-    width = _number(text, "head_dim") or hidden // heads
-    keys = 2 * (_number(text, "num_key_value_heads") or heads) * width
-    attention = hidden * (2 * heads * width + keys)
     dense = min(layers, _number(text, "first_k_dense_replace")) if experts else layers
     shared = _shared(text)
-    matrices = layers * attention + dense * 3 * hidden * inner
+    matrices = mixers + dense * 3 * hidden * inner
     routed = (layers - dense) * 3 * hidden * (experts * _expert_size(text) + shared)
     tied = bool(getattr(text, "tie_word_embeddings", False))
     embeddings = vocabulary * hidden * (1 if tied else 2)
@@ -86,8 +87,8 @@ def _expert_size(text: Any) -> int:
 
 def _shared(text: Any) -> int:
     """Inner width of the experts that every token passes."""
-    one, *numbers = (_number(text, name) for name in _SHARED)
-    return one or max(numbers) * _expert_size(text)
+    widths = max(_number(text, name) for name in _SHARED)
+    return widths or max(_number(text, name) for name in _SHARED_COUNTS) * _expert_size(text)
 
 
 def _packed(config: ConfigFile, text: Any) -> float:

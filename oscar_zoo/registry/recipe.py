@@ -61,7 +61,7 @@ class WeightShapes(Spec):
     tied_embeddings: bool
 
 
-ConfigValue = bool | int | float | Text | dict[str, Text]
+ConfigValue = bool | int | float | Text | tuple[Text, ...] | dict[str, Text]
 
 
 class ModelRecipe(Spec):

@@ -15,6 +15,8 @@ from oscar_zoo.registry.recipe import ModelRecipe
 _WINDOW = "sliding_window"
 _OTHER = "linear_attention"
 """Stands for every kind of layer that keeps a state."""
+_KINDS = ("hybrid_override_pattern", "layers_block_type")
+"""Where a file says the kind of every layer in words of its own."""
 _CHUNKED = ("llama4",)
 """Model types whose other layers keep tokens of chunks, which no server of ours has."""
 
@@ -45,17 +47,20 @@ def _values(recipe: ModelRecipe) -> dict[str, object]:
     shape = recipe.geometry
     windows = kept_by_others(recipe, shape) == "windows"
     other = SLIDING_ATTENTION if windows else _OTHER
-    values = {} if shape.v_head_dim == shape.head_dim else {"v_head_dim": shape.v_head_dim}
+    values: dict[str, object] = {}
+    if shape.v_head_dim != shape.head_dim:
+        values["v_head_dim"] = shape.v_head_dim
+    if not any(name in recipe.config for name in _KINDS):
+        values["layer_types"] = [
+            FULL_ATTENTION if layer in shape.attention_layers else other
+            for layer in range(shape.num_layers)
+        ]
     return {
         "model_type": recipe.model_type,
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": shape.num_q_heads,
         "num_key_value_heads": shape.num_kv_heads,
         "head_dim": shape.head_dim,
-        "layer_types": [
-            FULL_ATTENTION if layer in shape.attention_layers else other
-            for layer in range(shape.num_layers)
-        ],
         **values,
         **recipe.config,
     }

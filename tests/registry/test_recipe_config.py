@@ -1,0 +1,107 @@
+"""What recipes say in the words of `config.json` agrees with their geometry and with the sizes that
+the makers of the models state."""
+
+from __future__ import annotations
+
+import pytest
+
+from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.geometry import FULL_KINDS, layer_kinds
+from oscar_zoo.models.weight_count import weights_of_config, weights_of_name
+from oscar_zoo.registry.catalog import Catalog, recipe_for
+from oscar_zoo.registry.recipe import ModelRecipe
+from oscar_zoo.registry.recipe_config import config_of_recipe
+
+RECIPES = Catalog.packaged().recipes()
+STATED = {
+    "GLM-4.5": 355, "GLM-4.5-Air": 106, "GLM-4.7-FP8": 355, "MiniMax-M2": 230, "MiniMax-M2.5": 230,
+    "MiniMax-M2.7": 230, "Mistral-Large-Instruct-2411": 123, "Mixtral-8x22B-Instruct-v0.1": 141,
+    "Mixtral-8x7B-Instruct-v0.1": 46.7, "Phi-4-mini-instruct": 3.8, "c4ai-command-r7b-12-2024": 8,
+    "gpt-oss-120b": 117, "gpt-oss-20b": 21, "granite-4.0-h-tiny": 7, "phi-4": 14.7,
+}  # fmt: skip
+"""Billions of numbers that the makers state, where a name has no size. Command R7B has 7 without
+its embeddings."""
+
+
+def numbers(recipe: ModelRecipe) -> float | None:
+    """All numbers of a model by the shapes in its recipe, in whatever format they are."""
+    values = config_of_recipe(recipe).as_written
+    counted = weights_of_config(ConfigFile(values | {"quantization_config": None}))
+    return None if counted is None else counted / 2
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda one: one.name)
+def test_shapes_have_as_many_numbers_as_the_maker_states(recipe: ModelRecipe) -> None:
+    """Names are rounded, and count towers for images, which the shapes leave out."""
+    counted = numbers(recipe)
+    if recipe.name in STATED:
+        assert counted is not None and abs(counted / (STATED[recipe.name] * 1e9) - 1) < 0.025
+    elif counted is not None and recipe.model_type != "qwen3":
+        named = weights_of_name(recipe.name.replace("-FP8", ""))
+        assert named is not None and abs(2 * counted / named - 1) < 0.09
+
+
+def test_the_shapes_of_families_are_counted() -> None:
+    counted = {one.name for one in RECIPES if numbers(one) is not None}
+    assert STATED.keys() <= counted
+    assert {"Qwen3.5-4B", "Qwen3.6-35B-A3B", "Falcon-H1-7B-Instruct"} <= counted
+
+
+@pytest.mark.parametrize(
+    "recipe", [one for one in RECIPES if "hidden_size" in one.config], ids=lambda one: one.name
+)
+def test_the_residual_stream_fits_the_heads(recipe: ModelRecipe) -> None:
+    hidden, shape = recipe.config["hidden_size"], recipe.geometry
+    assert isinstance(hidden, int) and hidden % 64 == 0
+    width = shape.num_q_heads * shape.head_dim
+    if recipe.model_type in ("lfm2", "lfm2_moe", "granitemoehybrid", "cohere2", "mistral", "phi3"):
+        assert hidden == width  # heads divide it there
+    else:
+        assert width / 3 <= hidden < 2.5 * width
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [one for one in RECIPES if "linear_num_value_heads" in one.config],
+    ids=lambda one: one.name,
+)
+def test_states_of_qwen_are_as_wide_as_its_queries(recipe: ModelRecipe) -> None:
+    values = config_of_recipe(recipe)
+    shape = recipe.geometry
+    heads = values.linear_num_value_heads
+    assert heads * values.linear_value_head_dim == shape.num_q_heads * shape.head_dim
+    assert heads % values.linear_num_key_heads == 0
+
+
+def test_all_qwen_hybrids_have_states() -> None:
+    kinds = ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+    for recipe in RECIPES:
+        assert ("linear_num_value_heads" in recipe.config) == (recipe.model_type in kinds)
+
+
+@pytest.mark.parametrize(
+    ("name", "states"),
+    [
+        ("NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 23),
+        ("NVIDIA-Nemotron-3-Super-120B-A12B-FP8", 40),
+        ("NVIDIA-Nemotron-3-Ultra-550B-A55B-FP8", 48),
+    ],
+)
+def test_the_pattern_of_nemotron_has_the_attention_of_its_geometry(name: str, states: int) -> None:
+    recipe = recipe_for(name)
+    assert recipe is not None
+    kinds = layer_kinds(config_of_recipe(recipe))
+    assert kinds is not None and len(kinds) == recipe.geometry.num_layers
+    attention = tuple(layer for layer, kind in enumerate(kinds) if kind in FULL_KINDS)
+    assert attention == recipe.geometry.attention_layers
+    assert sum(kind in ("M", "mamba") for kind in kinds) == states
+
+
+def test_windows_are_shorter_than_the_context() -> None:
+    for recipe in RECIPES:
+        window = recipe.config.get("sliding_window")
+        longest = recipe.config.get("max_position_embeddings", 32_768)
+        if window is not None:
+            assert isinstance(window, int) and isinstance(longest, int)
+            assert 128 <= window < longest and window & (window - 1) == 0
+            assert len(recipe.geometry.attention_layers) < recipe.geometry.num_layers
