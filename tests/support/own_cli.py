@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -27,3 +28,8 @@ class Cli:
         value = parsed(self(code, *words, "--json"))
         assert self.err == ""
         return value
+
+
+def numbers(line: str) -> list[int]:
+    """The whole numbers of a line, with commas or without."""
+    return [int(found.replace(",", "")) for found in re.findall(r"\d[\d,]*", line)]
