@@ -106,15 +106,17 @@ class OpBench:
             moved = roofline.extend(heads, lengths, drafts)
             count = cases.layers(moved, self.plan.layers)
             job = cases.attention_layers(heads, lengths, count, drafts=drafts)
-            reason = cuda_cannot_decode(job, Drafts(drafts))
-            if reason:
-                self.note(f"decode {case}: no CUDA path: {reason}")
-                continue
-            if (number, length) == self.plan.decode[0]:
-                checks.verify(heads, cuda_attention.decode_attention, drafts)
-            calls = decode_calls(cuda_attention, job, drafts=Drafts(drafts))
-            timing = timed(calls, replays=self.plan.replays)
-            yield row("decode", case, "cuda", timing, moved, self.bandwidth)
+            for name, path in PATHS.items():
+                of_cuda = path is cuda_attention
+                reason = cuda_cannot_decode(job, Drafts(drafts)) if of_cuda else None
+                if reason:
+                    self.note(f"decode {case}: no CUDA path: {reason}")
+                    continue
+                if (number, length) == self.plan.decode[0]:
+                    checks.verify(heads, path.decode_attention, drafts)
+                calls = decode_calls(path, job, drafts=Drafts(drafts))
+                timing = timed(calls, replays=self.plan.replays)
+                yield row("decode", case, name, timing, moved, self.bandwidth)
 
     def extend(self) -> Iterator[ResultRow]:
         """Time a few new tokens over a long prefix."""
