@@ -16,7 +16,7 @@ from torch import Tensor
 
 from oscar_kernels import testing
 from oscar_kernels.cache import Drafts
-from oscar_kernels.decode_attention import reference
+from oscar_kernels.decode_attention import reference, tuning
 from oscar_kernels.decode_attention.cuda import launcher, parameters
 from oscar_kernels.decode_attention.cuda import variant as variants
 from oscar_kernels.spec import QuantSpec
@@ -106,7 +106,14 @@ def trees(requests: int, nodes: int) -> Tensor:
 
 
 def emulate(
-    emulator: Emulator, job: Job, *, blocks: int, merged: int, stable: bool, whole: bool = False
+    emulator: Emulator,
+    job: Job,
+    *,
+    blocks: int,
+    merged: int,
+    stable: bool,
+    whole: bool = False,
+    tiles: tuning.CudaTiles = tuning.CUDA,
 ) -> Tensor:
     """Both stages with poisoned scratch and output; `merged` rows for each block of stage 2. One
     warp takes all rows of a KV head in large batches, or if `whole`."""
@@ -114,8 +121,9 @@ def emulate(
     assert variants.misfit(query, cache, batch, drafts) is None
     options = {"o_partner": None, "sink_logits": None, **job.options}
     partner, sinks = options["o_partner"], options["sink_logits"]
+    learned = sinks is not None
     made = variants.variant(
-        query, cache, batch, options["logit_cap"], drafts=drafts, learned_sinks=sinks is not None
+        query, cache, batch, options["logit_cap"], tiles, drafts, learned_sinks=learned
     )
     flags = variants.fitting(replace(made, whole=made.whole or whole), SHARED).flags
     library, message = emulator.library(flags), ctypes.create_string_buffer(201)
@@ -267,6 +275,18 @@ def test_one_block_takes_more_tiles_than_it_has_stages(emulator: Emulator) -> No
     for stable in (False, True):
         out = emulate(emulator, long, blocks=1, merged=8, stable=stable)
         testing.assert_as_good_as_torch(out, long.expected, [long.query])
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 9, 40])
+@pytest.mark.parametrize(("start", "head_dim"), [(0, 128), (5, 128), (2, 256)])
+def test_the_beginning_of_a_segment_counts_as_tiles(
+    emulator: Emulator, start: int, head_dim: int, blocks: int
+) -> None:
+    """Shares end before, in and behind one; some have nothing else."""
+    tiles = replace(tuning.CUDA, start=start)
+    case = job(group=4, head_dim=head_dim, lengths=(300, 0, 40, 5), starts=0)
+    out = emulate(emulator, case, blocks=blocks, merged=4, stable=blocks % 2 == 0, tiles=tiles)
+    testing.assert_as_good_as_torch(out, case.expected, [case.query])
 
 
 def test_token_groups_without_room_to_merge(

@@ -154,8 +154,7 @@ class CudaTiles:
         resident: most blocks of a multiprocessor, up to `MOST_RESIDENT`.
         window_cost: number of INT2 tiles that take as long as one step of window tokens, which has
             3.6 times the bytes.
-        many_rows_cost: the same for more than eight query rows or rows of 256 channels, with which
-            a tile takes longer.
+        start: number of INT2 tiles that take as long as the beginning of a segment.
         early: a block with at most this many units of work requests its bytes before the kernel in
             front has ended; 0 for no block. If the prefix is stable, every block does.
         many_rows_early: the same for more than eight query rows.
@@ -164,8 +163,8 @@ class CudaTiles:
 
     stages: int = 6
     resident: int = 1
-    window_cost: int = 4
-    many_rows_cost: int = 3
+    window_cost: int = 3
+    start: int = 4
     early: int = 4
     many_rows_early: int = 0
     planned: int = 32
@@ -202,9 +201,12 @@ One block per multiprocessor is faster than two at ten of eleven shapes, by 20 t
 request of up to 30,000 tokens; at 4 x 30,000 it is 5 % slower. Two blocks share the registers and
 write twice as many partial results.
 
-With 16 query rows a window step that counts as 3 tiles in place of 4 makes 16 x 30,000 of 8 KV
-heads 2.2 % faster, and 4 x 60,000 and 16 x 30,000 of 4 KV heads 3.6 and 1.8 %. With 5 rows 128 x
-2,000 takes 1.2 % longer.
+That a segment's beginning counts as 4 tiles, and a window step as 3, balances the blocks best. On
+one H200, in microseconds with these and with 0 and 3: 8 x 16,000 and 16 x 32,000 of 2 KV heads of
+256 channels 25.8 and 28.2, 55.6 and 61.8; 16 x 30,000 of 4 KV heads with 16 query heads each 66.4
+and 68.2; 1 x 100,000 and 64 x 8,192 of 8 KV heads with 4 24.4 and 26.2, 109.8 and 108.6; 128 x
+2,000 with 5 90.7 and 90.4. With 4 drafts a window step of 2 tiles is 2 % faster at 16 x 30,000, and
+5 % slower with one query row for each of 4 heads.
 
 With more than eight query rows no block requests bytes early, and the code for it is left out. On
 one H100 4 drafts at 64 x 8,192 take 178.8 us in place of 180.3, at 1 x 8,192 15.5 in place of 15.7,
@@ -215,7 +217,8 @@ takes 45.5 in place of 45.4.
 VARIANTS = (
     CUDA,
     replace(CUDA, stages=4),
-    replace(CUDA, window_cost=3, many_rows_cost=2),
+    replace(CUDA, window_cost=2),
+    replace(CUDA, start=0),
     replace(CUDA, early=0, planned=0),
     replace(CUDA, stages=4, resident=2),
 )

@@ -3,13 +3,13 @@
 // Compiled by NVRTC, so nothing of CUDA is included. Shapes are -D flags: DK DV channels of a row, GK GV groups of a
 // row, BITS_K BITS_V bits of a code, GROUP query rows of a KV head, HB KV heads and TW token groups of a block, VH
 // warps that share the query heads of a KV head, STAGES of the ring of tiles, SLOT_T INDPTR_T ROW_T integer types,
-// QUERY 0 bfloat16 1 float16 2 float32, AFFINE_BF16, CAPPED, LEARNED (sinks), BLOCKS per multiprocessor, WINDOW_COST;
-// DRAFTS of a request that are verified, or 0; EARLY_UNITS PLANNED, see below.
+// QUERY 0 bfloat16 1 float16 2 float32, AFFINE_BF16, CAPPED, LEARNED (sinks), BLOCKS per multiprocessor, WINDOW_COST
+// START; DRAFTS of a request that are verified, or 0; EARLY_UNITS PLANNED, see below.
 //
 // Work. The batch is one list of units: for every block of HB heads and every request its INT2 tiles (TILE tokens, one
-// unit each), then its window steps (16 * TW tokens, WINDOW_COST units each). A block takes an equal share of the list,
-// whatever the lengths, and leaves one partial result per segment, a run of units of one request and kind. Segment
-// `block + k` of kind index `k` is unique.
+// unit each), then its window steps (16 * TW tokens, WINDOW_COST units each). In front of either, START units stand for
+// what its beginning costs. A block takes an equal share of the list, whatever the lengths, and leaves one partial result
+// per segment, a run of units of one request and kind. Segment `block + k` of kind index `k` is unique.
 //
 // Before the kernel in front has ended. If that one writes only queries and newest tokens (`prefix_stable`), a block
 // copies its first tiles meanwhile, or loads its first window rows; else, if its share is at most EARLY_UNITS units, it
@@ -61,6 +61,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
   }
   while (at < end) {
     const Segment x(work, prefix, p.batch, at, end);
+    at = x.end;
+    if (START > 0 && x.lo == x.hi) continue;
     const int b = x.low / 2, head = x.block * HB + local;
     const QueryRows rows(p, b, head, part);
     const Request& r = requests[b];
@@ -71,7 +73,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) oscar_decode_stage
                      (x.hi + WINDOW_COST - 1) / WINDOW_COST, ahead);
     else
       int2_segment(p, s, ring, r, b, x.block, rows, local, group, x.lo, x.hi, warp, lane, ahead);
-    at += x.hi - x.lo;
     meet(ahead);  // a warp without tokens has not; the kernel in front may still read what is stored here
     const size_t segment = blockIdx.x + (size_t)x.block * 2 * p.batch + x.low;
     leave(p, s, memory, segment, x.low % 2, warp, lane);

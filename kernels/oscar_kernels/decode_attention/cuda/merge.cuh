@@ -18,7 +18,7 @@ DEV void find_parts(const Params& p, const int* prefix, Parts (&parts)[ROWS], in
   const int at = first_row + lane / 4, row = blockIdx.x / SLICES * ROWS + at, kind = lane / 2 % 2,
             b = min(row / GROUP, p.batch - 1), query_head = row % GROUP, block = head / HB;
   const Shares work(p, prefix[2 * p.batch]);
-  const int from = prefix[2 * b + kind], to = prefix[2 * b + kind + 1];
+  const int to = prefix[2 * b + kind + 1], from = min(prefix[2 * b + kind] + START, to);
   const int owner = (int)((block * work.units + (lane % 2 ? to - 1 : from)) / work.each);
   const int first = __shfl_sync(ALL, owner, lane & ~1), last = __shfl_sync(ALL, owner, lane | 1);
   const int count = row < p.batch * GROUP && to > from ? (last - first + 1) * GROUPS : 0,

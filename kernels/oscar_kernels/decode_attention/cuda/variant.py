@@ -83,7 +83,6 @@ class AttentionVariant:
         shares = sharing(self.rows, WARP_ROWS if self.whole else WIDE_WARP_ROWS)
         together = math.gcd(self.heads, WARPS // shares)
         wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.rows > 4
-        costly = self.rows > 8 or self.v_spec.head_dim > 128  # a tile
         tiles = self.tiles
         return {
             "DK": self.k_spec.head_dim,
@@ -106,7 +105,8 @@ class AttentionVariant:
             "CAPPED": int(self.capped),
             "LEARNED": int(self.learned_sinks),
             "BLOCKS": 1 if wide else self.resident,
-            "WINDOW_COST": tiles.many_rows_cost if costly else tiles.window_cost,
+            "WINDOW_COST": tiles.window_cost,
+            "START": tiles.start,
             "EARLY_UNITS": tiles.early if self.rows <= 8 else tiles.many_rows_early,
             "PLANNED": tiles.planned,
         }

@@ -16,8 +16,12 @@ DEV Request request(const Params& p, int b) {
   r.ring_from = min(max(max(0, known + (DRAFTS > 0) - p.recent), p.ring_start[row]), known);
   return r;
 }
-DEV int tile_units(const Params& p, const Request& r) { return (Positions(r, int2_end(p, r)).count + TILE - 1) / TILE; }
-DEV int window_units(const Request& r) { return (window_count(r) + STEP - 1) / STEP * WINDOW_COST; }
+// Units of a segment; the first START of them are its beginning.
+DEV int with_start(int units) { return START == 0 || units == 0 ? units : units + START; }
+DEV int tile_units(const Params& p, const Request& r) {
+  return with_start((Positions(r, int2_end(p, r)).count + TILE - 1) / TILE);
+}
+DEV int window_units(const Request& r) { return with_start((window_count(r) + STEP - 1) / STEP * WINDOW_COST); }
 
 // Units of every request before it, and where its tokens are; by all threads of the block.
 DEV void plan(const Params& p, int* prefix, Request* requests) {
@@ -69,7 +73,8 @@ struct Shares {
 };
 
 struct Segment {
-  int block, low, lo, hi;  // block of heads; 2 * request + kind; units of it
+  int block, low, lo, hi;  // block of heads; 2 * request + kind; units of it behind its beginning, or none
+  u32 end;                 // where the next one begins in the list
   DEV Segment(const Shares& work, const int* prefix, int batch, u32 at, u32 end) {
     block = work.units == work.total ? 0 : (int)(at / work.units);
     const int unit = (int)(at - block * work.units);
@@ -83,6 +88,11 @@ struct Segment {
     }
     lo = unit - prefix[low];
     hi = min(prefix[low + 1] - prefix[low], lo + (int)(end - at));
+    this->end = at + (hi - lo);
+    if constexpr (START > 0) {
+      lo = max(0, lo - START);
+      hi = max(0, hi - START);
+    }
   }
 };
 
