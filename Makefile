@@ -28,8 +28,8 @@ NVRTC ?= nvidia-cuda-nvrtc==13.0.88
 HARNESS_SET := lm_eval==0.4.13 datasets==5.2.0 pyarrow==26.0.1 pandas==3.1.1 multiprocess==0.70.19 xxhash \
   sacrebleu==2.6.0 lxml portalocker tabulate colorama langdetect==1.0.9 immutabledict nltk==3.10.4 joblib six
 
-# Each takes about 1 GB. Three for two cores, because some tests wait for servers that start.
-TEST_PROCESSES ?= 3
+# Each takes about 2 GB. Four for two cores, because some tests wait for servers that start.
+TEST_PROCESSES ?= 4
 
 # The other major version of the Hugging Face client, put in front by PYTHONPATH in the tests that run both.
 HUB_2 ?= huggingface_hub==2.4.0

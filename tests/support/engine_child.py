@@ -111,6 +111,7 @@ def run(engine: Any, group: dict[str, Any], earlier: dict[str, Any]) -> dict[str
             [value for value, *_ in answer["meta_info"].get("output_token_logprobs", ())]
             for answer in answers
         ],
+        "steps": [answer["meta_info"].get("spec_verify_ct") for answer in answers],
         "ended": [(answer["meta_info"]["finish_reason"] or {}).get("type") for answer in answers],
         "seconds": round(time.time() - began, 2),
     }
