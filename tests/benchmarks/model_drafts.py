@@ -1,11 +1,11 @@
-"""What an INT2 cache costs in accepted drafts, without a GPU: a draft model that is the model itself,
-with exact rows, guesses three tokens a step.
+"""What an INT2 cache costs in accepted drafts, without a GPU: a draft model that is the model
+itself, with exact rows, guesses three tokens a step.
 
     python tests/benchmarks/model_drafts.py ARTIFACT
 
 ARTIFACT is a rotation of examples/models/tiny-qwen3-hard. Prompts are 1,200 tokens of the
-validation text, answers 96 tokens, windows the default. Where INT2 codes change a
-likeliest token, a draft is rejected.
+validation text, answers 96 tokens, windows the default. Where INT2 codes change a likeliest token,
+a draft is rejected.
 """
 
 from __future__ import annotations
