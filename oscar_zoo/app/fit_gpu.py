@@ -74,6 +74,7 @@ def fit_gpu(
         UsageError: the shapes or the size of the weights are not known, no such group of GPUs can
             serve the model, or codes of 2 and 4 bits cannot have these bits.
         PathNotFound, ArtifactNotFound: nothing on this machine has this name.
+        InvalidModel: a folder has no `config.json`, or a damaged one.
         UnsupportedModel: the INT2 cache does not take this model.
     """
     return fit(FitRequest(model, memory, context, requests, gpus, weights, bits))
