@@ -191,7 +191,7 @@ def test_a_model_on_no_hub_needs_its_folder(
     assert f"{cause} serve {TINY} --model FOLDER" in refused(capsys, 2, "serve", TINY, "--print")
     assert run(["info", TINY]) == run(["info", "Qwen3.5-4B"]) == 0
     told = capsys.readouterr().out
-    assert "weights 6.9 MB in BF16" in told
+    assert "weights 6.9 MB (its shapes, in BF16)" in told
     assert (
         "make one: oscar-zoo compute FOLDER" in told
         and "oscar-zoo pull Qwen3.5-4B --compute" in told

@@ -368,6 +368,18 @@ def test_what_nobody_is_known_to_have_published_is_computed(
     assert ("fetch or compute it once" in line) == fetch.endswith("--compute")
 
 
+def test_a_model_that_is_not_here_is_not_computed_offline(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that the error offers has to fetch the model."""
+    monkeypatch.chdir(tmp_path)
+    for words in (["pull"], ["serve", "--print", "--device", "cuda"]):
+        assert run([*words, "org/nobody", "--offline"]) == 3
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"to compute one: oscar-zoo {words[0]} org/nobody " in line and "--compute" in line
+        assert "--offline" not in line
+
+
 def test_where_the_model_is_here_the_same_command_computes_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
