@@ -7,7 +7,7 @@ named as the next step, as the caller wishes.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +83,7 @@ def plan_instead(
     error: OscarZooError,
     observer: Observer,
     *,
-    command: str,
+    again: Callable[..., str],
 ) -> ComputePlan:
     """The plan to compute what a search did not find, if the caller wishes that.
 
@@ -91,11 +91,12 @@ def plan_instead(
         choice: the model, which is not refused, and can be had where the wish allows to compute.
         wish: what the caller said; the observer may be asked.
         error: what the search gave.
-        command: the command line that computes it.
+        again: the command line that was typed, with options to add or to replace.
 
     Raises:
-        OscarZooError: `error` when nothing shall be computed, with `command` as the next step
-            unless the model cannot be fetched either or a path was meant; else as `plan_computing`.
+        OscarZooError: `error` when nothing shall be computed, with the command that computes it as
+            the next step unless the model cannot be fetched either or a path was meant; else as
+            `plan_computing`.
     """
     if wish.may_compute(error):
         plan = plan_computing(choice, wish, error, observer)
@@ -109,7 +110,8 @@ def plan_instead(
             error.advise(f"a path begins with ./, and nothing is at {path_text(place)}")
         raise error
     if here or not isinstance(error, NetworkError | ArtifactNotAsked):
-        error.next_step = Compute(choice.name, command)
+        online = {} if here else {"offline": False}  # the model has to be fetched
+        error.next_step = Compute(choice.name, again(compute=True, **online))
         if _has_slash(choice) and not (here or error.suggestions or error.advice):
             error.advice = f"a folder would be written {path_text(place)}"
     raise error

@@ -192,8 +192,8 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
     _check_paths(request)
     choice = _model_of(request, observer)
     # What follows imports torch and transformers, which takes seconds.
+    from oscar_zoo.artifact.group_size import check_groups
     from oscar_zoo.compute.moments_file import load_moments
-    from oscar_zoo.compute.options import check_groups
     from oscar_zoo.compute.phases import refit_phases
     from oscar_zoo.compute.refit import refit
     from oscar_zoo.registry.model_names import recorded_model
@@ -203,7 +203,7 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
     recorded = recorded_model(info.model.id)
     recipe = serving_recipe(recorded.recipe, info.model.geometry)
     recipe = recipe.override(clip=request.clip, group_size=request.group_size)
-    check_groups(info.model, recipe.group_size)
+    check_groups(info.model, recipe.group_size, info.model.id)
     options = None if choice is None else _options(request, choice, info, recipe)
     if options is None and request.bits == 4:
         recipe = _four_bits(recipe, len(info.model.attention_layers))

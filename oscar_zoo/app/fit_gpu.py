@@ -8,10 +8,11 @@ from typing import Literal
 from oscar_zoo.app.fit_bits import recipe_of_bits
 from oscar_zoo.app.fit_report import FitReport, FittingCache
 from oscar_zoo.app.fit_subject import Subject, subject_of
+from oscar_zoo.app.gpu_share import at_most, gpu_share
 from oscar_zoo.app.model_needs import Needs, Weights, fetch_config
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.engines.sglang.capacity import caches, room, stored_bits
-from oscar_zoo.engines.sglang.concurrency import Layout, usual_requests
+from oscar_zoo.engines.sglang.capacity import stored_bits
+from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.engines.sglang.head_split import check_heads, splits
 from oscar_zoo.engines.sglang.pool_plan import Planner
 from oscar_zoo.errors import UnsupportedModel, UsageError
@@ -74,6 +75,7 @@ def fit_gpu(
         UsageError: the shapes or the size of the weights are not known, no such group of GPUs can
             serve the model, or codes of 2 and 4 bits cannot have these bits.
         PathNotFound, ArtifactNotFound: nothing on this machine has this name.
+        InvalidModel: a folder has no `config.json`, or a damaged one.
         UnsupportedModel: the INT2 cache does not take this model.
     """
     return fit(FitRequest(model, memory, context, requests, gpus, weights, bits))
@@ -150,19 +152,14 @@ def _share(
     Raises:
         ValueError: the INT2 cache does not take such heads.
     """
-    layout = Layout(tp=gpus)
-    kinds = caches(needs.geometry, serving, layout, needs.other)
-    left = room(request.memory, weights.nbytes, layout)
-    plain = next(kind for kind in kinds if kind.kind == "BF16")
-    usual = usual_requests(request.memory, plain.token, serving.windows, layout)
-    requests = request.requests or usual
+    share = gpu_share(replace(needs, serving=serving), request.memory, weights.nbytes, gpus)
+    requests = request.requests or share.usual_requests
     context, longest = _context(request, needs), needs.longest
     limit = None if longest is None else max(longest, context)  # a longer one was asked for
-    planners = [
-        Planner(kind, plain.token, serving.windows, needs.other, least=True) for kind in kinds
-    ]
-    fitting = tuple(_fitting(planner, left, context, requests, limit) for planner in planners)
-    return _Share(left, requests, usual, fitting)
+    fitting = tuple(
+        _fitting(planner, share.room, context, requests, limit) for planner in share.planners
+    )
+    return _Share(share.room, requests, share.usual_requests, fitting)
 
 
 def _between(least: int, most: int, wanted: int) -> bool | None:
@@ -202,7 +199,7 @@ def _fitting(
     pools, many = planner.divide(left, requests), planner.requests(left, context)
     most, most_many = pools, many
     if planner.uncertain:
-        best = replace(planner, least=False)
+        best = at_most(planner)
         most, most_many = best.divide(left, requests), best.requests(left, context)
     room_for = most.context
     return FittingCache(

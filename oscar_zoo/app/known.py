@@ -17,6 +17,7 @@ from oscar_zoo.artifact.names import Reference, path_text
 from oscar_zoo.errors import (
     AmbiguousName,
     ArtifactNotFound,
+    NetworkError,
     OscarZooError,
     PathNotFound,
     UsageError,
@@ -68,6 +69,17 @@ def served_entry(reference: Reference) -> Entry | None:
         views, _ = look(Sources(offline=True).hubs)
         return _stored(reference) or _named(NameTarget(str(reference), reference), views, ())
     return None
+
+
+def is_published(target: NameTarget | ModelTarget) -> bool:
+    """Whether this machine knows an artifact of this name, without a request."""
+    try:
+        known_entries([target], Sources(offline=True))
+    except AmbiguousName:
+        return True
+    except (ArtifactNotFound, NetworkError):
+        return False
+    return True
 
 
 def _looked_up(

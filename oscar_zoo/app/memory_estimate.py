@@ -1,17 +1,19 @@
-"""Does a model fit a GPU, and how many tokens of it: an estimate from shapes alone, without torch.
+"""Does a model fit a GPU, and how many tokens of it: what `info` says, without torch.
 
-Only layers with full attention are counted; the calculation is `engines/sglang/capacity.py`.
+The numbers are those of `fit-gpu`, for as many requests as `serve` lets run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from oscar_zoo.app.gpu_share import gpu_share
+from oscar_zoo.app.model_needs import Needs, needs_of_manifest, needs_of_recipe
 from oscar_zoo.artifact.manifest import Manifest
-from oscar_zoo.artifact.specs import Geometry, ServingRecipe
-from oscar_zoo.engines.sglang.capacity import BF16_BYTES, caches, room
-from oscar_zoo.engines.sglang.concurrency import Layout, usual_requests
+from oscar_zoo.engines.sglang.capacity import caches
+from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.models import nvidia_smi
 from oscar_zoo.registry.recipe import ModelRecipe
 
@@ -29,64 +31,53 @@ def estimate_memory(
     """
     cards = [("GPU", gpu_memory)] if gpu_memory else _visible()
     if recipe is not None:
+        needs = needs_of_recipe(recipe)
         alike = manifests and all(one.recipe == manifests[0].recipe for one in manifests)
-        serving = manifests[0].recipe if alike else recipe.serving  # widths, above all
-        return estimate(recipe.geometry, serving, recipe.parameters, recipe.tensor_parallel, cards)
-    if not manifests:
-        return None
-    first = manifests[0]
-    return estimate(first.model.geometry, first.recipe, None, 1, cards)
+        # the recipe of artifacts has widths, above all
+        return estimate(replace(needs, serving=manifests[0].recipe) if alike else needs, cards)
+    return estimate(needs_of_manifest(manifests[0]), cards) if manifests else None
 
 
-def estimate(
-    geometry: Geometry,
-    serving: ServingRecipe,
-    parameters: int | None,
-    tensor_parallel: int,
-    cards: Sequence[tuple[str, int]],
-) -> dict[str, Any] | None:
-    """Bytes of weights and of a token, and tokens that fit.
+def estimate(needs: Needs, cards: Sequence[tuple[str, int]]) -> dict[str, Any] | None:
+    """Bytes of weights, of a token and of a request, and tokens that fit.
 
     Args:
-        geometry: shape of the cache.
-        serving: group size, type of scales and windows.
-        parameters: of the model, or `None` where nobody knows.
-        tensor_parallel: GPUs that share the model.
+        needs: of the model.
         cards: name and bytes of each kind of GPU.
 
     Returns:
-        Plain JSON values, or `None` where the INT2 cache does not take such heads. `tokens` are
-        `None` where the size of the weights is not known, and 0 where nothing is left for a cache.
+        Plain JSON values, or `None` where the INT2 cache does not take such heads. Tokens are
+        `None` where the size of the weights or what other layers keep is not known, and 0 where
+        nothing is left for a cache.
     """
-    spread = Layout(tp=tensor_parallel)
     try:
-        whole_bf16, _, whole_int2 = caches(geometry, serving, Layout())
-        bf16, _, int2 = caches(geometry, serving, spread)
+        bf16, _, int2 = caches(needs.geometry, needs.serving, Layout(), needs.other)
+        kinds = [_card(needs, name, memory) for name, memory in cards]
     except ValueError:
         return None
-    weights = None if parameters is None else BF16_BYTES * parameters
-    kinds = []
-    for name, memory in cards:
-        requests = usual_requests(memory, bf16.token, serving.windows, spread)
-        fits: dict[str, int | None] = {"int2_tokens": None, "bf16_tokens": None}
-        if weights is not None:
-            left = room(memory, weights, spread)
-            fits = {
-                "int2_tokens": max(0, (left - requests * int2.request) // int2.token),
-                "bf16_tokens": left // bf16.token,
-            }
-        kinds.append(
-            {"name": name, "memory_bytes": memory, "gpus": tensor_parallel, "requests": requests}
-            | fits
-        )
     return {
         "estimate": True,
-        "weights_bytes": weights,
-        "int2_token_bytes": whole_int2.token,
-        "bf16_token_bytes": whole_bf16.token,
-        "window_bytes_per_request": whole_int2.request,
+        "weights_bytes": needs.weights.nbytes if needs.weights else None,
+        "weights_source": needs.weights.source if needs.weights else None,
+        "int2_token_bytes": int2.token,
+        "bf16_token_bytes": bf16.token,
+        "window_bytes_per_request": int2.request,
+        "state_bytes_per_request": int2.state,
+        "other_layers_unknown": needs.unknown,
         "gpus": kinds,
     }
+
+
+def _card(needs: Needs, name: str, memory: int) -> dict[str, Any]:
+    """What fits on GPUs of one kind."""
+    share = gpu_share(needs, memory, needs.weights.nbytes if needs.weights else 0, needs.gpus)
+    requests, known = share.usual_requests, needs.weights is not None and needs.unknown is None
+    facts = {"name": name, "memory_bytes": memory, "gpus": needs.gpus, "requests": requests}
+    for kind in ("INT2", "BF16"):
+        pools = share.pools(kind, requests) if known else None
+        facts[f"{kind.lower()}_tokens"] = pools.tokens if pools else None
+        facts[f"{kind.lower()}_requests"] = pools.requests if pools else None
+    return facts
 
 
 def _visible() -> list[tuple[str, int]]:

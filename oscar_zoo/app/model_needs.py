@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oscar_zoo.artifact.manifest import Manifest
+from oscar_zoo.artifact.names import is_path
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.engines.sglang.capacity import BF16_BYTES
 from oscar_zoo.models.config_file import ConfigFile
@@ -69,10 +70,12 @@ def needs_of_choice(choice: ModelChoice) -> Needs | None:
     """The needs of a model; `None` where neither its shapes nor its `config.json` are here.
 
     Raises:
-        InvalidModel, UnsupportedModel: see `models.geometry.model_block`.
+        InvalidModel: a folder has no `config.json`, or a damaged one.
+        UnsupportedModel: see `models.geometry.model_block`.
     """
     folder = Path(choice.source)
-    local = folder if holds_model(folder) else kept_config(choice.source)
+    given = is_path(choice.source) or holds_model(folder)
+    local = folder if given else kept_config(choice.source)
     recipe = choice.recipe
     if local is None:
         return None if recipe is None else needs_of_recipe(recipe)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from oscar_kernels.spec import check_group_size
 from oscar_zoo.app.artifact_model import ArtifactModel, model_for
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Observer
+from oscar_zoo.artifact import group_size
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.engines.sglang import concurrency
 from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags
@@ -16,7 +16,6 @@ from oscar_zoo.engines.sglang.head_split import check_heads
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.setting_flags import OPTIONS
-from oscar_zoo.errors import UsageError
 from oscar_zoo.models import model_folder, nvidia_smi
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.registry.model_names import ModelChoice
@@ -123,14 +122,10 @@ def check_groups(prepared: Prepared, flags: UserFlags) -> None:
         return
     option = OPTIONS["group_size"]
     given = flags.text(*option.names)
-    try:
-        size = prepared.recipe.group_size if given is None else int(given)
-        check_group_size(prepared.geometry.head_dims, size)
-    except ValueError as error:
-        raise UsageError(
-            f"the group size does not go with {prepared.choice.name}: {error}.",
-            hint=f"-- {option.flag}={prepared.geometry.largest_group}",
-        ) from None
+    size = prepared.recipe.group_size if given is None else int(given)
+    group_size.check_groups(
+        prepared.geometry, size, prepared.choice.name, option=f"-- {option.flag}={{}}"
+    )
 
 
 def check_memory(prepared: Prepared, flags: SizeFlags) -> None:

@@ -240,10 +240,10 @@ def _compute(
     observer: Observer,
 ) -> Result:
     check_used(choice, request.wish.revision)
-    command = request.command_line(text, compute=True)
+    again = partial(request.command_line, text)
     if request.wish.may_compute(error):
-        choice.check_can_be_had(command)
-    plan = plan_instead(choice, request.wish, error, observer, command=command)
+        choice.check_can_be_had(again(compute=True))
+    plan = plan_instead(choice, request.wish, error, observer, again=again)
     if request.dry_run:
         return plan
     from oscar_zoo.app.obtain import obtain

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from oscar_zoo.app.files import check_file, write_file
-from oscar_zoo.errors import PathNotFound, UsageError
+from oscar_zoo.errors import MalformedFile, PathNotFound, UsageError
 
 if TYPE_CHECKING:
     from oscar_zoo.compute.report.data import ReportData
@@ -62,8 +62,8 @@ def draw_report(source: str | Path, output: str | Path | None = None) -> Drawn:
 
     Raises:
         PathNotFound: the source, or the folder of the output, does not exist.
-        UsageError: the source is of another kind, or the output names neither format.
-        MalformedFile: the source breaks the rules of its format.
+        UsageError: the source holds several reports, or the output names neither format.
+        MalformedFile: the source is of another kind, or breaks the rules of its format.
     """
     request = ReportRequest(str(source), None if output is None else Path(output))
     return draw(request)
@@ -74,9 +74,8 @@ def draw(request: ReportRequest) -> Drawn:
 
     Raises:
         PathNotFound: the source, or the folder of the output, does not exist.
-        UsageError: the source is of another kind or holds several reports, or the output names
-            neither format.
-        MalformedFile: the source breaks the rules of its format.
+        UsageError: the source holds several reports, or the output names neither format.
+        MalformedFile: the source is of another kind, or breaks the rules of its format.
         MissingDependency: a moments file needs torch.
         StorageError: the disk refused.
     """
@@ -98,7 +97,8 @@ def _find_source(text: str) -> Path:
     path = existing_path(Path(text).expanduser())
     if path.is_file():
         if path.suffix not in (".json", _MOMENTS):
-            raise UsageError(f"{text} is neither a report nor a moments file.", hint=_SOURCES)
+            message = f"{text} is neither a report nor a moments file."
+            raise MalformedFile("report.kind", message, hint=_SOURCES)
         return path
     beside = path.resolve().parent / f"{path.resolve().name}{SUFFIX}"
     if beside.is_file():

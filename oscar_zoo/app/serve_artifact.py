@@ -52,7 +52,7 @@ def open_to_serve(
         if choice is None:
             raise
         choice.check_can_be_had(again(model="FOLDER"))
-        plan = plan_instead(choice, wish, error, observer, command=again(compute=True))
+        plan = plan_instead(choice, wish, error, observer, again=again)
     made = obtain(plan, Trust(lock=PinFile.of_project(), write_lock=False), observer)
     folder_model = target.choice if isinstance(target, ModelTarget) else None
     return open_pulled(made.pulled, folder_model, observer)

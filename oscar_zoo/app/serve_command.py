@@ -14,13 +14,16 @@ from oscar_zoo.app import targets
 from oscar_zoo.app.arguments import command_line, option_words
 from oscar_zoo.app.artifact_model import both_sides
 from oscar_zoo.app.artifacts import Artifact
+from oscar_zoo.app.compute_wish import model_to_compute
 from oscar_zoo.app.draft_choice import DraftChoice, choose_drafts, wish_of
+from oscar_zoo.app.known import is_published
 from oscar_zoo.app.prepare_serve import Prepared, check_asked_gpus, check_groups, prepare
 from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.refused_models import check_served
 from oscar_zoo.app.serve_artifact import open_to_serve
 from oscar_zoo.app.serve_request import ServeRequest
 from oscar_zoo.app.sources import Sources
+from oscar_zoo.app.targets import PathTarget
 from oscar_zoo.artifact.formats import Role
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import artifact_reading
@@ -31,6 +34,8 @@ from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import ArtifactNotAsked, NetworkError, UsageError
 from oscar_zoo.models.nvidia_smi import pick_serving_device
+from oscar_zoo.next_step import Compute
+from oscar_zoo.registry.model_names import ModelChoice
 
 Engine = Literal["sglang", "oscar-fork"]
 STORE = "OSCAR_ZOO_CACHE"
@@ -111,7 +116,7 @@ def command(
     try:
         artifact = open_to_serve(request.target, model, sources, wish, observer, again=again)
     except (NetworkError, ArtifactNotAsked) as error:
-        error.advice = _what_is_missing(request)
+        error.advice = _what_is_missing(request, model, error)
         raise
     prepared = prepare(
         artifact,
@@ -131,11 +136,24 @@ def command(
     return _stock(prepared, request.port, request.revision, drafts, offline=request.offline)
 
 
-def _what_is_missing(request: ServeRequest) -> str:
-    """What to do where no hub can be asked for the artifact, without which there is no command."""
-    hubs = option_words({"hub": request.hubs})
-    fetch = command_line(["pull", str(request.target), *hubs])
-    return f"--print needs its digest: fetch it once ({fetch}), or name a folder that holds it"
+def _what_is_missing(
+    request: ServeRequest, model: ModelChoice | None, error: NetworkError | ArtifactNotAsked
+) -> str:
+    """What to do where no hub can be asked for the artifact, without which there is no command.
+
+    Args:
+        model: the one that the user named, if any.
+        error: why there is no artifact; its next step may be to compute one.
+    """
+    target, options = request.target, option_words({"hub": request.hubs})
+    if isinstance(error.next_step, Compute) or isinstance(target, PathTarget):
+        return "--print needs its digest: name a folder that holds it"
+    name, verb = str(target), "fetch"
+    if model_to_compute(target, error, model) is not None and not is_published(target):
+        name, verb = request.model or name, "fetch or compute"
+        options.append("--compute")
+    fetch = command_line(["pull", name, *options])
+    return f"--print needs its digest: {verb} it once ({fetch}), or name a folder that holds it"
 
 
 def _stock(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from oscar_kernels.spec import check_group_size
+from oscar_zoo.artifact.group_size import check_groups
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import ServingRecipe
@@ -138,17 +138,6 @@ def check_options(options: ComputeOptions) -> tuple[Method, ...]:
     return methods
 
 
-def check_groups(model: ModelBlock, group_size: int) -> None:
-    """Refuse groups that rows of the cache of `model` cannot be cut into; raises `UsageError`."""
-    try:
-        check_group_size(model.head_dims, group_size)
-    except ValueError as error:
-        raise UsageError(
-            f"the group size does not go with {model.id}: {error}.",
-            hint=f"use a group size of {model.largest_group}",
-        ) from None
-
-
 def sequence_length(options: ComputeOptions, block: ModelBlock) -> int:
     """Tokens of a calibration sequence.
 
@@ -157,7 +146,7 @@ def sequence_length(options: ComputeOptions, block: ModelBlock) -> int:
     Raises:
         UsageError: group size or sequence length do not go with the model.
     """
-    check_groups(block, options.recipe.group_size)
+    check_groups(block, options.recipe.group_size, block.id)
     longest = block.rope.max_position if block.rope else None
     if options.seq_len is None:
         return min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from oscar_zoo.errors import UsageError
 
 if TYPE_CHECKING:
-    from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
+    from oscar_zoo.artifact.model_block import ModelBlock
+    from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 
 
 @dataclass(frozen=True)
@@ -73,29 +74,23 @@ AS_PUBLISHED = Values()
 """What the recipe says."""
 
 
-def check_settings(settings: Sequence[Setting], model: Geometry, length: int) -> None:
+def check_settings(settings: Sequence[Setting], model: ModelBlock, length: int) -> None:
     """Refuse what cannot be measured, before a model is loaded.
 
     Args:
-        model: shape of its cache.
+        model: its description.
         length: tokens of a sequence.
 
     Raises:
         UsageError: a given group size cannot cut the model's rows, or given windows leave nothing
             of a sequence to INT2.
     """
-    from oscar_kernels.spec import check_group_size
+    from oscar_zoo.artifact.group_size import check_groups
 
     for setting in settings:
         group, windows = setting.recipe.group_size, setting.recipe.windows
         if "group_size" in setting.changes:
-            try:
-                check_group_size(model.head_dims, group)
-            except ValueError as error:
-                raise UsageError(
-                    f"--group-size {group} does not fit the model: {error}.",
-                    hint=f"for example --group-size {model.largest_group}",
-                ) from None
+            check_groups(model, group, model.id, option="--group-size {}")
         if not {"sink", "recent"}.isdisjoint(setting.changes) and (
             windows.sink + windows.recent >= length
         ):

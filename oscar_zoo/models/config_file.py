@@ -14,6 +14,7 @@ from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.names import path_text
 from oscar_zoo.errors import InvalidModel, MalformedFile
 from oscar_zoo.models.config_age import refuse_misread
 from oscar_zoo.models.folder_code import refuse_chosen_code
@@ -115,12 +116,18 @@ def read_config(folder: Path) -> dict[str, Any]:
     return _read(folder)[0]
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
-    path = folder / NAME
-    if not path.is_file():
+def check_present(folder: Path) -> None:
+    """Refuse a folder without a `config.json`; raises `InvalidModel`."""
+    if not (folder / NAME).is_file():
         raise InvalidModel(
-            f"{folder} has no {NAME}.", hint="name the folder of a Hugging Face checkpoint"
+            f"{path_text(folder)} has no {NAME}.",
+            hint="name the folder of a Hugging Face checkpoint",
         )
+
+
+def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
+    check_present(folder)
+    path = folder / NAME
     try:
         # resolved: files in the cache of a hub's client are links
         data = read_file(path.resolve(), max_bytes=strict_json.MAX_BYTES)

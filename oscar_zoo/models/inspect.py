@@ -68,10 +68,8 @@ def read_model_config(path_or_id: str, revision: str | None, model_id: str | Non
     source: dict[str, Any] = {"local_files_only": True}
     if folder is None:
         source = {"revision": revision or "main", **model_hub.search_limits()}
-    if folder and not (folder / config_file.NAME).is_file():
-        raise InvalidModel(
-            f"{path_or_id} has no config.json.", hint="name the folder of a Hugging Face checkpoint"
-        )
+    if folder:
+        config_file.check_present(Path(path_or_id).expanduser())
     where = str(folder or path_or_id)
     model_id = model_id or (folder.name if folder else path_or_id)
     file = None

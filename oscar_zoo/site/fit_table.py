@@ -36,8 +36,9 @@ def fit_section(exhibit: Exhibit) -> Html | None:
             "Requests that run at a time, each with a context of so many tokens, on ",
             element("output", _place(exhibit), id="place", for_="memory gpus weights"),
             f". {100 * USABLE:.0f} % of the memory is for weights and cache. {_rule(exhibit)} ",
-            element("code", "oscar-zoo fit-gpu"),
-            "." if exhibit.unknown is None else f". The zoo does not know {exhibit.unknown}.",
+            element("code", _command(exhibit)),
+            " counts that too." if exhibit.divided else ".",
+            "" if exhibit.unknown is None else f" The zoo does not know {exhibit.unknown}.",
         ),
         _form(exhibit),
         element("div", _table(exhibit), class_="table", role="region", tabindex="0",
@@ -52,7 +53,14 @@ def _rule(exhibit: Exhibit) -> str:
     """How requests are counted, before the name of the command."""
     if not exhibit.divided:
         return "The estimate is that of"
-    return "It counts what requests need. For how a server divides its memory, see"
+    return (
+        "It counts what requests need. A server divides its memory before they come, so fewer may"
+        " fit:"
+    )
+
+
+def _command(exhibit: Exhibit) -> str:
+    return "oscar-zoo fit-gpu" + (f" {exhibit.entry.id.model}" if exhibit.divided else "")
 
 
 def _place(exhibit: Exhibit) -> str:

@@ -70,19 +70,34 @@ def kinds(report: FitReport) -> dict[str, Cache]:
     return {one.cache.kind: one.cache for one in report.caches}
 
 
-def test_it_agrees_with_info() -> None:
-    recipe = recipe_for("Qwen3-8B")
-    known = estimate_memory(recipe, (), 24 * GB)
-    report = fit_gpu("qwen3-8b", 24 * GB)
+@pytest.mark.parametrize("memory", [24 * GB, 80 * GB])
+@pytest.mark.parametrize(
+    "name",
+    ["Qwen3-8B", "Qwen3-32B", "Qwen3.5-27B", "Qwen3-Next-80B-A3B", "gpt-oss-20b", "LFM2-350M"],
+)
+def test_it_agrees_with_info(name: str, memory: int) -> None:
+    known = estimate_memory(recipe_for(name), (), memory)
+    report = fit_gpu(name, memory)
     assert known is not None
     (card,) = known["gpus"]
-    int2 = report.caches[-1]
-    assert (report.requests, report.weights.nbytes) == (card["requests"], known["weights_bytes"])
-    assert int2.cache.token == known["int2_token_bytes"]
-    assert 0 <= card["int2_tokens"] - int2.tokens < report.requests
-    found = kinds(report)
-    assert found["BF16"].token == 2 * found["FP8"].token == known["bf16_token_bytes"]
-    assert report.other_layers
+    assert known["weights_bytes"] == report.weights.nbytes
+    assert known["weights_source"] == report.weights.source
+    assert (card["gpus"], card["requests"]) == (report.gpus, report.requests)
+    for kind in ("int2", "bf16"):
+        one = report.of_kind(kind.upper())
+        assert card[f"{kind}_tokens"] == one.tokens
+        assert card[f"{kind}_requests"] == one.running
+        if report.gpus == 1:  # `info` tells what all GPUs hold together
+            assert known[f"{kind}_token_bytes"] == one.cache.token
+            assert known["state_bytes_per_request"] == one.cache.state
+    assert known["other_layers_unknown"] is None and report.other_layers
+
+
+def test_info_tells_how_many_requests_have_states(cli: Cli) -> None:
+    text = " ".join(cli(0, "info", "Qwen3.5-27B", "--offline", "--gpu-memory", "80GB").split())
+    assert "weights 54.0 GB (about, by the size in its name); cache per token 9.2 kB INT2" in text
+    assert "794.9 MB per running request for its BF16 tokens and its states" in text
+    assert "about 206 k tokens INT2 with 15 requests at a time, 113 k BF16 with 8" in text
 
 
 def test_states_and_windows_come_from_the_configuration() -> None:

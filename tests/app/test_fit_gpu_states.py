@@ -82,6 +82,18 @@ def test_names_whose_states_nobody_knows_get_a_range(cli: Cli) -> None:
     assert windows.caches[-1].requests < windows.caches[-1].most_requests
 
 
+@pytest.mark.usefixtures("unknown_shapes")
+def test_info_guesses_no_tokens_of_them_and_names_the_command_that_has_the_range(cli: Cli) -> None:
+    words = ("info", "Qwen3.5-4B", "--offline", "--gpu-memory", "24GB")
+    memory = cli.json(0, *words)["memory"]
+    assert memory["other_layers_unknown"] == fit_gpu("Qwen3.5-4B", 24 * GB).unknown is not None
+    (card,) = memory["gpus"]
+    assert {value for key, value in card.items() if key.startswith(("int2", "bf16"))} == {None}
+    text = " ".join(cli(0, *words).split())
+    assert "the zoo does not know the size of the states; a range: oscar-zoo fit-gpu" in text
+    assert "oscar-zoo fit-gpu Qwen3.5-4B --gpu-memory 24GB" in text
+
+
 def test_the_command_that_it_advises_helps(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

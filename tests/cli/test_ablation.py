@@ -91,8 +91,8 @@ def test_one_value_of_each_replaces_the_recipe_s_for_all_caches(
     ("words", "said"),
     [
         (["--recent", "16,128"], "64 first and 128 last tokens in BF16, nothing of a sequence"),
-        (["--group-size", "16,12"], "--group-size 12 does not fit the model: "),
-        (["--group-size", "2"], "8 groups per row; 1, 2 or 4 are supported. For example"),
+        (["--group-size", "16,12"], "a group size of 12 does not go with tiny: "),
+        (["--group-size", "2"], "8 groups per row; 1, 2 or 4 are supported. Use --group-size 16"),
         (["--clip", "0.9,0.9", "--clip", "1.2,1"], "--clip '1.2,1' is not two ratios"),
         (["--recent", "0,16"], "--recent '0,16' is not a list of whole numbers from 1 on"),
         (["--sink", "2000000"], "no recipe has sink 2000000. Windows have at most"),

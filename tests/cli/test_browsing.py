@@ -197,16 +197,17 @@ def test_what_fits_a_gpu_is_an_estimate_from_shapes(
     assert memory["window_bytes_per_request"] == (256 + 2 * 64) * memory["bf16_token_bytes"]
     (card,) = memory["gpus"]
     left = 0.85 * 80e9 - memory["weights_bytes"]
-    assert card["bf16_tokens"] == int(left // memory["bf16_token_bytes"])
-    windows = card["requests"] * memory["window_bytes_per_request"]
-    assert card["int2_tokens"] == int((left - windows) // memory["int2_token_bytes"])
-    assert "estimate: weights 16.4 GB in BF16; cache per token 20.7 kB INT2" in cli(
+    each = left // card["requests"]
+    assert card["bf16_tokens"] == card["requests"] * int(each // memory["bf16_token_bytes"])
+    each -= memory["window_bytes_per_request"]
+    assert card["int2_tokens"] == card["requests"] * int(each // memory["int2_token_bytes"])
+    assert "estimate: weights 16.4 GB (its shapes, in BF16); cache per token 20.7 kB INT2" in cli(
         0, "info", "Qwen3-8B", "--hub", hub
     )
     assert "no, weights and windows" in cli(
         0, "info", "Qwen3-8B", "--hub", hub, "--gpu-memory", "12 GiB"
     )
-    assert "weights not known" in cli(0, "info", "Qwen3.5-4B", "--hub", hub, "--gpu-memory", "24")
+    assert "weights not known" in cli(0, "info", "GLM-4.6", "--hub", hub, "--gpu-memory", "24")
     four = cli.json(0, "info", "Qwen3-32B", "--hub", hub, "--gpu-memory", "80GB")["memory"]["gpus"][
         0
     ]

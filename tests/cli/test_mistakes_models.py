@@ -191,7 +191,7 @@ def test_a_model_on_no_hub_needs_its_folder(
     assert f"{cause} serve {TINY} --model FOLDER" in refused(capsys, 2, "serve", TINY, "--print")
     assert run(["info", TINY]) == run(["info", "Qwen3.5-4B"]) == 0
     told = capsys.readouterr().out
-    assert "weights 6.9 MB in BF16" in told
+    assert "weights 6.9 MB (its shapes, in BF16)" in told
     assert (
         "make one: oscar-zoo compute FOLDER" in told
         and "oscar-zoo pull Qwen3.5-4B --compute" in told
@@ -209,3 +209,21 @@ def test_a_model_on_no_hub_needs_its_folder(
         for more in ("--print", "--device=cpu"):
             assert f"{cause} serve {what} --model FOLDER" in refused(capsys, 2, "serve", what, more)
         assert f"{cause} eval {what} --model FOLDER" in refused(capsys, 2, "eval", what)
+
+
+@pytest.mark.parametrize("name", ["empty", "Qwen3-8B"])
+def test_a_folder_without_a_model_is_the_same_mistake_everywhere(
+    capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path, name: str
+) -> None:
+    """Also where the zoo knows a model of the folder's name."""
+    folder = tmp_path / name
+    folder.mkdir()
+    lines = {
+        refused(capsys, 1, "compute", folder),
+        refused(capsys, 1, "fit-gpu", folder, "--gpu-memory", "24GB"),
+        refused(capsys, 1, "eval", artifact, "--model", folder),
+        refused(capsys, 1, "verify", artifact, "--model", folder),
+        refused(capsys, 1, "bench", "serve", "--dummy-weights", folder),
+    }
+    (line,) = lines
+    assert f"{folder} has no config.json. Name the folder of a Hugging Face checkpoint" in line

@@ -343,6 +343,54 @@ def test_what_to_fetch_is_on_the_hub_that_was_named(capsys: pytest.CaptureFixtur
     assert "(oscar-zoo pull Qwen3-8B --hub hf:org/zoo)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "more", "fetch"),
+    [
+        ("Qwen/Qwen3-4B", (), "pull Qwen/Qwen3-4B --compute"),
+        ("qwen3-4b", ("--model", "Qwen/Qwen3-4B"), "pull Qwen/Qwen3-4B --compute"),
+        ("Qwen3-4B", ("--hub", "hf:org/zoo"), "pull Qwen3-4B --hub hf:org/zoo --compute"),
+        ("Qwen3-4B:some_tag", (), "pull Qwen3-4B:some_tag"),
+        ("Qwen3-4B-Thinking-2507", (), "pull Qwen3-4B-Thinking-2507"),  # has two versions
+    ],
+)
+def test_what_nobody_is_known_to_have_published_is_computed(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    more: tuple[str, ...],
+    fetch: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["serve", name, "--print", "--offline", "--device", "cuda", *more]) in (3, 5)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"(oscar-zoo {fetch}), or name a folder that holds it" in line
+    assert ("fetch or compute it once" in line) == fetch.endswith("--compute")
+
+
+def test_a_model_that_is_not_here_is_not_computed_offline(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command that the error offers has to fetch the model."""
+    monkeypatch.chdir(tmp_path)
+    for words in (["pull"], ["serve", "--print", "--device", "cuda"]):
+        assert run([*words, "org/nobody", "--offline"]) == 3
+        (line,) = capsys.readouterr().err.splitlines()
+        assert f"to compute one: oscar-zoo {words[0]} org/nobody " in line and "--compute" in line
+        assert "--offline" not in line
+
+
+def test_where_the_model_is_here_the_same_command_computes_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--print", "--offline", "--device", "cpu"]
+    folder = str(MODEL)
+    assert run(["serve", folder, *words]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"oscar-zoo serve {folder} " in line and " --compute --offline --print" in line
+    assert "oscar-zoo pull" not in line
+
+
 def test_a_relative_store_is_found_from_every_folder(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

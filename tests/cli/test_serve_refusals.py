@@ -239,7 +239,7 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
     "groups that no row can be cut into": (
         lambda t: ["--", "--oscar-group-size=48"],
         2,
-        ("the group size does not go", "48 does not divide head_dim 64", "--oscar-group-size=64"),
+        ("a group size of 48 does not go with", "Use -- --oscar-group-size=64"),
     ),
     "a misspelt flag": (
         lambda t: ["--", "--mem-fracton-static=0.8"],

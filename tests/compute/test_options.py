@@ -38,5 +38,5 @@ def test_a_group_size_that_does_not_go_with_the_rows(
     recipe = ServingRecipe(group_size=group, clip=Clip(k=0.0, v=0.0))
     with pytest.raises(UsageError) as caught:
         sequence_length(ComputeOptions("org/model", "model", "text", 100, recipe), block)
-    assert caught.value.message == f"the group size does not go with org/model: {cause}."
+    assert caught.value.message == f"a group size of {group} does not go with org/model: {cause}."
     assert caught.value.hint == f"use a group size of {hint}"

@@ -60,7 +60,10 @@ def test_a_page_says_which_layers_its_estimate_lacks(entry: Entry) -> None:
     assert "The estimate is that of oscar-zoo fit-gpu." in Page(artifact_page(shown).decode()).words
     shown = replace(shown, divided=True, unknown="the size of the states")
     words = Page(artifact_page(shown).decode()).words
-    assert "For how a server divides its memory, see oscar-zoo fit-gpu" in words
+    assert (
+        "It counts what requests need. A server divides its memory before they come, so fewer may"
+        f" fit: oscar-zoo fit-gpu {entry.id.model} counts that too."
+    ) in words
     assert "The zoo does not know the size of the states." in words
 
 

@@ -99,7 +99,7 @@ def print_facts(facts: dict[str, Any]) -> None:
         detail = f": {answer['how']}" if answer["how"] else ""
         terminal.fact(_ASKED[what], f"{answer['state']}{detail}")
     if facts.get("memory"):
-        print_memory(facts["memory"])
+        print_memory(facts["name"] if recipe else None, facts["memory"])
     if recipe:
         for topic, source in recipe["sources"].items():
             terminal.fact("source", f"{topic}: {source}")

@@ -42,7 +42,8 @@ def check_wish(wish: Wish | None, flags: UserFlags, device: str) -> None:
         device: `cpu` or `cuda`.
 
     Raises:
-        UsageError, NotFoundError: as `check_flags`, or a contradiction.
+        UnsupportedMachine: there is no GPU.
+        OscarZooError: as `check_flags`, or a contradiction.
     """
     check_flags(flags, device)
     if wish is None:

@@ -18,7 +18,8 @@ from oscar_zoo.engines.sglang.launch.known_flags import check_known
 from oscar_zoo.engines.sglang.launch.plan import DRAFT_MODEL
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.setting_flags import BACKEND, OPTIONS
-from oscar_zoo.errors import NotFoundError, UsageError
+from oscar_zoo.errors import PathNotFound, UnsupportedMachine, UsageError
+from oscar_zoo.models.config_file import read_config
 
 OTHER_NAMES = {
     "--attention-context-parallel-size": "--attn-cp-size",
@@ -46,6 +47,7 @@ def check_flags(flags: UserFlags, device: str) -> None:
     Raises:
         UsageError: as `refusals.check_server` and `check_known`, a share of memory that is none,
             or a value that an option of the cache does not take.
+        OscarZooError: drafts that cannot start.
     """
     config = _configuration(flags, device)
     refusal.check_rows(config, refusals.SERVER, UsageError)
@@ -89,8 +91,10 @@ def _check_drafts(algorithm: Any, flags: UserFlags, device: str) -> None:
     """Refuse speculative decoding that SGLang would give up only after it has loaded weights.
 
     Raises:
-        UsageError: there is no GPU, or the algorithm lacks its draft model.
-        NotFoundError: the draft model is a path, and nothing is there.
+        UnsupportedMachine: there is no GPU.
+        UsageError: the algorithm lacks its draft model.
+        PathNotFound: the draft model is a path, and no folder is there.
+        InvalidModel: the folder has no `config.json`, or a damaged one.
     """
     path = flags.text(*DRAFT_MODEL)
     if algorithm is None:
@@ -104,16 +108,14 @@ def _check_drafts(algorithm: Any, flags: UserFlags, device: str) -> None:
         )
     if path is not None and path.startswith(("./", "../", "/", "~")):
         folder = Path(path).expanduser()
-        if not (folder / "config.json").is_file():
-            raise NotFoundError(
-                f"{path} is no model folder: it has no config.json.",
-                hint=f"{DRAFT_MODEL[0]} takes a folder, or the name of a model on a hub",
-            )
+        if not folder.is_dir():
+            raise PathNotFound.for_path(path, "model folder")
+        read_config(folder)
 
 
-def needs_gpu(option: str) -> UsageError:
+def needs_gpu(option: str) -> UnsupportedMachine:
     """The error for `option`, which asks for speculative decoding on a CPU."""
-    return UsageError(
+    return UnsupportedMachine(
         f"{option} needs a GPU: SGLang has the functions that accept drafts only there.",
         hint=f"leave out {option}, or serve on a GPU",
     )

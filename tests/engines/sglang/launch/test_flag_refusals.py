@@ -11,7 +11,7 @@ from oscar_zoo.engines.sglang.launch import flag_refusals
 from oscar_zoo.engines.sglang.launch.flag_refusals import check_flags
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.setting_flags import BACKEND
-from oscar_zoo.errors import NotFoundError, UsageError
+from oscar_zoo.errors import InvalidModel, PathNotFound, UnsupportedMachine, UsageError
 
 VALUES = {
     "--attention-backend": "flashinfer",
@@ -88,12 +88,14 @@ def test_what_works_passes(flags: list[str]) -> None:
 
 def test_drafts_that_cannot_start_are_refused_before_weights_load(tmp_path: Path) -> None:
     eagle, model = "--speculative-algorithm=EAGLE3", "--speculative-draft-model-path"
-    with pytest.raises(UsageError, match="algorithm needs a GPU"):
+    with pytest.raises(UnsupportedMachine, match="algorithm needs a GPU"):
         check_flags(UserFlags([DRAFTS]), "cpu")
     with pytest.raises(UsageError, match="EAGLE3 needs a draft model"):
         check_flags(UserFlags([eagle]), "cuda")
-    with pytest.raises(NotFoundError, match=r"no model folder: it has no config\.json"):
+    with pytest.raises(InvalidModel, match=r"has no config\.json"):
         check_flags(UserFlags([eagle, f"{model}={tmp_path}"]), "cuda")
+    with pytest.raises(PathNotFound, match="no such model folder"):
+        check_flags(UserFlags([eagle, f"{model}={tmp_path}/nowhere"]), "cuda")
     (tmp_path / "config.json").write_text("{}")
     check_flags(UserFlags([eagle, f"{model}={tmp_path}"]), "cuda")
     check_flags(UserFlags([eagle, f"{model}=some/draft"]), "cuda")
