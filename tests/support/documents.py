@@ -16,7 +16,7 @@ PAGES = sorted(
         EXAMPLES,
         ROOT / "CONTRIBUTING.md",
         ROOT / "CHANGELOG.md",
-        ROOT / "kernels/README.md",
+        *(ROOT / "kernels").glob("*.md"),
         ROOT / "docs/schemas/README.md",
         *(ROOT / "docs").glob("*.md"),
     ]

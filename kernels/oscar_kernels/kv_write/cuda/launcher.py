@@ -2,7 +2,7 @@
 
 A new token and KV head costs `2 (Dk + Dv)` bytes to read and a record to write; at head_dim 128 and
 both clips that is a third of the time. The rest is matrix products and what follows them, which
-hardly overlap (kernels/README.md).
+hardly overlap (kernels/measurements.md).
 """
 
 from __future__ import annotations
