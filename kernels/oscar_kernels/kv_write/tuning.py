@@ -69,6 +69,10 @@ def tile_cost(rank: int, *, slots: bool) -> int:
     A product and the work after it hardly overlap, see kernels/measurements.md. Rows of a query
     cost 1,350, rows with codes but without a clip 1,830, and clips of rank 6 and 11 make it 2,720
     and 3,020.
+
+    Args:
+        rank: rank of the clip; 0 for none.
+        slots: whether the rows are quantized.
     """
     clip = 530 + 60 * rank if rank else 0
     return 1350 + (480 + clip if slots else 0)
