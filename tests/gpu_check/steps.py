@@ -366,14 +366,15 @@ def precompile(check: Check) -> None:
 
 def kernel_tests(check: Check) -> str:
     """The tests of kernels and compute that need a GPU, less those that compile a baseline."""
-    marks = "gpu" if check.device == "cuda" else "gpu and not gpu"
+    if check.device == "cpu":
+        return "not tried: these tests need a GPU"
     command = [
         sys.executable,
         "-m",
         "pytest",
         "-q",
         "-m",
-        marks,
+        "gpu",
         "-p",
         "no:cacheprovider",
         *QUICK,
@@ -391,7 +392,7 @@ def kernel_tests(check: Check) -> str:
     summary = next(
         (line for line in reversed(done.stdout.splitlines()) if line.strip()), "no output"
     )
-    if done.returncode not in (0, 5) or (check.device == "cuda" and "passed" not in summary):
+    if done.returncode != 0 or "passed" not in summary:
         failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
         raise CheckFailed(f"{summary.strip('= ')}: {'; '.join(failed[:8]) or done.stderr[-300:]}")
     return summary.strip("= ")
