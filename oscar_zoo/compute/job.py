@@ -34,7 +34,7 @@ from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.data import CalibrationData
 from oscar_zoo.compute.fit import FitResult
 from oscar_zoo.compute.fitting import fit_or_choose
-from oscar_zoo.compute.folder import check_target, write_folder
+from oscar_zoo.compute.folder import check_target, default_target, write_folder
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.options import ComputeOptions, check_options
@@ -165,7 +165,7 @@ def _base(
 ) -> Path:
     """The folder of the artifact; `auto` adds its method to the name later."""
     method = methods[0] if len(methods) == 1 else None
-    return options.output_dir or _place(
+    return options.output_dir or default_target(
         _artifact_id(options, subject.block, options.recipe, method, data)
     )
 
@@ -219,7 +219,7 @@ def _finish(
         )
         recipe = choice.recipe if choice else widths.recipe if widths else options.recipe
         facts = _facts(options, recipe, chosen, subject, data, captured)
-        target = options.output_dir or _place(facts.artifact_id)
+        target = options.output_dir or default_target(facts.artifact_id)
         if choice is not None:
             facts = replace(facts, selection=choice.selection, quality=choice.quality)
         elif widths is not None and data.heldout is not None:
@@ -266,11 +266,6 @@ def _artifact_id(
 ) -> ArtifactId:
     tag = calibration_tag(data.tokens_used, len(data.sequences), recipe, block, method)
     return ArtifactId(options.model_name, str(tag))
-
-
-def _place(artifact: ArtifactId) -> Path:
-    """The folder when the user named none."""
-    return Path(artifact.model) / artifact.tag
 
 
 def _facts(

@@ -70,6 +70,28 @@ def halves(tmp_path: Path) -> list[Path]:
     return places
 
 
+def test_an_artifact_goes_beside_the_folder_of_its_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the folder above and from within, for `compute` and `fit`: the model stays as it was."""
+    shutil.copytree(MODEL, tmp_path / "mine")
+    before = sorted(path.name for path in (tmp_path / "mine").iterdir())
+    words = ("--calib-data", TEXT, "--calib-tokens", 512, "--method", "oscar", *EXACT)
+    for here, model, beside in (("", "./mine", "mine-rotation"), ("mine", ".", "../mine-rotation")):
+        monkeypatch.chdir(tmp_path / here)
+        made = told(capsys, "compute", model, *words)
+        place = Path(str(made["path"]))
+        assert place.parent == Path(beside), made
+        fitted = told(capsys, "fit", made["moments"], "--method", "hadamard")
+        assert Path(str(fitted["path"])).parent == Path(beside)
+        assert told(capsys, "info", model)["name"] == "mine"
+        shutil.rmtree(tmp_path / "mine-rotation")
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == before
+    monkeypatch.chdir(tmp_path)
+    made = told(capsys, "compute", MODEL, *words)
+    assert Path(str(made["path"])).parent == Path("tiny-qwen3-hard")  # no model lies there
+
+
 def test_one_capture_gives_what_every_method_would_have_computed(
     tmp_path: Path, halves: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
