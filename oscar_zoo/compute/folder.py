@@ -16,6 +16,14 @@ from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.errors import MalformedFile, OutputExists, UsageError
 from oscar_zoo.models import config_file
 
+MOMENTS_NAME = "moments.safetensors"
+"""How the name of a moments file ends, and what manifests call it."""
+
+
+def moments_beside(target: Path) -> Path:
+    """The moments file that belongs to the artifact in `target`."""
+    return target.with_name(f"{target.name}.{MOMENTS_NAME}")
+
 
 def check_target(target: Path, *, force: bool) -> None:
     """Find out before the long work whether the result may be written to `target`.

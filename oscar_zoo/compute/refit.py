@@ -24,7 +24,7 @@ from oscar_zoo.compute.capture.running import InProcess
 from oscar_zoo.compute.data import HeldOut
 from oscar_zoo.compute.fit import FitResult, fit, needs_model, possible_methods
 from oscar_zoo.compute.fitting import choose_bits
-from oscar_zoo.compute.folder import check_target, default_target, write_folder
+from oscar_zoo.compute.folder import MOMENTS_NAME, check_target, default_target, write_folder
 from oscar_zoo.compute.methods.table import TABLE, find_method
 from oscar_zoo.compute.moments_file import MomentsInfo
 from oscar_zoo.compute.options import ComputeOptions, check_options
@@ -112,7 +112,7 @@ def refit(
         )
     progress(0, 0, WRITE)
     data = read_file(moments, max_bytes=moments_file.MAX_BYTES)
-    source = MomentsFile(sha256=sha256_hex(data), size=len(data), location=moments_file.FILE_NAME)
+    source = MomentsFile(sha256=sha256_hex(data), size=len(data), location=MOMENTS_NAME)
     files = assemble(result, replace(facts, moments=source))
     write_folder(target, files, force=force)
     return target, Manifest.from_bytes(files[FILE_NAME])

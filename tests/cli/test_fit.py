@@ -92,6 +92,33 @@ def test_an_artifact_goes_beside_the_folder_of_its_model(
     assert Path(str(made["path"])).parent == Path("tiny-qwen3-hard")  # no model lies there
 
 
+def test_the_folder_of_an_artifact_means_the_moments_beside_it(
+    tmp_path: Path,
+    halves: list[Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As for `plot`, however the folder is written."""
+    compute(capsys, tmp_path / "one", halves[0], "oscar")
+    compute(capsys, tmp_path / "two", halves[1], "oscar")
+    made = []
+    for number, (here, given) in enumerate(
+        (("", "./one.moments.safetensors"), ("", "one/"), ("one", "."), ("one", "../one"))
+    ):
+        monkeypatch.chdir(tmp_path / here)
+        to = tmp_path / f"fit-{number}"
+        made.append(told(capsys, "fit", given, "--method", "oscar", "--output-dir", to)["digest"])
+    assert len(set(made)) == 1
+    monkeypatch.chdir(tmp_path)
+    merged = told(capsys, "merge-moments", "./one", "./two", "--output", "both.safetensors")
+    assert int(str(merged["tokens"])) == 1024
+    (tmp_path / "one.moments.safetensors").unlink()
+    assert run(["fit", "./one", "--method", "oscar"]) == 2
+    said = capsys.readouterr().err
+    assert "./one is a folder, and its moments do not lie beside it" in said
+    assert "They are called one.moments.safetensors where compute left them" in said
+
+
 def test_one_capture_gives_what_every_method_would_have_computed(
     tmp_path: Path, halves: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
