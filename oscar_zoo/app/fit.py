@@ -119,8 +119,8 @@ def fit(
     """Fit another method from the moments of an earlier capture, without a run over its text.
 
     Args:
-        moments: the file that `compute_artifact` writes beside an artifact, or a merged one; also
-            the folder of the artifact.
+        moments: the file that `compute_artifact` writes beside an artifact, or a merged one; a
+            folder stands for the one file beside it or in it.
         method: any method but `auto` and `wush-tuned`, which need the model.
         clip: clip ratios of keys and values to record for serving; `None` for the recipe's.
         group_size: channels that share a scale; `None` for the recipe's.
@@ -230,22 +230,28 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
 
 
 def _moments_file(path: Path) -> Path:
-    """The file `path`, or the one beside the folder of an artifact.
+    """The file `path`, or the one beside or in a folder.
 
     Raises:
-        UsageError: no moments lie beside the folder.
+        UsageError: there is none, or several lie in it.
     """
-    from oscar_zoo.compute.folder import moments_beside
+    from oscar_zoo.compute.folder import MOMENTS_NAME, moments_beside
 
     if not path.is_dir():
         return path
-    file = moments_beside(path if path.name not in ("", "..") else path.resolve())
-    if not file.is_file():
+    beside = moments_beside(path if path.name not in ("", "..") else path.resolve())
+    found = [beside] if beside.is_file() else sorted(path.glob(f"*.{MOMENTS_NAME}"))
+    if not found:
         raise UsageError(
-            f"{path_text(path)} is a folder, and its moments do not lie beside it.",
-            hint=f"they are called {file.name} where compute left them; name that file",
+            f"{path_text(path)} is a folder with no moments file beside it or in it.",
+            hint=f"name the file; compute leaves it beside an artifact as {beside.name}",
         )
-    return file
+    if len(found) > 1:
+        raise UsageError(
+            f"{path_text(path)} holds {len(found)} moments files.",
+            hint=f"name one, for example {path_text(found[0])}",
+        )
+    return found[0]
 
 
 def _check_paths(request: FitRequest) -> None:
@@ -309,8 +315,8 @@ def merge_moments(paths: Sequence[str | Path], output: str | Path) -> MergeResul
     """Add captures of other text up, or join the ranks of one capture; the files say which.
 
     Args:
-        paths: moments files of one model, or the folders that they lie beside. A sequence that is
-            in two files would count twice and is refused.
+        paths: moments files of one model, or folders, as for `fit`. A sequence that is in two files
+            would count twice and is refused.
         output: file to write.
 
     Raises:

@@ -112,11 +112,15 @@ def test_the_folder_of_an_artifact_means_the_moments_beside_it(
     monkeypatch.chdir(tmp_path)
     merged = told(capsys, "merge-moments", "./one", "./two", "--output", "both.safetensors")
     assert int(str(merged["tokens"])) == 1024
+    assert run(["fit", ".", "--method", "oscar"]) == 2
+    said = capsys.readouterr().err
+    assert ". holds 2 moments files. Name one, for example one.moments.safetensors" in said
     (tmp_path / "one.moments.safetensors").unlink()
+    assert told(capsys, "fit", ".", "--method", "hadamard", "--output-dir", "./two-h")
     assert run(["fit", "./one", "--method", "oscar"]) == 2
     said = capsys.readouterr().err
-    assert "./one is a folder, and its moments do not lie beside it" in said
-    assert "They are called one.moments.safetensors where compute left them" in said
+    assert "./one is a folder with no moments file beside it or in it" in said
+    assert "compute leaves it beside an artifact as one.moments.safetensors" in said
 
 
 def test_one_capture_gives_what_every_method_would_have_computed(
