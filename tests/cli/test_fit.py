@@ -225,28 +225,29 @@ def next_step(printed: list[str]) -> list[str]:
 
 
 def test_what_is_printed_can_be_pasted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Folders begin with ./ and the name of the artifact is said once."""
+    """Folders begin with ./, and the name of the artifact is said where its folder does not."""
     printed = lines(capsys, "compute", "mine", "--calib-tokens", "300", "--method", "oscar")
     (saved,) = [line for line in printed if line.startswith("Saved ")]
-    assert re.fullmatch(r"Saved \./mine/seq300_prompt\d+_group64  sha256:[0-9a-f]{64}", saved)
-    assert any(line.startswith("Report: ./mine/") for line in printed) or not list(
-        here.glob("mine/*.html")
+    name = r"seq300_prompt\d+_group64"
+    place = rf"\./mine-rotation/{name}"
+    assert re.fullmatch(rf"Saved {place}  mine/{name}  sha256:[0-9a-f]{{64}}", saved)
+    assert any(line.startswith("Report: ./mine-rotation/") for line in printed) or not list(
+        here.glob("mine-rotation/*.html")
     )
     moments = next(line.rpartition(" ")[2] for line in printed if "another method" in line)
-    assert moments.startswith("./mine/")
+    assert moments.startswith("./mine-rotation/")
     step = next_step(printed)
-    assert (
-        step[0] == "eval" and step[1].startswith("./mine/seq") and step[2:] == ["--model", "./mine"]
-    )
+    assert step[0] == "eval" and step[2:] == ["--model", "./mine"]
+    assert step[1].startswith("./mine-rotation/seq")
     short = ["--task", "perplexity", "--windows", "1", "--length", "64", "-q"]
     measured = lines(capsys, *step, *short)
     assert (
         "Perplexity of 1 window(s) of 64 tokens of manuals, all positions; other text or windows"
         in measured[-2]
     )
-    assert measured[-1].startswith("Scores: mine/seq300")
+    assert measured[-1].startswith("Scores: mine-rotation/seq300")
     fitted = lines(capsys, "fit", moments, "--method", "wush")
-    assert fitted[0].startswith("Saved ./mine/seq300")
+    assert fitted[0].startswith("Saved ./mine-rotation/seq300")
     assert any("the folder of mine" in line and "--model FOLDER" in line for line in fitted)
 
 
