@@ -16,6 +16,7 @@ from oscar_zoo.app.compute_request import ComputeRequest
 from oscar_zoo.app.files import check_file
 from oscar_zoo.app.progress import SILENT, Note, Observer, phase_progress
 from oscar_zoo.app.requirements import require_compute
+from oscar_zoo.artifact.names import path_text
 from oscar_zoo.errors import UsageError
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def fit(
     """Fit another method from the moments of an earlier capture, without a run over its text.
 
     Args:
-        moments: the file that `compute_artifact` writes beside an artifact, or a merged one.
+        moments: the file that `compute_artifact` writes beside an artifact, or a merged one; a
+            folder stands for the one file beside it or in it.
         method: any method but `auto` and `wush-tuned`, which need the model.
         clip: clip ratios of keys and values to record for serving; `None` for the recipe's.
         group_size: channels that share a scale; `None` for the recipe's.
@@ -189,6 +191,7 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
     if request.calib_data is not None and request.model is None:
         raise UsageError("--calib-data goes with --model.", hint="add --model, or leave it out")
     require_compute()
+    request = replace(request, moments=_moments_file(request.moments))
     _check_paths(request)
     choice = _model_of(request, observer)
     # What follows imports torch and transformers, which takes seconds.
@@ -224,6 +227,31 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
     for text in told:
         observer.note(Note("fit.remark", text))
     return FitResult(path, manifest, tuple(told))
+
+
+def _moments_file(path: Path) -> Path:
+    """The file `path`, or the one beside or in a folder.
+
+    Raises:
+        UsageError: there is none, or several lie in it.
+    """
+    from oscar_zoo.compute.folder import MOMENTS_NAME, moments_beside
+
+    if not path.is_dir():
+        return path
+    beside = moments_beside(path if path.name not in ("", "..") else path.resolve())
+    found = [beside] if beside.is_file() else sorted(path.glob(f"*.{MOMENTS_NAME}"))
+    if not found:
+        raise UsageError(
+            f"{path_text(path)} is a folder with no moments file beside it or in it.",
+            hint=f"name the file; compute leaves it beside an artifact as {beside.name}",
+        )
+    if len(found) > 1:
+        raise UsageError(
+            f"{path_text(path)} holds {len(found)} moments files.",
+            hint=f"name one, for example {path_text(found[0])}",
+        )
+    return found[0]
 
 
 def _check_paths(request: FitRequest) -> None:
@@ -287,8 +315,8 @@ def merge_moments(paths: Sequence[str | Path], output: str | Path) -> MergeResul
     """Add captures of other text up, or join the ranks of one capture; the files say which.
 
     Args:
-        paths: moments files of one model. A sequence that is in two files would count twice and is
-            refused.
+        paths: moments files of one model, or folders, as for `fit`. A sequence that is in two files
+            would count twice and is refused.
         output: file to write.
 
     Raises:
@@ -301,11 +329,12 @@ def merge_moments(paths: Sequence[str | Path], output: str | Path) -> MergeResul
     from oscar_zoo.artifact.tensor_file import check_start
 
     check_file(Path(output))
-    for path in paths:
-        check_start(Path(path))
+    files = [_moments_file(Path(path)) for path in paths]
+    for path in files:
+        check_start(path)
     from oscar_zoo.compute.merging import merge_files
 
-    merged = merge_files([Path(path) for path in paths], Path(output))
+    merged = merge_files(files, Path(output))
     tokens = sum(sequence.tokens for sequence in merged.info.sequences)
     return MergeResult(
         Path(output), merged.file.size, merged.file.sha256, tokens, tuple(merged.notes)

@@ -9,7 +9,7 @@ from pathlib import Path
 from oscar_zoo.app.browse import Description, describe
 from oscar_zoo.app.folder_description import describe_folder
 from oscar_zoo.app.namesakes import looking_up
-from oscar_zoo.app.progress import SILENT, Observer
+from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import PathTarget, parse
 from oscar_zoo.app.writing import WriteReport, Written, ignore, writable_hubs, write_to_each
@@ -67,9 +67,13 @@ class KnownScores:
     warnings: tuple[str, ...]
 
 
-def known_scores(name: str | Path, sources: Sources) -> tuple[KnownScores, ...]:
+def known_scores(
+    name: str | Path, sources: Sources, observer: Observer = SILENT
+) -> tuple[KnownScores, ...]:
     """What is known about the quality of a model's artifacts, of the one that is named, or of the
     one in a folder, by id. No hub is asked about a folder.
+
+    Where nothing is known, the observer is told which hubs did not answer.
 
     Raises:
         ArtifactNotFound: nothing known has this name.
@@ -81,6 +85,8 @@ def known_scores(name: str | Path, sources: Sources) -> tuple[KnownScores, ...]:
         return _in_folder(target, describe_folder(target))
     with looking_up(target, SILENT):
         found = describe(target, sources)
+    for error in () if found.scores else found.unreachable:
+        observer.note(Note("hub.unreachable", error.message))
     made = {manifest.id: Measured.of(manifest) for manifest in found.manifests}
     copies = {str(copy.record.id): copy.record for copy in found.installed}
     known = []

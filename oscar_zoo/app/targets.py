@@ -56,7 +56,7 @@ class PathTarget:
 
 @dataclass(frozen=True)
 class ModelTarget:
-    """A folder that holds a model and no artifact. It stands for the artifact of its name.
+    """A folder that holds a model and is no artifact. It stands for the artifact of its name.
 
     Attributes:
         text: the target as it was written, for messages.
@@ -101,7 +101,7 @@ class NameTarget:
 
     @property
     def model_namesake(self) -> Path | None:
-        """`namesake`, if it is a folder that holds a model and no artifact."""
+        """`namesake`, if it is a folder that holds a model and is no artifact."""
         return self.namesake if self.namesake and _is_model_folder(self.namesake) else None
 
     def __str__(self) -> str:
@@ -198,7 +198,10 @@ def _takes_a_name(target: PathTarget | ModelTarget) -> OscarZooError:
 
 
 def _is_model_folder(path: Path) -> bool:
-    return holds_model(path) and not (path / FILE_NAME).exists() and not _holds_artifacts(path)
+    """Whether `path` holds a model and is no artifact itself; what lies deeper changes nothing."""
+    from oscar_zoo.artifact.tree import is_artifact
+
+    return holds_model(path) and not (path / FILE_NAME).exists() and not is_artifact(path)
 
 
 def _holds_artifacts(path: Path) -> bool:

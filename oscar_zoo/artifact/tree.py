@@ -50,13 +50,17 @@ def find_artifacts(path: Path) -> list[Path]:
                 f"cannot read {folder}: {error.strerror}.",
                 hint="check its permissions, or name a folder below it",
             ) from None
-        if any(
-            entry.is_file() and (entry.suffix == SUFFIX or entry.name == FILE_NAME)
-            for entry in entries
-        ):
+        if any(map(_is_of_artifact, entries)):
             found.append(folder)
         todo += [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     return sorted(found)
+
+
+def is_artifact(folder: Path) -> bool:
+    """Whether `folder` itself, not one below it, is among those of `find_artifacts`."""
+    with suppress(OSError):  # what cannot be listed holds nothing that anybody could read
+        return any(_is_of_artifact(entry) for entry in folder.iterdir() if not entry.is_symlink())
+    return False
 
 
 def artifact_of_model(tree: Path, model: str) -> Path:
@@ -118,6 +122,11 @@ def hub_id(model: str) -> str:
         if part.name.startswith(_CACHED):
             return part.name.removeprefix(_CACHED).replace("--", "/", 1).casefold()
     return path.name.casefold()
+
+
+def _is_of_artifact(entry: Path) -> bool:
+    """Whether this is a rotation file or a manifest."""
+    return (entry.suffix == SUFFIX or entry.name == FILE_NAME) and entry.is_file()
 
 
 def _names(folder: Path) -> set[str]:

@@ -1,4 +1,5 @@
-"""SGLang's flags in front of `--`: the error shows the command line that works."""
+"""Words in front of `--` that are no arguments of ours. For flags of SGLang the error shows the
+command line that works."""
 
 from __future__ import annotations
 
@@ -54,8 +55,27 @@ KNOWN = frozenset(
 suggested."""
 
 
-class EngineCommand(click.Command):
-    """A command whose arguments behind `--` go to SGLang.
+class FlagsCommand(click.Command):
+    """A command with one argument, and `engine_flags` that stand behind `--`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse; raises `UsageError` for a second word in front of `--`, which click would take for
+        a flag."""
+        behind = len(args) - args.index("--") - 1 if "--" in args else 0
+        rest = super().parse_args(ctx, args)
+        flags: tuple[str, ...] = ctx.params.get("engine_flags") or ()
+        if len(flags) > behind and not ctx.resilient_parsing:
+            word = shlex.quote(flags[0])
+            raise UsageError(
+                f"{ctx.command_path} takes one argument in front of --, and {word} is another.",
+                hint=f"leave {word} out, or give it to the option that it is for",
+            )
+        return rest
+
+
+class EngineCommand(FlagsCommand):
+    """A command whose arguments behind `--` go to SGLang; the error for a flag of SGLang in front
+    of it shows the command line that was meant.
 
     Attributes:
         ours: flags for which the command has an option.

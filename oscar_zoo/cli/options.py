@@ -240,7 +240,10 @@ def output_dir_option(function: F) -> F:
         "output",
         type=click.Path(path_type=Path),
         metavar="DIR",
-        help="Folder of the artifact. [default: ./<Model>/<tag>]",
+        help=(
+            "Folder of the artifact. [default: ./<Model>/<tag>; where a model lies in ./<Model>,"
+            " ./<Model>-rotation/<tag>]"
+        ),
     )(function)
 
 

@@ -12,8 +12,17 @@ from pathlib import Path
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.names import path_text
+from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.errors import MalformedFile, OutputExists, UsageError
+from oscar_zoo.models import config_file
+
+MOMENTS_NAME = "moments.safetensors"
+"""How the name of a moments file ends, and what manifests call it."""
+
+
+def moments_beside(target: Path) -> Path:
+    """The moments file that belongs to the artifact in `target`."""
+    return target.with_name(f"{target.name}.{MOMENTS_NAME}")
 
 
 def check_target(target: Path, *, force: bool) -> None:
@@ -42,8 +51,27 @@ def check_target(target: Path, *, force: bool) -> None:
         durable.check_creatable(target)
 
 
+def default_target(artifact: ArtifactId) -> Path:
+    """Where an artifact goes when the user names no folder: `./<Model>/<tag>`.
+
+    The folder of a model stays as it is. Where a model lies in `./<Model>`, the artifact goes to
+    `./<Model>-rotation/<tag>`, and where one lies in the current folder, beside that.
+    """
+    name, above = artifact.model, _default_parent()
+    taken = above != Path() or _is_model(Path(name))
+    return above / (f"{name}-rotation" if taken else name) / artifact.tag
+
+
+def _default_parent() -> Path:
+    return Path("..") if _is_model(Path()) else Path()
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / config_file.NAME).is_file()
+
+
 def check_place(target: Path | None, *, force: bool) -> None:
-    """`check_target`, or of the current folder where the user named none.
+    """`check_target`, or of the folder that `default_target` lies in where the user named none.
 
     Raises:
         OutputExists, UsageError, StorageError: see `check_target`.
@@ -51,7 +79,7 @@ def check_place(target: Path | None, *, force: bool) -> None:
     if target is not None:
         check_target(target, force=force)
         return
-    here = Path.cwd()
+    here = _default_parent().resolve()
     with durable.storage_errors(f"cannot write {here}, and no --output-dir is given"):
         durable.check_writable(here)
 

@@ -34,7 +34,13 @@ from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.data import CalibrationData
 from oscar_zoo.compute.fit import FitResult
 from oscar_zoo.compute.fitting import fit_or_choose
-from oscar_zoo.compute.folder import check_target, write_folder
+from oscar_zoo.compute.folder import (
+    MOMENTS_NAME,
+    check_target,
+    default_target,
+    moments_beside,
+    write_folder,
+)
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.options import ComputeOptions, check_options
@@ -165,7 +171,7 @@ def _base(
 ) -> Path:
     """The folder of the artifact; `auto` adds its method to the name later."""
     method = methods[0] if len(methods) == 1 else None
-    return options.output_dir or _place(
+    return options.output_dir or default_target(
         _artifact_id(options, subject.block, options.recipe, method, data)
     )
 
@@ -219,7 +225,7 @@ def _finish(
         )
         recipe = choice.recipe if choice else widths.recipe if widths else options.recipe
         facts = _facts(options, recipe, chosen, subject, data, captured)
-        target = options.output_dir or _place(facts.artifact_id)
+        target = options.output_dir or default_target(facts.artifact_id)
         if choice is not None:
             facts = replace(facts, selection=choice.selection, quality=choice.quality)
         elif widths is not None and data.heldout is not None:
@@ -242,7 +248,7 @@ def _finish(
         told = report_of(manifest, captured.moments, choice, notes, clock.seconds)
         report, more = save_report(target, told)
         notes = (*notes, *more)
-    place = _moments_path(target) if saved else None
+    place = moments_beside(target) if saved else None
     return ComputeResult(
         target,
         facts.artifact_id,
@@ -268,11 +274,6 @@ def _artifact_id(
     return ArtifactId(options.model_name, str(tag))
 
 
-def _place(artifact: ArtifactId) -> Path:
-    """The folder when the user named none."""
-    return Path(artifact.model) / artifact.tag
-
-
 def _facts(
     options: ComputeOptions,
     recipe: ServingRecipe,
@@ -292,10 +293,6 @@ def _facts(
     )
 
 
-def _moments_path(target: Path) -> Path:
-    return target.with_name(f"{target.name}.{moments_file.FILE_NAME}")
-
-
 def _save_moments(
     target: Path, subject: Subject, data: CalibrationData, captured: Captured | None
 ) -> MomentsFile | None:
@@ -304,11 +301,9 @@ def _save_moments(
         return None
     durable.make_folders(target.absolute().parent)
     saved = moments_file.save_moments(
-        _moments_path(target), captured.moments, captured.info(subject.block, data)
+        moments_beside(target), captured.moments, captured.info(subject.block, data)
     )
-    return saved.model_copy(
-        update={"location": moments_file.FILE_NAME}
-    )  # wherever the user keeps it
+    return saved.model_copy(update={"location": MOMENTS_NAME})  # wherever the user keeps it
 
 
 def _require_verified(outcome: Outcome) -> Verified:

@@ -35,7 +35,6 @@ from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import ComputeFailed, MalformedFile, malformed_hint
 from oscar_zoo.version import __version__
 
-FILE_NAME = "moments.safetensors"
 SCHEMA = "oscar-zoo.moments/1"
 KEY = "oscar-zoo.moments"
 """Key of the metadata that holds everything except the tensors."""

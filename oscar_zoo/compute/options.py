@@ -44,7 +44,7 @@ class ComputeOptions:
         seq_len: tokens of a calibration sequence; `None` for 4,096 or the model's context,
             whichever is less.
         method: a name of `methods.table`, or `auto` for the method that is best on held-out text.
-        output_dir: the artifact's folder; `None` for `./<Model>/<tag>`.
+        output_dir: the artifact's folder; `None` for `folder.default_target`.
         device, dtype: where and in which type the forward passes run; device `auto` is all GPUs
             together.
         stream_weights: read weights layer by layer; `None` does so when the model does not fit

@@ -24,7 +24,7 @@ from oscar_zoo.compute.capture.running import InProcess
 from oscar_zoo.compute.data import HeldOut
 from oscar_zoo.compute.fit import FitResult, fit, needs_model, possible_methods
 from oscar_zoo.compute.fitting import choose_bits
-from oscar_zoo.compute.folder import check_target, write_folder
+from oscar_zoo.compute.folder import MOMENTS_NAME, check_target, default_target, write_folder
 from oscar_zoo.compute.methods.table import TABLE, find_method
 from oscar_zoo.compute.moments_file import MomentsInfo
 from oscar_zoo.compute.options import ComputeOptions, check_options
@@ -56,7 +56,7 @@ def refit(
         method: a key of `table.METHODS`.
         recipe: serving settings; `requires` is completed from the fit.
         model_name: first part of the artifact id.
-        target: the artifact's folder; `None` for `./<Model>/<tag>`.
+        target: the artifact's folder; `None` for `folder.default_target`.
         force: replace an artifact that stands there.
         options: of `compute`, with `widths`, where bits are to be chosen: the model, and the text
             whose held-out part they are chosen with.
@@ -90,7 +90,7 @@ def refit(
     tokens = (used.tokens_used if used else None) or sums.tokens
     tag = calibration_tag(tokens, len(info.sequences), recipe, info.model, chosen)
     artifact = ArtifactId(model_name, str(tag))
-    target = target or Path(artifact.model) / artifact.tag
+    target = target or default_target(artifact)
     check_target(target, force=force)
     facts = Facts(
         artifact_id=artifact,
@@ -112,7 +112,7 @@ def refit(
         )
     progress(0, 0, WRITE)
     data = read_file(moments, max_bytes=moments_file.MAX_BYTES)
-    source = MomentsFile(sha256=sha256_hex(data), size=len(data), location=moments_file.FILE_NAME)
+    source = MomentsFile(sha256=sha256_hex(data), size=len(data), location=MOMENTS_NAME)
     files = assemble(result, replace(facts, moments=source))
     write_folder(target, files, force=force)
     return target, Manifest.from_bytes(files[FILE_NAME])

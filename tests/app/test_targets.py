@@ -71,6 +71,18 @@ def test_a_folder_with_a_model_stands_for_the_artifact_of_its_name(here: Path) -
         parse_name("./my model")
 
 
+def test_a_model_stays_a_model_whatever_lies_in_a_folder_of_it(here: Path) -> None:
+    """Rotation files beside its `config.json` make an artifact of the folder, and none deeper."""
+    folder = model_in(here / "mine")
+    write_folder(folder / "mine/seq2000_prompt4_group64", artifact_files())
+    target = parse_named("./mine")
+    assert isinstance(target, ModelTarget) and target.reference == Reference("mine")
+    name = parse("mine")
+    assert isinstance(name, NameTarget) and name.model_namesake == Path("mine")
+    (folder / "k_rotation.pt").write_bytes(b"")
+    assert parse("./mine") == PathTarget("./mine", Path("mine"))
+
+
 def test_a_command_that_takes_names_refuses_paths(here: Path) -> None:
     """It offers a command for what lies there, and none where nothing could work."""
     write_folder(here / "a b", artifact_files())

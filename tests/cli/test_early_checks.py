@@ -32,6 +32,8 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.txt").write_text("some text")
     (tmp_path / "damaged.safetensors").write_bytes(b"\0" * 100)
+    (tmp_path / "captured").mkdir()
+    (tmp_path / "captured.moments.safetensors").write_bytes(b"\0" * 100)
     # Such a file begins with the length of its header; more of it is not read early.
     (tmp_path / "moments.safetensors").write_bytes((92).to_bytes(8, "little") + b"\0" * 92)
     return tmp_path
@@ -96,10 +98,12 @@ def mistakes() -> list[tuple[int, list[str]]]:
         (8, ["site", "--hub", "file:./nowhere", "--output", UNWRITABLE]),
         (3, ["fit", "./nowhere", "--method", "oscar"]),
         (4, ["fit", "./damaged.safetensors", "--method", "oscar"]),
-        (4, ["fit", "./artifact", "--method", "oscar"]),
+        (2, ["fit", "./artifact", "--method", "oscar"]),  # a folder, and no moments beside it
+        (4, ["fit", "./captured", "--method", "oscar"]),  # those beside it are damaged
         (7, [*fit, "--output-dir", "./artifact"]),
         (2, [*fit, "--bits", "3"]),
         (3, [*fit, "--bits", "3", "--model", "./nowhere"]),
         (2, [*fit, "--bits", "3", "--model", str(MODEL), "--device", "gpu"]),
+        (2, ["merge-moments", "./artifact", "./moments.safetensors", "--output", "./out"]),
         (3, ["merge-moments", "./nowhere", "./moments.safetensors", "--output", "./out"]),
     ]

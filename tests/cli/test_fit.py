@@ -70,6 +70,59 @@ def halves(tmp_path: Path) -> list[Path]:
     return places
 
 
+def test_an_artifact_goes_beside_the_folder_of_its_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the folder above and from within, for `compute` and `fit`: the model stays as it was."""
+    shutil.copytree(MODEL, tmp_path / "mine")
+    before = sorted(path.name for path in (tmp_path / "mine").iterdir())
+    words = ("--calib-data", TEXT, "--calib-tokens", 512, "--method", "oscar", *EXACT)
+    for here, model, beside in (("", "./mine", "mine-rotation"), ("mine", ".", "../mine-rotation")):
+        monkeypatch.chdir(tmp_path / here)
+        made = told(capsys, "compute", model, *words)
+        place = Path(str(made["path"]))
+        assert place.parent == Path(beside), made
+        fitted = told(capsys, "fit", made["moments"], "--method", "hadamard")
+        assert Path(str(fitted["path"])).parent == Path(beside)
+        assert told(capsys, "info", model)["name"] == "mine"
+        shutil.rmtree(tmp_path / "mine-rotation")
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == before
+    monkeypatch.chdir(tmp_path)
+    made = told(capsys, "compute", MODEL, *words)
+    assert Path(str(made["path"])).parent == Path("tiny-qwen3-hard")  # no model lies there
+
+
+def test_the_folder_of_an_artifact_means_the_moments_beside_it(
+    tmp_path: Path,
+    halves: list[Path],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As for `plot`, however the folder is written."""
+    compute(capsys, tmp_path / "one", halves[0], "oscar")
+    compute(capsys, tmp_path / "two", halves[1], "oscar")
+    made = []
+    for number, (here, given) in enumerate(
+        (("", "./one.moments.safetensors"), ("", "one/"), ("one", "."), ("one", "../one"))
+    ):
+        monkeypatch.chdir(tmp_path / here)
+        to = tmp_path / f"fit-{number}"
+        made.append(told(capsys, "fit", given, "--method", "oscar", "--output-dir", to)["digest"])
+    assert len(set(made)) == 1
+    monkeypatch.chdir(tmp_path)
+    merged = told(capsys, "merge-moments", "./one", "./two", "--output", "both.safetensors")
+    assert int(str(merged["tokens"])) == 1024
+    assert run(["fit", ".", "--method", "oscar"]) == 2
+    said = capsys.readouterr().err
+    assert ". holds 2 moments files. Name one, for example one.moments.safetensors" in said
+    (tmp_path / "one.moments.safetensors").unlink()
+    assert told(capsys, "fit", ".", "--method", "hadamard", "--output-dir", "./two-h")
+    assert run(["fit", "./one", "--method", "oscar"]) == 2
+    said = capsys.readouterr().err
+    assert "./one is a folder with no moments file beside it or in it" in said
+    assert "compute leaves it beside an artifact as one.moments.safetensors" in said
+
+
 def test_one_capture_gives_what_every_method_would_have_computed(
     tmp_path: Path, halves: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,28 +225,29 @@ def next_step(printed: list[str]) -> list[str]:
 
 
 def test_what_is_printed_can_be_pasted(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Folders begin with ./ and the name of the artifact is said once."""
+    """Folders begin with ./, and the name of the artifact is said where its folder does not."""
     printed = lines(capsys, "compute", "mine", "--calib-tokens", "300", "--method", "oscar")
     (saved,) = [line for line in printed if line.startswith("Saved ")]
-    assert re.fullmatch(r"Saved \./mine/seq300_prompt\d+_group64  sha256:[0-9a-f]{64}", saved)
-    assert any(line.startswith("Report: ./mine/") for line in printed) or not list(
-        here.glob("mine/*.html")
+    name = r"seq300_prompt\d+_group64"
+    place = rf"\./mine-rotation/{name}"
+    assert re.fullmatch(rf"Saved {place}  mine/{name}  sha256:[0-9a-f]{{64}}", saved)
+    assert any(line.startswith("Report: ./mine-rotation/") for line in printed) or not list(
+        here.glob("mine-rotation/*.html")
     )
     moments = next(line.rpartition(" ")[2] for line in printed if "another method" in line)
-    assert moments.startswith("./mine/")
+    assert moments.startswith("./mine-rotation/")
     step = next_step(printed)
-    assert (
-        step[0] == "eval" and step[1].startswith("./mine/seq") and step[2:] == ["--model", "./mine"]
-    )
+    assert step[0] == "eval" and step[2:] == ["--model", "./mine"]
+    assert step[1].startswith("./mine-rotation/seq")
     short = ["--task", "perplexity", "--windows", "1", "--length", "64", "-q"]
     measured = lines(capsys, *step, *short)
     assert (
         "Perplexity of 1 window(s) of 64 tokens of manuals, all positions; other text or windows"
         in measured[-2]
     )
-    assert measured[-1].startswith("Scores: mine/seq300")
+    assert measured[-1].startswith("Scores: mine-rotation/seq300")
     fitted = lines(capsys, "fit", moments, "--method", "wush")
-    assert fitted[0].startswith("Saved ./mine/seq300")
+    assert fitted[0].startswith("Saved ./mine-rotation/seq300")
     assert any("the folder of mine" in line and "--model FOLDER" in line for line in fitted)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -62,6 +63,26 @@ def test_what_is_kept_is_named_with_the_command_that_goes_on(
     told = capsys.readouterr().err
     assert "interrupted run captured" not in told and "nothing to go on from" not in told
     assert not work.exists()
+
+
+def test_without_a_folder_it_goes_on_beside_the_model(
+    ends_at_first_save: dict[str, int],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.copytree(MODEL, tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    typed = ["compute", "./mine", "--method", "oscar", "--calib-tokens", "600", "--seq-len", "200"]
+    ends_at_first_save["signal"] = signal.SIGINT
+    assert run(typed) == 130
+    (work,) = (tmp_path / "mine-rotation").iterdir()
+    assert work.name.endswith(".work")
+    ends_at_first_save.clear()
+    capsys.readouterr()
+    assert run([*typed, "--resume"]) == 0
+    assert "nothing to go on from" not in capsys.readouterr().err and not work.exists()
+    assert work.with_suffix("").is_dir()
 
 
 def test_another_text_is_refused_before_the_model_is_loaded(

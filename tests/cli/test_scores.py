@@ -70,6 +70,21 @@ def test_add_attaches_and_scores_shows_with_history(cli: Cli, hub: str, tmp_path
     assert cli(0, "scores", "show", NAME, "--hub", hub).splitlines() == lines
 
 
+def test_a_model_without_artifacts_has_a_next_step(cli: Cli, tmp_path: Path) -> None:
+    """In the words and with the exit code of `list`."""
+    step = "Compute one: oscar-zoo pull LFM2-1.2B --compute"
+    assert cli(0, "list", "--for", "LFM2-1.2B", "--offline") == ""
+    said = cli.err.strip()
+    assert cli(0, "scores", "LFM2-1.2B", "--offline") == ""
+    assert cli.err == f"{said} {step}\n"
+    assert cli.json(0, "scores", "LFM2-1.2B", "--offline")["artifacts"] == []
+    hubs = ("--hub", f"file:{tmp_path}/one", "--hub", f"file:{tmp_path}/two")
+    assert cli(0, "scores", "LFM2-1.2B", *hubs) == ""
+    *notes, last = cli.err.splitlines()
+    assert len(notes) == 2 and all(line.startswith("note: no such folder") for line in notes)
+    assert last == f"{said} {step}"
+
+
 def test_a_difference_is_shown_with_its_interval(cli: Cli, hub: str, tmp_path: Path) -> None:
     cli(0, "scores", "add", NAME, record(tmp_path / "f.json", measured(DIGEST)), "--hub", hub)
     text = cli(0, "scores", NAME, "--hub", hub)

@@ -3,6 +3,7 @@ again."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import socket
 from dataclasses import replace
@@ -63,6 +64,42 @@ def test_what_has_no_other_line(text: str, words: str, capsys: pytest.CaptureFix
     assert run(["serve", *text.split()]) == 2
     line = capsys.readouterr().err.strip()
     assert words in line and "canary" not in line and " -- -" not in line
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("serve X 31015 --port 31015 --print", "31015"),
+        ("serve --drafts X ngrams", "ngrams"),
+        ("serve X 'a b' -- --tp=2 --dp 2", "'a b'"),
+        ("compute ./x ./y", "./y"),
+        ("compute ./x ./y --engine sglang -- --page-size 1", "./y"),
+        ("eval ./x ./y --against all", "./y"),
+        ("bench serve ./x ./y", "./y"),
+        ("bench load ./x 9 --json", "9"),
+    ],
+)
+def test_a_word_too_many_is_named(text: str, word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be meant for anything, but SGLang gets only what is behind `--`."""
+    assert run(shlex.split(text)) == 2
+    out, err = capsys.readouterr()
+    said = json.loads(out)["error"]["message"] if "--json" in text else err.strip()
+    assert f"takes one argument in front of --, and {word} is another" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "flags"),
+    [
+        ("X -- --tp 2", ("--tp", "2")),
+        ("-- X 2", ("2",)),
+        ("X --print -- a -- b", ("a", "--", "b")),
+        ("X --", ()),
+    ],
+)
+def test_words_behind_the_dashes_go_to_sglang(text: str, flags: tuple[str, ...]) -> None:
+    values = command.make_context("serve", text.split()).params
+    assert (values["artifact"], values["engine_flags"]) == ("X", flags)
 
 
 def test_known_flags_are_none_of_ours() -> None:

@@ -7,11 +7,14 @@ from typing import Any
 import click
 
 from oscar_zoo.cli import options, parsing
+from oscar_zoo.cli.engine_flags import FlagsCommand
 from oscar_zoo.cli.render import terminal
 
 
 @click.command(
-    "load", short_help="Put many clients on an INT2 server, some of which hang up, and end it."
+    "load",
+    cls=FlagsCommand,
+    short_help="Put many clients on an INT2 server, some of which hang up, and end it.",
 )
 @options.benchmarked_argument
 @options.engine_flags_argument

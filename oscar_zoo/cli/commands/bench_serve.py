@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from oscar_zoo.cli import options, parsing
+from oscar_zoo.cli.engine_flags import FlagsCommand
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.saving import save_after_result
 from oscar_zoo.errors import MissingDependency, UsageError
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from oscar_zoo.bench.report import Report
 
 
-@click.command("serve", short_help="Compare SGLang with BF16, FP8 and INT2 caches.")
+@click.command(
+    "serve", cls=FlagsCommand, short_help="Compare SGLang with BF16, FP8 and INT2 caches."
+)
 @options.benchmarked_argument
 @options.engine_flags_argument
 @click.option("--batch", metavar="N,...", help="Requests at the same time.  [default: 1,16]")

@@ -9,6 +9,7 @@ import click
 
 from oscar_zoo.app.evaluate import EvaluateRequest, evaluate
 from oscar_zoo.cli import against_options, benchmark_options, completing, eval_options, options
+from oscar_zoo.cli.engine_flags import FlagsCommand
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.evaluate.benchmarks.tasks import NAMES
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from oscar_zoo.cli.render.progress import TerminalObserver
 
 
-@click.command("eval")
+@click.command("eval", cls=FlagsCommand)
 @click.argument("artifact", metavar="NAME|DIR", shell_complete=completing.names_or_paths)
 @options.engine_flags_argument
 @click.option(

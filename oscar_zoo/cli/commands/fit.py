@@ -58,8 +58,9 @@ def command(
     as_json: bool,
     **choices: Any,
 ) -> None:
-    """Fit another rotation from MOMENTS, the file that compute writes beside an artifact. Needs no
-    model and no text, except to choose bits per layer and side.
+    """Fit another rotation from MOMENTS, the file that compute writes beside an artifact. A
+    folder stands for the file beside it or in it. Needs no model and no text, except to choose bits
+    per layer and side.
 
     \b
     Examples:

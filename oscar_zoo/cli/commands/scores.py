@@ -55,12 +55,16 @@ def show_command(
     from oscar_zoo.app.scores import known_scores
     from oscar_zoo.app.sources import Sources
     from oscar_zoo.cli.render import scores as render
+    from oscar_zoo.cli.render.progress import TerminalObserver
 
-    known = known_scores(name, Sources(hubs, offline=offline))
+    observer = TerminalObserver(quiet=quiet, as_json=as_json)
+    known = known_scores(name, Sources(hubs, offline=offline), observer)
     if as_json:
         terminal.emit_json(render.scores_json(known))
         return
     render.print_scores(known)
+    if not known:
+        terminal.note(render.nothing_known(name), quiet=quiet)
     for text in (text for artifact in known for text in artifact.warnings):
         terminal.note(f"warning: {text}", quiet=quiet)
     for step in render.next_steps(known):

@@ -40,10 +40,15 @@ def print_listing(listing: Listing, request: ListRequest) -> None:
     if listing.rows:
         return
     of = request.model or request.family
-    found = f"No artifacts for {of}." if of else "No artifacts."
+    found = no_artifacts(of) if of else "No artifacts."
     if request.filters:
         found = f"{found[:-1]} that fit {' and '.join(request.filters)}. See all: oscar-zoo list"
     terminal.note(found + _did_you_mean(listing))
+
+
+def no_artifacts(of: str) -> str:
+    """The sentence where none is known for a model or family."""
+    return f"No artifacts for {of}."
 
 
 def print_found(listing: Listing, words: Sequence[str]) -> None:

@@ -9,6 +9,8 @@ from oscar_zoo.app.scores import KnownScores
 from oscar_zoo.app.writing import Written
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.listing import no_artifacts
+from oscar_zoo.next_step import Compute, capitalized
 from oscar_zoo.registry.attach_scores import AttachResult
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.score_rules import is_lower_better
@@ -68,6 +70,12 @@ def _print_figures(measured: Measured | None, when: str) -> None:
         for label, line in zip(("perplexity", "recall"), lines, strict=True):
             if line is not None:
                 terminal.fact(label, f"{line}; {measured.by}, {when}")
+
+
+def nothing_known(name: str) -> str:
+    """What is said of a model without artifacts, and what can be done about it."""
+    step = Compute(name, f"oscar-zoo pull {quote(name)} --compute")
+    return f"{no_artifacts(name)} {capitalized(str(step))}"
 
 
 def next_steps(known: tuple[KnownScores, ...]) -> tuple[str, ...]:
