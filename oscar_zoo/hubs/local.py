@@ -44,6 +44,10 @@ from oscar_zoo.hubs.base import (
 
 _LOCK_NAME = ".lock"
 _LOCK_SECONDS = 60
+_NO_HUB = (
+    "check the path of the hub, and OSCAR_ZOO_HUB if it names the hub; to make a new one there:"
+    " oscar-zoo publish FOLDER --create"
+)
 
 
 class LocalHub:
@@ -101,14 +105,14 @@ class LocalHub:
                 if self._must_exist or self.root.exists():
                     raise PathNotFound(
                         f"no such folder for a hub: {self.root}",
-                        hint="check the path of the hub, and OSCAR_ZOO_HUB if it names the hub",
+                        hint=_NO_HUB,
                     )
                 return ()
             found = self._listed()
             if not found and self._must_exist and _holds_other_files(self.root):
                 raise PathNotFound(
                     f"there is no hub at {self.name}: the folder holds other files.",
-                    hint="check the path of the hub, and OSCAR_ZOO_HUB if it names the hub",
+                    hint=_NO_HUB,
                 )
             return found
 
