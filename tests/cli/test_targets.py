@@ -255,4 +255,5 @@ def test_a_hub_that_is_missing_is_the_cause_beside_a_folder_of_the_name(
     more = ["--compute"] if command == "pull" else []
     line = failure(capsys, 3, command, "my-model", *more)
     assert f"no such folder for a hub: {tmp_path}/missing" in line and "./my-model" not in line
-    assert "OSCAR_ZOO_HUB" in line and "oscar-zoo publish FOLDER --create" in line
+    make = f"oscar-zoo publish FOLDER --hub file:{tmp_path}/missing --create"
+    assert "OSCAR_ZOO_HUB" in line and make in line
