@@ -418,4 +418,4 @@ def test_the_command_answers_for_people_and_programs(cli: Cli) -> None:
     assert "56.6 MB with INT2" in shown
     assert "x 8,192" not in cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB")
     assert "weights take all memory" in cli(0, "fit-gpu", "Qwen3-8B", "--memory", "16GB")
-    assert "--memory 24GB" in cli.json(2, "fit-gpu", "Qwen3-8B", "--memory", "x")["error"]["hint"]
+    assert "--memory 24GiB" in cli.json(2, "fit-gpu", "Qwen3-8B", "--memory", "x")["error"]["hint"]
