@@ -104,6 +104,8 @@ def fit(request: FitRequest) -> FitReport:
     context = _context(request, needs)
     holding = {number: shared[number].holds(request.requests, context) for number in groups}
     enough = [number for number in groups if holding[number] is not False]
+    if needs.longest is not None and context > needs.longest:
+        enough = []  # more memory does not make the model take such requests
     mine = shared[gpus]
     return FitReport(
         model=name,

@@ -70,7 +70,7 @@ class FitReport:
         fits: whether the requests that were asked for fit with INT2; where nobody said a number,
             whether one fits beside what `serve` reserves. `None` where nobody knows.
         fitting_gpus: the smallest number of GPUs with which that fits, as far as anybody knows;
-            `None` where none is enough.
+            `None` where none is enough, or the model takes no such context.
         not_served: why `serve` refuses the model, or `None` where that is not known.
     """
 

@@ -11,8 +11,19 @@ from pathlib import Path
 
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.app.targets import NameTarget, Target, suggest_path
-from oscar_zoo.errors import InvalidName, NetworkError, NotFoundError, OscarZooError
+from oscar_zoo.errors import (
+    InvalidName,
+    NetworkError,
+    NotFoundError,
+    OscarZooError,
+    PathNotFound,
+    RepositoryNotFound,
+    RevisionNotFound,
+)
 from oscar_zoo.registry.model_names import namesake_note
+
+_NO_HUB = (PathNotFound, RepositoryNotFound, RevisionNotFound)
+"""Errors of a hub that is not there: another name would not be found on it either."""
 
 
 @contextmanager
@@ -36,10 +47,10 @@ def mention_namesake(place: Path | None, error: OscarZooError | None, observer: 
 
     Args:
         place: a file or folder, or `None`, which needs no mention.
-        error: what the look-up raised; it asks whether `place` was meant. With `None` the observer
-            hears a note.
+        error: what the look-up raised; it asks whether `place` was meant, unless the hub itself is
+            missing. With `None` the observer hears a note.
     """
-    if place is None:
+    if place is None or isinstance(error, _NO_HUB):
         return
     if error is not None:
         suggest_path(place, error)

@@ -169,7 +169,8 @@ def _from_own_zoo(plan: ComputePlan, trust: Trust) -> PullResult | None:
 
 
 def _compute(plan: ComputePlan, work: Path, observer: Observer) -> ComputeResult:
-    options = replace(plan.options, output_dir=work / _TARGET, resume=True, force=True)
+    earlier = work.exists()  # left by a run that was interrupted
+    options = replace(plan.options, output_dir=work / _TARGET, resume=earlier, force=True)
     try:
         try:
             result = run(options, observer, cost=plan.cost)

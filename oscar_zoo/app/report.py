@@ -116,8 +116,10 @@ def _find_source(text: str) -> Path:
 def _check_output(path: Path) -> Path:
     """`path`, if it names a format and can be written."""
     if path.suffix.lower() not in _FORMATS:
+        wrong = f"has the ending {path.suffix}, a format that is not supported"
         raise UsageError(
-            f"--output {path} says no format.", hint=f"end it in {' or '.join(_FORMATS)}"
+            f"--output {path} {wrong if path.suffix else 'has no ending that says its format'}.",
+            hint=f"end it in {' or '.join(_FORMATS)}",
         )
     check_file(path)
     return path

@@ -74,7 +74,8 @@ def find(name: str | None, command: str) -> ServerRecord:
             "no server of yours runs here.", hint="start one: oscar-zoo serve NAME"
         )
     raise ServerNotFound(
-        f"no server here is called {name}: {_shown(all_of_them)}.", hint="see them: oscar-zoo ps"
+        f"no server here is called {name}. Running: {_shown(all_of_them)}.",
+        hint="see them: oscar-zoo ps",
     )
 
 

@@ -152,7 +152,7 @@ def parse_memory(text: str, option: str = "--gpu-memory") -> int:
     units = {"": 10**9, "gb": 10**9, "gib": 1 << 30, "mb": 10**6, "mib": 1 << 20}
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in units or float(match[1]) == 0:
-        raise UsageError(f"{text!r} is no size of memory.", hint=f"write it like {option} 24GB")
+        raise UsageError(f"{text!r} is no size of memory.", hint=f"write it like {option} 24GiB")
     return round(float(match[1]) * units[match[2]])
 
 

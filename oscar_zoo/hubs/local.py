@@ -15,6 +15,7 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from shlex import quote
 from typing import Self
 
 from oscar_zoo.artifact import durable, locks
@@ -101,16 +102,24 @@ class LocalHub:
                 if self._must_exist or self.root.exists():
                     raise PathNotFound(
                         f"no such folder for a hub: {self.root}",
-                        hint="check the path of the hub, and OSCAR_ZOO_HUB if it names the hub",
+                        hint=self._make_one,
                     )
                 return ()
             found = self._listed()
             if not found and self._must_exist and _holds_other_files(self.root):
                 raise PathNotFound(
                     f"there is no hub at {self.name}: the folder holds other files.",
-                    hint="check the path of the hub, and OSCAR_ZOO_HUB if it names the hub",
+                    hint=self._make_one,
                 )
             return found
+
+    @property
+    def _make_one(self) -> str:
+        """What to do where no hub is."""
+        return (
+            "check the path of the hub, and OSCAR_ZOO_HUB if it names the hub; to make a new one"
+            f" there: oscar-zoo publish FOLDER --hub {quote(self.name)} --create"
+        )
 
     def _listed(self) -> tuple[ArtifactId, ...]:
         return tuple(

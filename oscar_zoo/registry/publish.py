@@ -15,10 +15,11 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.hubs.base import CARD_NAME, INDEX_NAME, Hub
 from oscar_zoo.registry.card import BEGIN, END, is_damaged
-from oscar_zoo.registry.changes import apply_change, read_state
+from oscar_zoo.registry.changes import HubState, apply_change, read_state
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.placing import Placing, check_arrived
 from oscar_zoo.registry.publishable import Publishable
+from oscar_zoo.registry.score_history import merged
 from oscar_zoo.registry.tags import put_tag, tag_name
 from oscar_zoo.registry.version import Version
 
@@ -51,6 +52,7 @@ class PublishResult:
         digest: of its payload.
         already_published: the same content was there before; index, card or tag may have been
             repaired.
+        scores_updated: it was there before, and scores were added to its index entry.
         verified: the outcome of verification.
         revision: where the hub stands with it, or `None` for a dry run or proposal.
         proposal: address of the pull request that has to be merged, or `None`.
@@ -68,6 +70,7 @@ class PublishResult:
     tag: str | None = None
     warnings: tuple[str, ...] = ()
     plan: PublishPlan | None = None
+    scores_updated: bool = False
 
 
 def publish(
@@ -109,16 +112,32 @@ def publish(
         return _rehearse(placing, hub, verified, create)
     applied = apply_change(hub, placing.change, create=create)
     commit, already = applied.commit, applied.change is None or applied.change.artifact is None
+    scored = already and _adds_scores(placing, applied.state)
     if propose:
         where = commit.revision if already else None
-        return PublishResult(version.id, version.digest, already, verified, where, commit.proposal)
+        return PublishResult(
+            version.id,
+            version.digest,
+            already,
+            verified,
+            where,
+            commit.proposal,
+            scores_updated=scored,
+        )
     if not already:
         check_arrived(hub, version, made.signature)
     tag, failed = put_tag(hub, version, commit.revision)
     unsigned = _not_signed(hub, made) if already else None
     warnings = tuple(text for text in (failed, unsigned, _left_alone(applied.state.card)) if text)
     return PublishResult(
-        version.id, version.digest, already, verified, commit.revision, tag=tag, warnings=warnings
+        version.id,
+        version.digest,
+        already,
+        verified,
+        commit.revision,
+        tag=tag,
+        warnings=warnings,
+        scores_updated=scored,
     )
 
 
@@ -134,7 +153,16 @@ def _rehearse(placing: Placing, hub: Hub, verified: Verified, create: bool) -> P
         serial = plan.serial if data is None else Index.from_bytes(data).serial
         plan = PublishPlan(files, change.message, change.parent, tag, serial)
     already = change is None or change.artifact is None
-    return PublishResult(version.id, version.digest, already, verified, plan=plan)
+    scored = already and _adds_scores(placing, state)
+    return PublishResult(
+        version.id, version.digest, already, verified, plan=plan, scores_updated=scored
+    )
+
+
+def _adds_scores(placing: Placing, state: HubState) -> bool:
+    """Whether the index of a hub in `state` lacks scores of what is placed on it."""
+    entry = state.index.entry(placing.version.id)
+    return entry is not None and merged(entry.scores, placing.scores) != entry.scores
 
 
 def _not_signed(hub: Hub, made: Publishable) -> str | None:

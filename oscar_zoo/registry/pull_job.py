@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 from oscar_zoo.artifact import locks
@@ -65,6 +66,7 @@ class PullResult:
         notes: what went wrong with hubs asked before.
         verified: the outcome when the bytes were verified just now.
         signature: what is known about the signature of the entry.
+        pinned_by: the lock file that names the entry, so that no hub was asked; `None` otherwise.
     """
 
     artifact: StoredArtifact
@@ -76,6 +78,7 @@ class PullResult:
     notes: tuple[str, ...] = ()
     verified: Verified | None = None
     signature: SignatureReport = NOT_SIGNED
+    pinned_by: Path | None = None
 
 
 class PullJob:
@@ -131,7 +134,9 @@ class PullJob:
         if self.signing.required and signature.state != "valid":
             self.refused = (stored.record.id.reference, signature)
             return None  # a hub may have a signature of it
-        return _present(stored, stored.record.source, signature=signature)
+        here = _present(stored, stored.record.source, signature=signature)
+        lock = self.trust.lock
+        return here if pin is None or lock is None else replace(here, pinned_by=lock.path)
 
     def remember_copy(self, record: Record) -> None:
         """Pin a copy that was taken without asking a hub, as it was pinned when it was fetched."""

@@ -243,6 +243,33 @@ def test_it_names_the_smallest_number_of_gpus_that_fits(cli: Cli, words: tuple[s
     assert not cli.json(0, "fit-gpu", *words, "--tp", enough // 2)["fits"]
 
 
+def test_windows_that_take_all_memory_are_the_cause(cli: Cli) -> None:
+    """The weights leave 4.0 GB, which is enough for fewer requests."""
+    words = ("fit-gpu", "Qwen3-8B", "--memory", "24GB", "--requests")
+    first = cli(0, *words, 100).splitlines()[0]
+    assert "the windows of 100 requests take 5.7 GB, and the weights leave 4.0 GB" in first
+    assert "at most 17 of 8,192 tokens fit. 2 GPUs of this size" in first
+    assert "at most 17 of 8,192 tokens fit" in cli(0, *words, 64).splitlines()[0]
+    most = next(one for one in cli.json(0, *words, 100)["caches"] if one["kind"] == "INT2")
+    assert cli.json(0, *words, most["max_requests"])["fits"]
+    first = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "20GB", "--requests", 10).splitlines()[0]
+    assert "the weights and the windows of 10 requests leave room for 2,550 tokens" in first
+    states = ("fit-gpu", MODELS / "Qwen3.5-35B-A3B", "--tp", 1, "--memory", "83GB")
+    first = cli(0, *states, "--context", 200_000).splitlines()[0]
+    assert "weights, windows and states leave room for 73,445 tokens" in first
+
+
+def test_no_gpus_are_recommended_for_a_context_that_the_model_refuses(cli: Cli) -> None:
+    words = ("fit-gpu", "Qwen3-8B", "--memory", "24GB", "--context")
+    first, *rest = cli(0, *words, 1_000_000).splitlines()
+    assert "GPUs" not in first and "--tp" not in first
+    assert first.endswith("Qwen3-8B takes 40,960 tokens at most: --context 40960")
+    assert "SGLang refuses longer ones" in rest[-1]
+    facts = cli.json(0, *words, 1_000_000)
+    assert (facts["fits"], facts["fitting_gpus"]) == (False, None)
+    assert cli.json(0, *words, 40_960)["fitting_gpus"] == 1
+
+
 def test_it_names_only_gpus_that_can_share_the_heads() -> None:
     """5 and 3 are enough memory, and divide the query heads, but not the 8 KV heads."""
     assert fit_gpu("Qwen3-14B", 8 * GB).fitting_gpus == 8
@@ -391,4 +418,4 @@ def test_the_command_answers_for_people_and_programs(cli: Cli) -> None:
     assert "56.6 MB with INT2" in shown
     assert "x 8,192" not in cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB")
     assert "weights take all memory" in cli(0, "fit-gpu", "Qwen3-8B", "--memory", "16GB")
-    assert "--memory 24GB" in cli.json(2, "fit-gpu", "Qwen3-8B", "--memory", "x")["error"]["hint"]
+    assert "--memory 24GiB" in cli.json(2, "fit-gpu", "Qwen3-8B", "--memory", "x")["error"]["hint"]

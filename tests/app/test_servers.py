@@ -86,7 +86,7 @@ def test_a_server_is_called_by_port_model_or_artifact(
     for name in ("30000", "qwen3-8b", "Qwen/Qwen3-8B", "Qwen3-8B:seq20000_prompt83_group128", None):
         assert server_records.find(name, "stop").port == 30000
     with pytest.raises(
-        ServerNotFound, match=r"no server here is called 30001: Qwen/Qwen3-8B on port 30000"
+        ServerNotFound, match=r"called 30001\. Running: Qwen/Qwen3-8B on port 30000"
     ):
         server_records.find("30001", "stop")
     left(record(one, port=30001))

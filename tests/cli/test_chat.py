@@ -132,3 +132,21 @@ def test_nobody_to_talk_to(
 ) -> None:
     assert chat(monkeypatch, "one\n") == 3
     assert "oscar-zoo serve NAME" in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_not_sent_to_the_model(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe ends with it, as with any error; on a terminal the chat goes on."""
+    line = "error: /exit is no command of the chat. /new starts another conversation"
+    assert chat(monkeypatch, "/exit\none\n") == 2
+    assert line in capsys.readouterr().err and not asked
+    for question in ("/etc/hosts", "/tmp is full", "/ 2", "/"):
+        assert chat(monkeypatch, question) == 0
+        assert asked[-1]["messages"][-1]["content"] == question
+    capsys.readouterr()
+    people = io.StringIO("/exit\n/new\none\n")
+    people.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdin", people)
+    assert run(["chat"]) == 0
+    assert line in capsys.readouterr().err and len(asked) == 5

@@ -115,6 +115,10 @@ def test_it_says_how_long_it_will_take_before_it_starts(made: Made) -> None:
     assert "16,384 tokens" in first and str(made.text) in first and " on cpu: about " in first
 
 
+def test_nothing_is_said_of_earlier_work_where_there_was_none(made: Made) -> None:
+    assert "nothing to go on from" not in made.interrupted.err
+
+
 def test_ctrl_c_leaves_no_artifact_and_a_second_run_ends(made: Made) -> None:
     assert made.interrupted.code == 130 and not made.interrupted.out
     assert made.left == []

@@ -91,3 +91,21 @@ def test_what_is_not_locked_is_proposed_with_the_options_that_were_typed(
     assert cli.err.endswith(f"Add it without --locked: {shlex.join(('oscar-zoo', *pull))} --lock\n")
     cli(0, *pull, "--lock")
     cli(0, *pull, "--locked", "--lock")
+
+
+def test_a_locked_copy_says_that_the_hub_was_not_asked(
+    cli: Cli, pull: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project" / ".git").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "project")
+    assert "no hub was asked" not in cli(0, *pull)
+    assert cli.json(0, *pull)["artifacts"][0]["pinned_by"] == str(
+        tmp_path / "project" / "oscar-zoo.lock"
+    )
+    typo = (*pull[:-1], f"file:{tmp_path}/typo")
+    told = "no hub was asked, because ./oscar-zoo.lock pins it\n"
+    shown = cli(0, *typo)
+    assert "Already here and intact: " in shown and told in shown
+    assert told in cli(0, *typo, "--dry-run")
+    assert "no hub was asked" not in cli(0, *pull, "--no-lock")
+    assert cli.json(0, *pull, "--no-lock")["artifacts"][0]["pinned_by"] is None

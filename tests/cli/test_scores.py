@@ -147,8 +147,13 @@ def test_publish_takes_scores_along(cli: Cli, folder: Path, tmp_path: Path) -> N
     cli(0, "publish", folder, "--hub", hub, "--create", "--scores", file)
     assert [score["value"] for score in listed(cli, hub)["scores"]] == [55.0]
     record(folder / "scores.json", gpqa(DIGEST, value=56.0))
-    assert cli(0, "publish", folder, "--hub", hub).startswith("Already published")
+    said = cli(0, "publish", folder, "--hub", hub)
+    assert said.startswith(f"Already published, scores updated: {NAME} on {hub}")
     assert [score["value"] for score in listed(cli, hub)["scores"]] == [56.0]
+    assert cli(0, "publish", folder, "--hub", hub).startswith("Already published: ")
+    assert not cli.json(0, "publish", folder, "--hub", hub)["hubs"][0]["scores_updated"]
+    record(folder / "scores.json", gpqa(DIGEST, value=57.0))
+    assert cli.json(0, "publish", folder, "--hub", hub)["hubs"][0]["scores_updated"]
     assert not (tmp_path / "other" / str(HARD) / "scores.json").exists()
     cli(0, "verify", folder)
     record(folder / "scores.json", gpqa("sha256:" + "0" * 64), digest="sha256:" + "0" * 64)

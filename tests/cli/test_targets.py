@@ -240,3 +240,20 @@ def test_an_alias_works_everywhere(
     assert "small is not in the store" in failure(capsys, 3, "verify", "small")
     assert run(["info", "qwen3-4b-thinking", "--offline", "--json"]) == 0
     assert parsed(capsys.readouterr().out)["name"] == "Qwen3-4B-Thinking-2507"
+
+
+@pytest.mark.parametrize("command", ["pull", "serve", "eval", "info"])
+def test_a_hub_that_is_missing_is_the_cause_beside_a_folder_of_the_name(
+    capsys: pytest.CaptureFixture[str],
+    here: Path,
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shutil.copytree(MODEL, here / "my-model")
+    monkeypatch.setenv("OSCAR_ZOO_HUB", f"file:{tmp_path}/missing")
+    more = ["--compute"] if command == "pull" else []
+    line = failure(capsys, 3, command, "my-model", *more)
+    assert f"no such folder for a hub: {tmp_path}/missing" in line and "./my-model" not in line
+    make = f"oscar-zoo publish FOLDER --hub file:{tmp_path}/missing --create"
+    assert "OSCAR_ZOO_HUB" in line and make in line

@@ -217,3 +217,22 @@ def test_a_terminal_gets_the_end_of_a_log() -> None:
     shown = on_a_terminal(80, "logs", "30001").splitlines()
     assert (len(shown), shown[0], shown[-1]) == (100, "line 150", "line 249")
     assert on_a_terminal(80, "logs", "30001", "--lines", "all").count("line ") == 250
+
+
+def test_a_table_for_a_log_keeps_its_columns(tmp_path: Path) -> None:
+    """stderr without a terminal has no width that rows have to be cut to."""
+    names = [f"A COLUMN {number}" for number in range(20)]
+    program = (
+        "import json, sys; from oscar_zoo.cli.render import terminal;"
+        " names = json.loads(sys.argv[1]); table = terminal.table(*names);"
+        " table.add_row(*names); terminal.err().print(table)"
+    )
+    log = tmp_path / "err.log"
+    with log.open("wb") as stream:
+        subprocess.run(
+            [sys.executable, "-c", program, json.dumps(names)],
+            stderr=stream,
+            env=os.environ | {"COLUMNS": "60", "NO_COLOR": "1"},
+            check=True,
+        )
+    assert [line.split("  ") for line in log.read_text().splitlines()] == [names, names]

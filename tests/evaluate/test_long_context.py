@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 
+from oscar_zoo.cli.render.long_context import print_report
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.long_context.chart import render_png
 from oscar_zoo.evaluate.long_context.families import FAMILIES
@@ -162,6 +163,14 @@ def test_shares_are_counted_by_place_by_family_and_by_length() -> None:
     assert facts["schema"] == "oscar-zoo.ruler/1"
     assert {cell["asked"] for cell in facts["cells"] if cell["family"] == "single"} == {2}
     assert Measured(Cell("single", 1024, 0.0), "bf16", 50, 50).stderr > 0
+
+
+def test_prompts_are_counted_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    made = report()
+    print_report(made)
+    assert "Whole answers; 2 prompts for each family" in capsys.readouterr().out
+    print_report(replace(made, facts={**made.facts, "samples": 1}))
+    assert "Whole answers; 1 prompt for each family" in capsys.readouterr().out
 
 
 def test_the_maps_are_a_picture_and_a_page_that_needs_nothing_else() -> None:

@@ -14,7 +14,7 @@ from oscar_zoo.cli import completing, options, parsing
     "--gpu-memory",
     required=True,
     metavar="SIZE",
-    help="Memory of one GPU, such as 24GB.",
+    help="Memory of one GPU, such as 24GiB.",
 )
 @click.option(
     "--context",
@@ -70,9 +70,9 @@ def command(
 
     \b
     Examples:
-      oscar-zoo fit-gpu Qwen3-8B --memory 24GB
+      oscar-zoo fit-gpu Qwen3-8B --memory 24GiB
       oscar-zoo fit-gpu Qwen3-32B --memory 80GB --tp 2 --context 32768
-      oscar-zoo fit-gpu Qwen3-8B --memory 24GB --bits 2.75
+      oscar-zoo fit-gpu Qwen3-8B --memory 24GiB --bits 2.75
       oscar-zoo fit-gpu ./my-model --memory 141GB --requests 64 --json
     """
     from oscar_zoo.app.fit_gpu import FitRequest, fit

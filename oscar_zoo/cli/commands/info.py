@@ -11,7 +11,7 @@ from oscar_zoo.cli.render import terminal
 @click.command("info")
 @click.argument("name", metavar="NAME[:TAG]|DIR", shell_complete=completing.names_or_paths)
 @click.option(
-    "--gpu-memory", metavar="SIZE", help="Say what fits on a GPU of this size, such as 24GB."
+    "--gpu-memory", metavar="SIZE", help="Say what fits on a GPU of this size, such as 24GiB."
 )
 @options.offline_option
 @options.hubs_option
@@ -31,7 +31,7 @@ def command(
     \b
     Examples:
       oscar-zoo info Qwen3-8B
-      oscar-zoo info Qwen3-8B --gpu-memory 24GB
+      oscar-zoo info Qwen3-8B --gpu-memory 24GiB
       oscar-zoo info Qwen3-8B:seq20000_prompt83_group128 --json
       oscar-zoo info ./my-rotation
       oscar-zoo info ./my-model

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 
 from oscar_zoo.app.chat import ChatSession
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.errors import ServerFailed
+from oscar_zoo.errors import ServerFailed, UsageError
 
 NEW = "/new"
 """The line that starts another conversation."""
+_COMMAND = re.compile(r"/[A-Za-z]+")
+"""A line that is meant as a command; a path or a sentence is a question."""
 PROMPT = "> "
 
 
@@ -21,6 +24,7 @@ def talk(chat: ChatSession) -> None:
 
     Raises:
         ServerFailed: as `ChatSession.ask`.
+        UsageError: a line is a command that there is not.
     """
     people = sys.stdin.isatty()
     while (line := _line(people)) is not None:
@@ -29,10 +33,11 @@ def talk(chat: ChatSession) -> None:
             chat.forget()
         elif text:
             try:
+                _check_command(text)
                 _show(chat.ask(text))
                 if chat.cut:
                     terminal.note("note: the answer was cut off; for longer ones: --max-tokens N")
-            except ServerFailed as error:
+            except (ServerFailed, UsageError) as error:
                 if not people:
                     raise
                 terminal.print_error(error.code, error.message, error.hint, as_json=False)
@@ -40,6 +45,15 @@ def talk(chat: ChatSession) -> None:
                 if not people:
                     raise
                 sys.stdout.write("\n")
+
+
+def _check_command(text: str) -> None:
+    """Raise `UsageError` for what looks like a command: no command but `NEW` is there."""
+    if _COMMAND.fullmatch(text):
+        raise UsageError(
+            f"{text} is no command of the chat.",
+            hint=f"{NEW} starts another conversation, and Ctrl-D ends the chat",
+        )
 
 
 def _line(people: bool) -> str | None:

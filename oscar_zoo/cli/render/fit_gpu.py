@@ -152,18 +152,35 @@ def _missing(report: FitReport) -> str:
 
 
 def _too_small(report: FitReport) -> str:
-    """Why it does not fit."""
-    tokens = report.of_kind("INT2").most_tokens
+    """Why it does not fit, and how many requests would."""
+    int2 = report.of_kind("INT2")
     if report.room == 0:
         return "the weights take all memory"
-    if tokens < report.context:
-        return f"the weights leave room for {tokens:,} tokens with INT2"
-    return f"{report.requests:,} requests of {report.context:,} tokens are too many with INT2"
+    most = f"at most {int2.most_requests:,} of {report.context:,} tokens"
+    if int2.most_tokens < report.context:
+        why = _no_tokens(report, int2)
+        return f"{why}; {most} fit" if int2.most_requests else why
+    return f"{report.requests:,} requests are too many with INT2; {most} fit"
+
+
+def _no_tokens(report: FitReport, int2: FittingCache) -> str:
+    """What takes the memory that one request would need for its tokens."""
+    room = f"leave room for {int2.most_tokens:,} tokens with INT2"
+    if int2.cache.state:
+        return f"weights, windows and states {room}"
+    windows = f"the windows of {_requests(report.requests)}"
+    beside = int2.cache.request * report.requests
+    if beside >= report.room:
+        left = terminal.gigabytes(report.room)
+        return f"{windows} take {terminal.gigabytes(beside)}, and the weights leave {left}"
+    return f"the weights and {windows} {room}"
 
 
 def _enough(report: FitReport) -> str:
-    """How many GPUs are enough."""
-    number = report.fitting_gpus
+    """How many GPUs are enough, or the longest context where the model takes no such one."""
+    number, longest = report.fitting_gpus, report.longest
+    if longest is not None and report.context > longest:
+        return f"{report.model} takes {longest:,} tokens at most: --context {longest}"
     if number is None:
         return "No number of such GPUs that can share its heads is enough"
     share = "are enough" if report.other_layers else "may be enough"
@@ -171,6 +188,10 @@ def _enough(report: FitReport) -> str:
     if number > MACHINE_GPUS:
         return f"{many}; `serve` runs on one machine, and most have {MACHINE_GPUS} at most"
     return many
+
+
+def _requests(number: int) -> str:
+    return "1 request" if number == 1 else f"{number:,} requests"
 
 
 def _gpus(number: int) -> str:

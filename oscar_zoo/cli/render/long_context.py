@@ -33,7 +33,7 @@ def print_report(report: RulerReport) -> None:
     if report.depths:
         terminal.out().print(_depths(report, lengths[-1]))
     each = report.facts["samples"]
-    text = f"{each} prompts for each family, length and depth"
+    text = f"{each} {'prompt' if each == 1 else 'prompts'} for each family, length and depth"
     terminal.out().print(f"Whole answers; {text}; the first table has the mean over families")
 
 

@@ -35,7 +35,7 @@ def print_memory(name: str | None, memory: Mapping[str, Any]) -> None:
     for card in memory["gpus"]:
         terminal.fact("fits", f"{_cards(card)}: {_fits(name, memory, card)}")
     if not memory["gpus"]:
-        terminal.fact("fits", "no GPU is visible here; to ask about one: --gpu-memory 24GB")
+        terminal.fact("fits", "no GPU is visible here; to ask about one: --gpu-memory 24GiB")
 
 
 def _cards(card: Mapping[str, Any]) -> str:

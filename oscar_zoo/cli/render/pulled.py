@@ -8,6 +8,7 @@ from typing import Any
 
 from oscar_zoo.app.compute_plan import ComputePlan
 from oscar_zoo.app.pull_request import Offered, Pulled, PullReport
+from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.outcome import warning_text
 from oscar_zoo.cli.pasting import pasted, serving
 from oscar_zoo.cli.render import terminal
@@ -42,13 +43,17 @@ def print_report(report: PullReport, *, dry_run: bool, quiet: bool) -> None:
         told = signature.state in ("valid", "unknown key", "not checked")
         _print_pulled(row, signature.sentence if told else None, quiet=quiet)
     if report.new_lock is not None:
-        place = os.path.relpath(report.new_lock)
-        place = place if place.startswith("..") else f"./{place}"
+        place = _place(report.new_lock)
         text = f"note: pinned in {place}; commit it, or pull with --no-lock to do without"
         terminal.note(text, quiet=quiet)
     for error in report.results:
         if isinstance(error, OscarZooError):
             terminal.print_error(error.code, error.message, error.hint, as_json=False)
+
+
+def _place(path: str | Path) -> str:
+    """A path as seen from the current folder."""
+    return path_text(Path(os.path.relpath(path)))
 
 
 def _row(result: Pulled | Offered | ComputePlan, *, dry_run: bool) -> dict[str, Any]:
@@ -75,6 +80,7 @@ def _pulled_row(pulled: Pulled) -> dict[str, Any]:
         "warnings": list(result.warnings),
         "first_use": result.first_use,
         "hub": result.hub,
+        "pinned_by": None if result.pinned_by is None else str(result.pinned_by),
         "revision": record.revision,
         "notes": list(result.notes),
         "computed": False,
@@ -124,6 +130,7 @@ def _print_pulled(row: dict[str, Any], signed: str | None, *, quiet: bool) -> No
         console.print(f"verified to level {row['level']}; kept in {terminal.clean(row['path'])}")
     elif row["already_present"]:
         console.print(f"Already here and intact: {terminal.clean(reference)}  {row['digest']}")
+        _print_not_asked(row)
     else:
         commit = f" @ {row['revision'][:7]}" if row["revision"] else ""
         console.print(
@@ -156,6 +163,13 @@ def _print_pulled(row: dict[str, Any], signed: str | None, *, quiet: bool) -> No
         )
 
 
+def _print_not_asked(row: dict[str, Any]) -> None:
+    """Why a hub that was named had no say, where a lock file pins what is here."""
+    if row.get("pinned_by"):
+        lock = terminal.clean(_place(row["pinned_by"]))
+        terminal.out().print(f"no hub was asked, because {lock} pins it")
+
+
 def _print_planned(row: dict[str, Any]) -> None:
     """One artifact that would be fetched."""
     console = terminal.out()
@@ -170,6 +184,7 @@ def _print_planned(row: dict[str, Any]) -> None:
     reference = terminal.clean(str(row["id"]).replace("/", ":", 1))
     if row["already_present"]:
         console.print(f"Already here: {reference}  {row['digest']}")
+        _print_not_asked(row)
         return
     size = terminal.megabytes(row["bytes"])
     console.print(

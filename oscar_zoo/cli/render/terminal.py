@@ -92,8 +92,10 @@ def is_narrow(columns: int) -> bool:
 
 
 def err() -> Console:
-    """Console of stderr, for everything that is not data."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    """Console of stderr, for everything that is not data; where it is no terminal, no cell is
+    shortened."""
+    width, height = (None, None) if sys.stderr.isatty() else (_WIDEST, _LINES)
+    return Console(stderr=True, width=width, height=height, highlight=False, soft_wrap=True)
 
 
 HIDDEN = ("Cc", "Cf", "Cs", "Co")

@@ -33,6 +33,7 @@ def publish_row(written: Written[PublishResult]) -> dict[str, Any]:
         "id": str(result.id),
         "digest": result.digest,
         "already_published": result.already_published,
+        "scores_updated": result.scores_updated,
         "revision": result.revision,
         "proposal": result.proposal,
         "tag": result.tag,
@@ -67,6 +68,7 @@ def print_published(written: Written[PublishResult], *, quiet: bool) -> None:
         terminal.note(f"Next: ask its owner to merge {result.proposal}", quiet=quiet)
         return
     verb = "Already published" if result.already_published else "Published"
+    verb += ", scores updated" if result.scores_updated else ""
     console.print(f"{verb}: {reference} on {place}  {result.digest}")
     if result.tag is not None and result.revision is not None:
         console.print(
