@@ -24,8 +24,10 @@ from window_drafts import compute_windowed, serve_windowed_drafts
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs/gpu-check.md"
-THREADS = 24
-"""More than steps, as a step waits in its thread for those before it."""
+THREADS = {"cuda": 24, "cpu": 1}
+"""Steps at a time. With a GPU more than there are, as a step waits in its thread for those before
+it. Without one each step takes all cores. Those that others wait for are queued first.
+"""
 Step = Callable[[Check], str]
 
 
@@ -86,7 +88,7 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
     `serve` takes what is left of a GPU's memory, so it starts when others have ended.
     """
     steps.write_models(check)
-    with ThreadPoolExecutor(THREADS) as pool, record.until_interrupted(pool):
+    with ThreadPoolExecutor(THREADS[check.device]) as pool, record.until_interrupted(pool):
 
         def begin(
             name: str, step: Step, *after: Future[StepResult], on: Check = check
