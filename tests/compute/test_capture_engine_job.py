@@ -127,7 +127,10 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the child: to import torch takes it seconds."""
+    """Fork the child: to import torch takes it seconds. An SGLang that another test imported here
+    would take the place of the stand-in."""
+    for name in [one for one in sys.modules if one.partition(".")[0] == "sglang"]:
+        monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(
         engine_session, "subprocess", SimpleNamespace(Popen=ForkedPython, PIPE=subprocess.PIPE)
     )
