@@ -297,4 +297,8 @@ def main() -> NoReturn:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  (stays open until the end)
     streams.accept_any_text()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    if code in (INTERRUPTED, TERMINATED):  # a second one ends what libraries do at exit
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.exit(code)

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,3 +105,29 @@ def test_another_text_is_refused_before_the_model_is_loaded(
     told = capsys.readouterr().err
     assert "holds a capture of another calibration text" in told and "without --resume" in told
     assert (tmp_path / "out.work/rank-0/state.json").read_bytes() == kept
+
+
+TWICE = """
+import atexit, sys, time
+from oscar_zoo.cli import main
+
+def interrupted(arguments):
+    print("told", flush=True)
+    return main.INTERRUPTED
+
+atexit.register(lambda: (print("ending", flush=True), time.sleep(60)))
+main.run = interrupted
+main.main()
+"""
+
+
+def test_a_second_ctrl_c_ends_it_without_a_traceback() -> None:
+    """Libraries have work at exit, which would name the interrupt line by line."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", TWICE], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert [child.stdout.readline() for _ in range(2)] == ["told\n", "ending\n"]
+    child.send_signal(signal.SIGINT)
+    _, told = child.communicate(timeout=30)
+    assert told == "" and child.returncode == -signal.SIGINT
