@@ -120,11 +120,15 @@ class Clip(Spec):
     algorithm: Literal["none", "absrank-floor/1", "absrank-bisect7/1"] = "absrank-floor/1"
 
 
+MOST_TOKENS = 1 << 20
+"""Of one window. No other setting of a cache may be larger."""
+
+
 class Windows(Spec):
     """Tokens kept in high precision: the first `sink` and the last `recent` of every sequence."""
 
-    sink: Annotated[int, Field(ge=0, le=1 << 20)] = 64
-    recent: Annotated[int, Field(ge=1, le=1 << 20)] = 256
+    sink: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = 64
+    recent: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 256
     flush: Annotated[int, Field(ge=1)] | None = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
 
