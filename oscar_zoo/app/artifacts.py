@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+from oscar_zoo.app.compute_wish import computing, model_to_compute
 from oscar_zoo.app.namesakes import looking_up
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.app.sources import Sources
@@ -17,7 +18,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Verified, refuse, warning_text
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.errors import ArtifactNotFound, UsageError
+from oscar_zoo.errors import ArtifactNotFound, OscarZooError, UsageError
 from oscar_zoo.next_step import Pull
 from oscar_zoo.registry.catalog import recipe_for
 from oscar_zoo.registry.known_names import find_stored, stored_reference
@@ -133,10 +134,17 @@ def open_artifact(target: Target, sources: Sources, observer: Observer) -> Artif
         PathNotFound, ArtifactNotFound, AmbiguousName: it means nothing, or too much.
         VerificationFailed, DigestMismatchError: it must not be used.
         UsageError: the artifact of a folder's name was made for another model.
+        OscarZooError: what `open_named` raises. Where nobody has an artifact for the model in a
+            folder, the next step is to compute one.
     """
     if isinstance(target, PathTarget):
         return open_folder(one_artifact(target.path), observer)
-    return open_named(target, sources, observer)
+    try:
+        return open_named(target, sources, observer)
+    except OscarZooError as error:
+        if isinstance(target, ModelTarget) and (choice := model_to_compute(target, error)):
+            error.next_step = computing(choice, sources, offline=sources.offline)
+        raise
 
 
 def open_named(target: ModelTarget | NameTarget, sources: Sources, observer: Observer) -> Artifact:

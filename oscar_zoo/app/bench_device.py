@@ -17,7 +17,7 @@ from oscar_zoo.engines.sglang import concurrency
 from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import UnsupportedMachine
 from oscar_zoo.models.nvidia_smi import pick_serving_device
 
 LARGE = 2 * 10**9
@@ -34,8 +34,8 @@ def pick_device(
         flags: engine flags of the user.
 
     Raises:
-        UsageError, UnsupportedMachine: as `pick_serving_device`, or a large model would be measured
-            on a CPU that nobody named.
+        UsageError: as `pick_serving_device`.
+        UnsupportedMachine: the same, or a large model would be measured on a CPU that nobody named.
         NotEnoughMemory: the model does not fit on the CPU.
     """
     device, gpu = pick_serving_device(wanted)
@@ -58,7 +58,7 @@ def _check_named(subject: Subject, observer: Observer) -> None:
     needs = needs_of_choice(subject.model.choice)
     weights = None if needs is None else needs.weights
     if weights is not None and weights.nbytes > LARGE:
-        raise UsageError(
+        raise UnsupportedMachine(
             f"no GPU was found, and {name} on a CPU takes hours"
             f" ({weights.nbytes / 1e9:.1f} GB of weights).",
             hint="to do it all the same: --device cpu",

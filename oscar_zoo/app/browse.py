@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oscar_zoo.app.arguments import command_line, option_words
+from oscar_zoo.app.compute_wish import computing
 from oscar_zoo.app.memory_estimate import estimate_memory
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import ModelTarget, NameTarget
@@ -17,7 +17,6 @@ from oscar_zoo.artifact.outcome import Outcome
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import ArtifactNotFound, IntegrityError, OscarZooError
 from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.next_step import Compute
 from oscar_zoo.registry import known_names
 from oscar_zoo.registry.architectures import Architecture, architecture
 from oscar_zoo.registry.catalog import Catalog
@@ -204,9 +203,7 @@ def _unknown(
     close = () if recipe else Catalog.packaged().close_matches(target.text, models)
     error = unknown_name(target.text, unreachable, close)
     if recipe is None and target.choice is not None:
-        words = option_words({"hub": sources.named, "compute": True})
-        make = command_line(["pull", target.choice.source, *words])
-        error.next_step = Compute(target.choice.name, make)
+        error.next_step = computing(target.choice, sources)
     return error
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from oscar_zoo.app.arguments import command_line, option_words
+from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import ModelTarget, NameTarget
 from oscar_zoo.errors import ArtifactNotFound, NetworkError, OscarZooError, UsageError
+from oscar_zoo.next_step import Compute
 from oscar_zoo.registry.model_names import ModelChoice
 
 
@@ -45,6 +48,13 @@ class ComputeWish:
                 "this computes in one process.",
                 hint="torchrun -m oscar_zoo compute ..., then oscar-zoo publish",
             )
+
+
+def computing(choice: ModelChoice, sources: Sources, *, offline: bool = False) -> Compute:
+    """The next step for a command that does not compute: an artifact for the model `choice`, under
+    the name that the command looks for."""
+    words = option_words({"hub": sources.named, "compute": True, "offline": offline})
+    return Compute(choice.name, command_line(["pull", choice.source, *words]))
 
 
 def model_to_compute(

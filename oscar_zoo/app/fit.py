@@ -206,7 +206,7 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
     recorded = recorded_model(info.model.id)
     recipe = serving_recipe(recorded.recipe, info.model.geometry)
     recipe = recipe.override(clip=request.clip, group_size=request.group_size)
-    check_groups(info.model, recipe.group_size, info.model.id)
+    check_groups(info.model.head_dims, recipe.group_size, info.model.id)
     options = None if choice is None else _options(request, choice, info, recipe)
     if options is None and request.bits == 4:
         recipe = _four_bits(recipe, len(info.model.attention_layers))

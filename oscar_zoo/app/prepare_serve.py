@@ -122,9 +122,9 @@ def check_groups(prepared: Prepared, flags: UserFlags) -> None:
         return
     option = OPTIONS["group_size"]
     given = flags.text(*option.names)
-    size = prepared.recipe.group_size if given is None else int(given)
+    size = prepared.recipe.group_size if given is None else option.parse(given, option.flag)
     group_size.check_groups(
-        prepared.geometry, size, prepared.choice.name, option=f"-- {option.flag}={{}}"
+        prepared.geometry.head_dims, size, prepared.choice.name, option=f"-- {option.flag}={{}}"
     )
 
 

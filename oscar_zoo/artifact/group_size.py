@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from oscar_kernels.spec import check_group_size
-from oscar_zoo.artifact.specs import Geometry
+import math
+
+from oscar_kernels.spec import GROUPS, check_group_size
 from oscar_zoo.errors import UsageError
 
 
 def check_groups(
-    geometry: Geometry, group_size: int, model: str, *, option: str = "a group size of {}"
+    dims: tuple[int, int], group_size: int, model: str, *, option: str = "a group size of {}"
 ) -> None:
     """Refuse groups that rows of a cache cannot be cut into.
 
     Args:
-        geometry: shape of the cache.
+        dims: channels of a row of K and of a row of V.
         group_size: the most channels that share a scale.
         model: what messages call the model.
         option: how a user gives another group size, with `{}` in the place of the number.
@@ -22,9 +23,17 @@ def check_groups(
         UsageError: why, and the largest group size that can be used.
     """
     try:
-        check_group_size(geometry.head_dims, group_size)
+        check_group_size(dims, group_size)
     except ValueError as error:
         raise UsageError(
             f"a group size of {group_size} does not go with {model}: {error}.",
-            hint=f"use {option.format(geometry.largest_group)}",
+            hint=f"use {option.format(largest_group(dims))}",
         ) from None
+
+
+def largest_group(dims: tuple[int, int]) -> int:
+    """The largest group size for rows of K and of V: one that divides both, or one row of the
+    narrower of them where no common divisor cuts both into 1, 2 or 4 groups."""
+    common = math.gcd(*dims)
+    both = all(width // common in GROUPS for width in dims)
+    return common if both else min(dims)

@@ -5,7 +5,6 @@ All models are frozen and refuse unknown keys. "Not reported" is `None`, never a
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import (
@@ -17,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from oscar_kernels.spec import GROUPS, MIXED_QUANTIZER, QUANTIZER
+from oscar_kernels.spec import MIXED_QUANTIZER, QUANTIZER
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.errors import UsageError
 
@@ -95,14 +94,6 @@ class Geometry(Spec):
         """Channels of a row of K and of a row of V."""
         return self.head_dim, self.v_head_dim
 
-    @property
-    def largest_group(self) -> int:
-        """The largest group size for rows of K and of V: one that divides both, or one row of the
-        narrower of them where no common divisor cuts both into 1, 2 or 4 groups."""
-        common = math.gcd(*self.head_dims)
-        both = all(width // common in GROUPS for width in self.head_dims)
-        return common if both else min(self.head_dims)
-
     def difference(self, other: Geometry) -> str | None:
         """The first field in which `other` differs, as text for people; `None` when equal."""
         for name in Geometry.model_fields:
@@ -120,11 +111,15 @@ class Clip(Spec):
     algorithm: Literal["none", "absrank-floor/1", "absrank-bisect7/1"] = "absrank-floor/1"
 
 
+MOST_TOKENS = 1 << 20
+"""Of one window. No other setting of a cache may be larger."""
+
+
 class Windows(Spec):
     """Tokens kept in high precision: the first `sink` and the last `recent` of every sequence."""
 
-    sink: Annotated[int, Field(ge=0, le=1 << 20)] = 64
-    recent: Annotated[int, Field(ge=1, le=1 << 20)] = 256
+    sink: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = 64
+    recent: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 256
     flush: Annotated[int, Field(ge=1)] | None = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
 

@@ -7,13 +7,15 @@ name.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from oscar_zoo.artifact.files import read_file
-from oscar_zoo.artifact.manifest import FILE_NAME, SUFFIX, Manifest
+from oscar_zoo.artifact.manifest import FILE_NAME, STATISTICS_NAME, SUFFIX, Manifest
 from oscar_zoo.artifact.names import is_path, path_text
+from oscar_zoo.artifact.pairing import role_of_name
 from oscar_zoo.errors import (
     AmbiguousName,
     ArtifactNotFound,
@@ -25,6 +27,7 @@ from oscar_zoo.errors import (
 _CACHED = "models--"
 """A model hub's cache keeps `ORG/NAME` in `models--ORG--NAME/snapshots/<commit>`."""
 _SHOWN = 8
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 
 
 def find_artifacts(path: Path) -> list[Path]:
@@ -50,7 +53,7 @@ def find_artifacts(path: Path) -> list[Path]:
                 f"cannot read {folder}: {error.strerror}.",
                 hint="check its permissions, or name a folder below it",
             ) from None
-        if any(map(_is_of_artifact, entries)):
+        if _holds_artifact(folder, entries):
             found.append(folder)
         todo += [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     return sorted(found)
@@ -59,7 +62,7 @@ def find_artifacts(path: Path) -> list[Path]:
 def is_artifact(folder: Path) -> bool:
     """Whether `folder` itself, not one below it, is among those of `find_artifacts`."""
     with suppress(OSError):  # what cannot be listed holds nothing that anybody could read
-        return any(_is_of_artifact(entry) for entry in folder.iterdir() if not entry.is_symlink())
+        return _holds_artifact(folder, [path for path in folder.iterdir() if not path.is_symlink()])
     return False
 
 
@@ -124,9 +127,34 @@ def hub_id(model: str) -> str:
     return path.name.casefold()
 
 
-def _is_of_artifact(entry: Path) -> bool:
-    """Whether this is a rotation file or a manifest."""
-    return (entry.suffix == SUFFIX or entry.name == FILE_NAME) and entry.is_file()
+def _holds_artifact(folder: Path, entries: Sequence[Path]) -> bool:
+    """Whether the `entries` of `folder` that are no links have a manifest or rotation files.
+
+    Content decides what a rotation file is, so any `.pt` file may be one. Beside a model only those
+    that are called K or V count: training leaves an `optimizer.pt` and a `scheduler.pt` there.
+    """
+    names = {
+        entry.name
+        for entry in entries
+        if (entry.suffix == SUFFIX or entry.name == FILE_NAME) and entry.is_file()
+    }
+    if not names or FILE_NAME in names or any(map(role_of_name, names)):
+        return bool(names)
+    return not _is_model(folder)
+
+
+def _is_model(folder: Path) -> bool:
+    """Whether `folder` has the `config.json` of a model, and weights. Links count, because hubs
+    keep models as links."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    if not isinstance(config, dict) or not config.keys() & {"architectures", "model_type"}:
+        return False
+    return any(
+        path.suffix in WEIGHT_SUFFIXES and path.name != STATISTICS_NAME for path in folder.iterdir()
+    )
 
 
 def _names(folder: Path) -> set[str]:

@@ -146,7 +146,7 @@ def sequence_length(options: ComputeOptions, block: ModelBlock) -> int:
     Raises:
         UsageError: group size or sequence length do not go with the model.
     """
-    check_groups(block, options.recipe.group_size, block.id)
+    check_groups(block.head_dims, options.recipe.group_size, block.id)
     longest = block.rope.max_position if block.rope else None
     if options.seq_len is None:
         return min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from oscar_zoo.artifact.group_size import check_groups
+from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths
 from oscar_zoo.errors import UsageError
 
@@ -83,10 +85,12 @@ def possible_bits(recipe: ServingRecipe, geometry: Geometry) -> tuple[float, flo
     return low, high
 
 
-def check_wish(wish: WidthWish | None, recipe: ServingRecipe, geometry: Geometry) -> None:
-    """Raise `UsageError` for a number of bits that codes of 2 and 4 bits cannot have."""
+def check_wish(wish: WidthWish | None, recipe: ServingRecipe, model: ModelBlock) -> None:
+    """Raise `UsageError` for a number of bits that codes of 2 and 4 bits cannot have, or for groups
+    that rows of the model cannot be cut into."""
+    check_groups(model.head_dims, recipe.group_size, model.id)
     if wish is not None and wish.bits is not None and wish.bits != ALL_FOUR:
-        check_range(wish.bits, possible_bits(recipe, geometry), recipe.group_size)
+        check_range(wish.bits, possible_bits(recipe, model), recipe.group_size)
 
 
 def check_range(bits: float, possible: tuple[float, float], group_size: int) -> None:

@@ -90,7 +90,7 @@ def check_settings(settings: Sequence[Setting], model: ModelBlock, length: int) 
     for setting in settings:
         group, windows = setting.recipe.group_size, setting.recipe.windows
         if "group_size" in setting.changes:
-            check_groups(model, group, model.id, option="--group-size {}")
+            check_groups(model.head_dims, group, model.id, option="--group-size {}")
         if not {"sink", "recent"}.isdisjoint(setting.changes) and (
             windows.sink + windows.recent >= length
         ):

@@ -23,10 +23,10 @@ from oscar_kernels.spec import (
     MIXED_QUANTIZER,
     QUANTIZER,
     QuantSpec,
-    check_group_size,
     group_channels,
 )
 from oscar_zoo.artifact.formats import Array, Role, RotationSet
+from oscar_zoo.artifact.group_size import check_groups
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.errors import UsageError
@@ -59,8 +59,8 @@ class CacheSpec:
         """The quantizer of one side in the attention layer `index`, counted from 0.
 
         Raises:
-            UsageError: the recipe names another quantizer or clip, or a group size that cannot cut
-                `head_dim`.
+            UsageError: the recipe names another quantizer or clip.
+            ValueError: a group size that cannot cut `head_dim`, which `check` refuses.
         """
         recipe, clip = self.recipe, self.recipe.clip
         known = (QUANTIZER, MIXED_QUANTIZER)
@@ -69,17 +69,13 @@ class CacheSpec:
                 f"the recipe asks for {recipe.quantizer} with clip {clip.algorithm}; "
                 f"only {' and '.join(known)} with {CLIP_ALGORITHM} or none are simulated."
             )
-        try:
-            group = group_channels(head_dim, recipe.group_size)
-            return QuantSpec(
-                head_dim,
-                group,
-                recipe.clip_ratio(role, index),
-                recipe.scale_dtype,
-                recipe.code_bits(role, index),
-            )
-        except ValueError as error:
-            raise _misfit(error) from None
+        return QuantSpec(
+            head_dim,
+            group_channels(head_dim, recipe.group_size),
+            recipe.clip_ratio(role, index),
+            recipe.scale_dtype,
+            recipe.code_bits(role, index),
+        )
 
     def check(self, model: Geometry) -> None:
         """Refuse a model this cache was not made for.
@@ -89,13 +85,14 @@ class CacheSpec:
 
         Raises:
             GeometryMismatch: head size, KV heads or layers differ.
-            UsageError: see `quant_spec`.
+            UsageError: see `quant_spec`; or rows cannot be cut into groups of this size.
         """
         name = model.id.rpartition("/")[2] if isinstance(model, ModelBlock) else "this rank"
         if self.k is not None:
             self.k.require_geometry("k", model, name)
         if self.v is not None:
             self.v.require_geometry("v", model, name)
+        check_groups(model.head_dims, self.recipe.group_size, name)
         self.quant_spec("k", model.head_dim)
         self.quant_spec("v", model.v_head_dim)
         widths = self.recipe.widths
@@ -104,10 +101,6 @@ class CacheSpec:
                 f"the recipe has bits for {len(widths.k.bits)} layers, and {name} has"
                 f" {len(model.attention_layers)} with full attention."
             )
-        try:
-            check_group_size(model.head_dims, self.recipe.group_size)
-        except ValueError as error:
-            raise _misfit(error) from None
 
     def sides(
         self, geometry: Geometry, layer_id: int, device: torch.device
@@ -121,10 +114,6 @@ class CacheSpec:
     def reads(self, positions: Tensor) -> Reads:
         """What queries read at consecutive positions: windows exactly, the rest as INT2."""
         return window_reads(self.recipe.windows, positions)
-
-
-def _misfit(error: ValueError) -> UsageError:
-    return UsageError(f"the recipe does not fit: {error}.", hint="choose another group size")
 
 
 @dataclass(frozen=True)

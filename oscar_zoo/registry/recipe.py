@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from oscar_kernels.spec import check_group_size
 from oscar_zoo.artifact.closed_model import validated
+from oscar_zoo.artifact.group_size import largest_group
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import Clip, Count, Geometry, ServingRecipe, Spec, Text
 from oscar_zoo.errors import InvalidName, MalformedFile
@@ -143,7 +144,7 @@ def serving_recipe(known: ModelRecipe | None, geometry: Geometry) -> ServingReci
     """
     if known is not None and known.geometry == geometry:
         return known.serving
-    largest = geometry.largest_group
+    largest = largest_group(geometry.head_dims)
     group = DEFAULT_GROUP if largest % DEFAULT_GROUP == 0 else largest
     return ServingRecipe(group_size=group, clip=Clip(k=0.96, v=0.92))
 

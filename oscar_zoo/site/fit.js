@@ -16,7 +16,7 @@ if (typeof document !== "undefined" && document.getElementById("fit-section")) {
     rows.forEach((row, at) => {
       needs.caches[gpus.value].forEach((kind, column) => {
         const asked = {
-          memory: Math.round(Number(memory.value) * 1e9),
+          memory: Math.round(Number(memory.value) * needs.memory_unit),
           gpus: Number(gpus.value),
           weights: Math.round(Number(weights.value) * 1e9),
           context: needs.contexts[at],
@@ -27,7 +27,7 @@ if (typeof document !== "undefined" && document.getElementById("fit-section")) {
     });
     const many = gpus.value === "1" ? "1 GPU" : `${gpus.value} GPUs`;
     document.getElementById("place").textContent = known
-      ? `${many} of ${memory.value} GB`
+      ? `${many} of ${memory.value} GiB`
       : "your GPUs, once memory and weights are entered";
   };
 

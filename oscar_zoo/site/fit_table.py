@@ -18,10 +18,11 @@ from oscar_zoo.site.exhibit import Exhibit
 from oscar_zoo.site.html import Html, element
 
 CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
+GIB = 1 << 30
 MEMORY = 80
-"""GB of the GPU that the table is made for."""
-CARDS = (16, 24, 32, 48, 80, 96, 141, 192)
-"""GB of GPUs that people have, offered as suggestions."""
+"""GiB of the GPU that the table is made for."""
+CARDS = (16, 24, 32, 48, 80, 96, 140, 180)
+"""GiB of GPUs that people have, offered as suggestions."""
 
 
 def fit_section(exhibit: Exhibit) -> Html | None:
@@ -65,7 +66,7 @@ def _command(exhibit: Exhibit) -> str:
 
 def _place(exhibit: Exhibit) -> str:
     gpus = "1 GPU" if exhibit.gpus == 1 else f"{exhibit.gpus} GPUs"
-    return f"{gpus} of {MEMORY} GB"
+    return f"{gpus} of {MEMORY} GiB"
 
 
 def _needs(exhibit: Exhibit) -> dict[str, object]:
@@ -73,7 +74,7 @@ def _needs(exhibit: Exhibit) -> dict[str, object]:
     kinds = {
         str(gpus): [asdict(cache) for cache in exhibit.caches[gpus]] for gpus in exhibit.caches
     }
-    return {"usable": USABLE, "contexts": CONTEXTS, "caches": kinds}
+    return {"usable": USABLE, "contexts": CONTEXTS, "caches": kinds, "memory_unit": GIB}
 
 
 def _form(exhibit: Exhibit) -> Html:
@@ -82,7 +83,7 @@ def _form(exhibit: Exhibit) -> Html:
         "div",
         element(
             "p",
-            element("label", "Memory of a GPU, GB", for_="memory"),
+            element("label", "Memory of a GPU, GiB", for_="memory"),
             element("input", id="memory", type="number", min="1", max="2000", step="any",
                     value=MEMORY, list="cards", inputmode="decimal"),
             element("datalist", [element("option", value=size) for size in CARDS], id="cards"),
@@ -134,7 +135,7 @@ def _row(exhibit: Exhibit, kinds: Sequence[Cache], context: int) -> Html:
         if exhibit.weights is None:
             text = numbers.NONE
         else:
-            left = room(MEMORY * 10**9, exhibit.weights, Layout(tp=exhibit.gpus))
+            left = room(MEMORY * GIB, exhibit.weights, Layout(tp=exhibit.gpus))
             text = numbers.count(cache.requests(left, context))
         cells.append(element("td", text, class_="n"))
     return element("tr", element("th", numbers.count(context), scope="row"), cells)

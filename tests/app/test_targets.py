@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from oscar_zoo.app.targets import (
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.cli.main import run
 from oscar_zoo.errors import ArtifactNotFound, PathNotFound, UsageError
+from oscar_zoo.registry.verification import artifacts_at
 
 
 class Heard(Silent):
@@ -81,6 +83,51 @@ def test_a_model_stays_a_model_whatever_lies_in_a_folder_of_it(here: Path) -> No
     assert isinstance(name, NameTarget) and name.model_namesake == Path("mine")
     (folder / "k_rotation.pt").write_bytes(b"")
     assert parse("./mine") == PathTarget("./mine", Path("mine"))
+
+
+TRAINING = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "training_args.bin")
+
+
+def checkpoint_in(folder: Path, config: str = '{"architectures": ["Qwen3ForCausalLM"]}') -> Path:
+    """A model's folder as training leaves it."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(config)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    for name in TRAINING:
+        (folder / name).write_bytes(b"state")
+    return folder
+
+
+@pytest.mark.parametrize("config", ['{"architectures": ["A"]}', '{"model_type": "qwen3"}'])
+def test_what_training_leaves_beside_a_model_is_no_rotation(here: Path, config: str) -> None:
+    folder = checkpoint_in(here / "run" / "checkpoint-500", config)
+    assert isinstance(parse("./run/checkpoint-500"), ModelTarget)
+    with pytest.raises(PathNotFound, match=r"no rotation files in .*run"):
+        artifacts_at(Path("run"))
+    write_folder(folder / "rotation", artifact_files())
+    assert artifacts_at(Path("run")).artifacts == [Path("run/checkpoint-500/rotation")]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: (folder / "k_rotation.pt").write_bytes(b""),
+        lambda folder: (folder / "V-rotation.pt").write_bytes(b""),
+        lambda folder: (folder / "oscar.json").write_text("{}"),
+        lambda folder: (folder / "config.json").write_text("{}"),
+        lambda folder: (folder / "config.json").write_text("[]"),
+        lambda folder: (folder / "config.json").write_bytes(b"\xff{"),
+        lambda folder: (folder / "model.safetensors").rename(folder / "statistics.safetensors"),
+    ],
+)
+def test_rotations_by_name_or_no_model_make_an_artifact(
+    here: Path, spoil: Callable[[Path], object]
+) -> None:
+    folder = checkpoint_in(here / "mine")
+    (folder / "training_args.bin").unlink()
+    spoil(folder)
+    assert parse("./mine") == PathTarget("./mine", Path("mine"))
+    assert artifacts_at(Path("mine")).artifacts == [Path("mine")]
 
 
 def test_a_command_that_takes_names_refuses_paths(here: Path) -> None:

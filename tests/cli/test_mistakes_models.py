@@ -227,3 +227,17 @@ def test_a_folder_without_a_model_is_the_same_mistake_everywhere(
     }
     (line,) = lines
     assert f"{folder} has no config.json. Name the folder of a Hugging Face checkpoint" in line
+
+
+@pytest.mark.parametrize(
+    "command", [["eval"], ["eval", "--engine", "sglang"], ["ruler"], ["bench", "serve"]]
+)
+def test_a_model_without_an_artifact_offers_to_compute_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, hub: Path, command: list[str]
+) -> None:
+    """The command that is offered gives what `eval` looks for."""
+    model = tmp_path / "my model"
+    shutil.copytree(MODEL, model)
+    line = refused(capsys, 3, *command, model, "--hub", f"file:{hub}")
+    assert line.startswith("error: no artifact is called 'my-model'.")
+    assert f"ompute one: oscar-zoo pull '{model}' --hub file:{hub} --compute" in line

@@ -241,6 +241,42 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
         2,
         ("a group size of 48 does not go with", "Use -- --oscar-group-size=64"),
     ),
+    "a group size that is no number": (
+        lambda t: ["--", "--oscar-group-size=abc"],
+        2,
+        (
+            "--oscar-group-size 'abc': must be a whole number from 1 to 1048576.",
+            "For example --oscar-group-size=128",
+        ),
+    ),
+    "a sink below zero": (
+        lambda t: ["--", "--oscar-sink-size=-1"],
+        2,
+        (
+            "--oscar-sink-size '-1': must be a whole number from 0 to 1048576.",
+            "--oscar-sink-size=64",
+        ),
+    ),
+    "a window of half a token": (
+        lambda t: ["--", "--oscar-recent-size=0.5"],
+        2,
+        ("--oscar-recent-size '0.5': must be a whole number from 1 to 1048576.", "=256"),
+    ),
+    "sinks of no number of prompts": (
+        lambda t: ["--", "--oscar-idle-sinks=many"],
+        2,
+        ("--oscar-idle-sinks 'many': must be a whole number from 0 to 1048576.", "=16"),
+    ),
+    "bits of an unknown number of layers": (
+        lambda t: ["--", "--oscar-bits=4xx"],
+        2,
+        ("--oscar-bits '4xx': '4xx' must say how many layers have the value, 1 to 1000", "=4/2"),
+    ),
+    "a clip ratio that is no number": (
+        lambda t: ["--", "--oscar-k-clip=0.9,abc"],
+        2,
+        ("--oscar-k-clip '0.9,abc': a clip ratio is a number from 0 to 1, not 'abc'.", "=0.96"),
+    ),
     "a misspelt flag": (
         lambda t: ["--", "--mem-fracton-static=0.8"],
         2,

@@ -8,6 +8,7 @@ from tiny_artifacts import TINY
 from oscar_zoo.artifact.model_block import ModelBlock, WeightsInfo
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.compute.options import ComputeOptions, sequence_length
+from oscar_zoo.compute.width_wish import WidthWish, check_wish
 from oscar_zoo.errors import UsageError
 
 
@@ -40,3 +41,6 @@ def test_a_group_size_that_does_not_go_with_the_rows(
         sequence_length(ComputeOptions("org/model", "model", "text", 100, recipe), block)
     assert caught.value.message == f"a group size of {group} does not go with org/model: {cause}."
     assert caught.value.hint == f"use a group size of {hint}"
+    with pytest.raises(UsageError) as early:  # before anything is read
+        check_wish(WidthWish(bits=3.0), recipe, block)
+    assert str(early.value) == str(caught.value)

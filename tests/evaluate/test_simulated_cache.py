@@ -242,10 +242,17 @@ def test_another_geometry_is_refused(changes: dict[str, object], text: str) -> N
         SimulatedCache(CacheSpec(*PAIRS["per head"], recipe()), other, CPU)
 
 
+def test_a_group_size_is_refused_in_the_words_of_every_command() -> None:
+    cache = CacheSpec(None, None, recipe(group_size=12))
+    with pytest.raises(UsageError) as caught:
+        SimulatedCache(cache, MODEL, CPU)
+    assert caught.value.message.startswith("a group size of 12 does not go with small: ")
+    assert caught.value.hint == f"use a group size of {D}"
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"group_size": 128},
         {"quantizer": "lloydmax-uniform-u2/1"},
         {"clip": Clip(k=0.9, v=0.9, algorithm="absrank-bisect7/1")},
     ],

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 HEAD = """# GPU check
 
@@ -17,24 +19,25 @@ Each section below is the last run on that kind of GPU. Whoever changes `compute
 """
 
 
+Status = Literal["passed", "FAILED", "not tried", "not ended"]
+
+
 @dataclass(frozen=True)
 class StepResult:
     """One step of the check.
 
     Attributes:
         name: what it does, in a few words.
-        passed: whether every figure is within its limit; `None` for a step that has not ended.
+        status: `passed` where every figure is within its limit, and `not tried` where this machine
+            cannot run the step.
         seconds: how long it took.
-        figures: what was measured, in words; when it failed, what went wrong.
+        figures: what was measured, in words; when it failed, what went wrong; else why not.
     """
 
     name: str
-    passed: bool | None
+    status: Status
     seconds: float
     figures: str
-
-
-_RESULT = {True: "passed", False: "**FAILED**", None: "not ended"}
 
 
 def table(results: Sequence[StepResult]) -> str:
@@ -42,8 +45,21 @@ def table(results: Sequence[StepResult]) -> str:
     lines = ["| step | result | seconds | figures |", "|---|---|---:|---|"]
     for one in results:
         figures = " ".join(one.figures.split()).replace("|", "\\|")
-        lines.append(f"| {one.name} | {_RESULT[one.passed]} | {one.seconds:.0f} | {figures} |")
+        status = "**FAILED**" if one.status == "FAILED" else one.status
+        lines.append(f"| {one.name} | {status} | {one.seconds:.0f} | {figures} |")
     return "\n".join(lines)
+
+
+def verdict(results: Sequence[StepResult]) -> str:
+    """What the run says as a whole; `passed` counts what was tried where something was not."""
+    count = Counter(one.status for one in results)
+    if count["FAILED"]:
+        return "FAILED"
+    if count["not ended"]:
+        return "not completed"
+    if count["not tried"]:
+        return f"{count['passed']} passed, {count['not tried']} not tried"
+    return "passed"
 
 
 def section(
@@ -62,13 +78,11 @@ def section(
         commit: of the checkout.
         seconds: from start to end; steps may overlap.
     """
-    found = {one.passed for one in results}
-    verdict = "FAILED" if False in found else "not completed" if None in found else "passed"
     known = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "GPU")
     versions = textwrap.fill(f"{known}.", 100, break_on_hyphens=False)
     return (
-        f"## {facts['GPU']}\n\n**{verdict}** on {date}, commit {commit}, {seconds:.0f} seconds in"
-        f" all.\n{versions}\n\n{table(results)}\n"
+        f"## {facts['GPU']}\n\n**{verdict(results)}** on {date}, commit {commit},"
+        f" {seconds:.0f} seconds in all.\n{versions}\n\n{table(results)}\n"
     )
 
 

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from subprocess import SubprocessError
 
-from document import StepResult
-from steps import Check, CheckFailed
+from document import Status, StepResult
+from steps import Check, CheckFailed, NotTried
 
 INTERRUPT_SECONDS = 2.0
 """A command that an interrupt ends may be noticed this much earlier than the interrupt."""
@@ -28,20 +28,23 @@ class Record:
         """Run a step, and tell on standard output when it begins and ends. After an interrupt none
         begins."""
         if self._interrupted.is_set():
-            return StepResult(name, None, 0.0, "")
+            return StepResult(name, "not ended", 0.0, "")
         print(f"{name} ...", flush=True)
         self._begun[name] = started = time.monotonic()
+        status: Status = "FAILED"
         try:
-            figures, passed = step(check), True
+            figures, status = step(check), "passed"
+        except NotTried as error:
+            figures, status = str(error), "not tried"
         except CheckFailed as error:
-            figures, passed = str(error), False
+            figures = str(error)
         except (OSError, KeyError, ValueError, SubprocessError) as error:
-            figures, passed = f"{type(error).__name__}: {error}", False
+            figures = f"{type(error).__name__}: {error}"
         seconds = time.monotonic() - started
-        if not passed and self._interrupted.wait(INTERRUPT_SECONDS):
-            return StepResult(name, None, seconds, "")
-        print(f"{name}: {'passed' if passed else 'FAILED'} ({seconds:.0f} s) {figures}", flush=True)
-        self._ended[name] = StepResult(name, passed, seconds, figures)
+        if status == "FAILED" and self._interrupted.wait(INTERRUPT_SECONDS):
+            return StepResult(name, "not ended", seconds, "")
+        print(f"{name}: {status} ({seconds:.0f} s) {figures}", flush=True)
+        self._ended[name] = StepResult(name, status, seconds, figures)
         return self._ended[name]
 
     @contextmanager
@@ -59,6 +62,6 @@ class Record:
         """The results when the interrupt came; of steps that had only begun too."""
         now = time.monotonic()
         return [
-            self._ended.get(name) or StepResult(name, None, now - begun, "")
+            self._ended.get(name) or StepResult(name, "not ended", now - begun, "")
             for name, begun in self._begun.items()
         ]

@@ -32,6 +32,10 @@ class CheckFailed(Exception):
     """A command failed, or a figure is outside its limit; the message says which."""
 
 
+class NotTried(Exception):
+    """This machine cannot run the step; the message says why."""
+
+
 @dataclass(frozen=True)
 class Check:
     """One run of the check.
@@ -113,7 +117,7 @@ def compute_with_engine(check: Check) -> str:
     """`compute --engine sglang` with an attention backend behind `--`, `verify`, and the same sums
     in process."""
     if check.device != "cuda":
-        return "not tried: another start of an engine; the tests do it on a CPU"
+        raise NotTried("another start of an engine; the tests do it on a CPU")
     model, text = str(EXAMPLE), ("--calib-tokens", "2048", "--seq-len", "512", "--method", "oscar")
     flags = (*check.engine_flags, f"--attention-backend={BACKEND}")
     engine = ("--engine", "sglang", "--output-dir", "./by-engine", "--", *flags)
@@ -279,7 +283,7 @@ def serve_hybrid_drafts(check: Check) -> str:
 
 def _with_drafts(check: Check, command: tuple[str, ...], algorithm: str, *flags: str) -> str:
     if check.device != "cuda":
-        return "not tried: SGLang verifies drafts on a GPU only"
+        raise NotTried("SGLang verifies drafts on a GPU only")
     drafts = (f"--speculative-algorithm={algorithm}", *flags)
     return server_figures(check.zoo(*command, "--", *check.engine_flags, *drafts))
 
@@ -313,7 +317,7 @@ def serve_hybrid(check: Check) -> str:
     """`eval ./FOLDER --engine sglang` of the hybrid, on a GPU: SGLang has its linear attention only
     there."""
     if check.device != "cuda":
-        return "not tried: SGLang runs this model on a GPU only"
+        raise NotTried("SGLang runs this model on a GPU only")
     command = ("eval", f"./{HYBRID}-rotation", *SERVER_EVAL, "--model", f"./{HYBRID}")
     return server_figures(check.zoo(*command, *check.engine))
 
@@ -367,7 +371,7 @@ def precompile(check: Check) -> None:
 def kernel_tests(check: Check) -> str:
     """The tests of kernels and compute that need a GPU, less those that compile a baseline."""
     if check.device == "cpu":
-        return "not tried: these tests need a GPU"
+        raise NotTried("these tests need a GPU")
     command = [
         sys.executable,
         "-m",

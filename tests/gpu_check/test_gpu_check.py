@@ -28,10 +28,10 @@ def document() -> ModuleType:
     return module
 
 
-def _section(document: ModuleType, gpu: str, date: str, *, passed: bool = True) -> str:
+def _section(document: ModuleType, gpu: str, date: str, *, status: str = "passed") -> str:
     results = [
-        document.StepResult("compute with defaults", True, 12.4, "`wush-tuned` chosen"),
-        document.StepResult("serve", passed, 31.0, "ready | answered\nright"),
+        document.StepResult("compute with defaults", "passed", 12.4, "`wush-tuned` chosen"),
+        document.StepResult("serve", status, 31.0, "ready | answered\nright"),
     ]
     return str(
         document.section(FACTS | {"GPU": gpu}, results, date=date, commit="abc1234", seconds=43.4)
@@ -84,8 +84,32 @@ def test_a_section_says_machine_commit_and_every_figure(document: ModuleType) ->
 
 
 def test_one_failed_step_fails_the_run(document: ModuleType) -> None:
-    made = _section(document, FACTS["GPU"], "2026-01-02", passed=False)
+    made = _section(document, FACTS["GPU"], "2026-01-02", status="FAILED")
     assert "**FAILED** on 2026-01-02" in made and "| serve | **FAILED** | 31 |" in made
+
+
+def test_what_was_not_tried_has_not_passed(document: ModuleType) -> None:
+    made = _section(document, FACTS["GPU"], "2026-01-02", status="not tried")
+    assert "**1 passed, 1 not tried** on 2026-01-02" in made
+    assert "| serve | not tried | 31 |" in made
+
+
+def test_a_step_for_a_gpu_is_not_tried_on_a_cpu() -> None:
+    """The rehearsal says so in the line of the step, which is what people read while it runs."""
+    program = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(FOLDER)!r})
+import steps, window_drafts
+from record import Record
+check = steps.Check(Path("."), "cpu", ())
+for step in (steps.kernel_tests, steps.serve_hybrid, window_drafts.serve_windowed_drafts):
+    found = Record().timed(step.__name__, step, check)
+    assert found.status == "not tried", found
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "kernel_tests: not tried (0 s) these tests need a GPU" in done.stdout
 
 
 def test_a_run_that_was_interrupted_keeps_what_had_ended(tmp_path: Path) -> None:

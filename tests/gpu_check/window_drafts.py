@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from served import Server
-from steps import ROOT, SERVER_EVAL, Check, CheckFailed, server_figures
+from steps import ROOT, SERVER_EVAL, Check, CheckFailed, NotTried, server_figures
 
 WINDOWED = "tiny-window"
 EVERY_EXPERT = {"num_experts_per_tok": 4}
@@ -29,7 +29,7 @@ def serve_windowed_drafts(check: Check) -> str:
     """`serve ./FOLDER --drafts` of the model with sliding windows, `eval --url`, and the same
     server without drafts: answers are the same, but where two tokens are nearly as likely."""
     if check.device != "cuda":
-        return "not tried: SGLang verifies drafts on a GPU only"
+        raise NotTried("SGLang verifies drafts on a GPU only")
     prompts = _prompts()
     flags = (f"--max-total-tokens={POOL}", *check.engine_flags)
     served = (f"./{WINDOWED}-rotation", "--model", f"./{WINDOWED}")

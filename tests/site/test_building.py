@@ -103,6 +103,24 @@ def needs(page: Path) -> dict[str, object]:
     return value
 
 
+def test_the_table_counts_the_memory_of_a_gpu_in_gib(site: Path) -> None:
+    """The memory of a card is what its driver and `fit-gpu` mean by 80 GiB."""
+    page = (site / QWEN).read_text("utf-8")
+    given = needs(site / QWEN)
+    weights = float(re.findall(r'id="weights"[^>]* value="([0-9.]+)"', page)[0]) * 1e9
+    contexts, caches = given["contexts"], given["caches"]
+    assert isinstance(contexts, list) and isinstance(caches, dict)
+    kinds = [Cache(**kind) for kind in caches["1"]]
+    rows = re.findall(r"<tr>.*?</tr>", page[page.index('id="fits"') :], re.DOTALL)
+    left = room(80 << 30, int(weights), Layout(tp=1))
+    for context, row in zip(contexts, rows, strict=False):
+        cells = [re.sub(r"\D", "", cell) for cell in re.findall(r"<t[hd][^>]*>([^<]+)<", row)]
+        assert int(cells[0]) == context
+        counts = [kind.requests(left, context) for kind in kinds]
+        assert list(map(int, cells[1:])) == pytest.approx(counts, abs=1)
+    assert "1 GPU of 80 GiB" in page and "Memory of a GPU, GiB" in page
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="no node to run the script of the page")
 def test_the_script_counts_requests_as_python_does(site: Path) -> None:
     """Also with sliding windows and states, which no packaged artifact has."""

@@ -17,6 +17,15 @@ T = TypeVar("T", int, float)
 MOST_LAYERS = 1000
 
 
+def whole_number(text: str) -> int | None:
+    """The number that decimal digits mean, or `None` for any other text."""
+    digits = text.strip()
+    try:
+        return int(digits) if digits.isascii() and digits.isdigit() else None
+    except ValueError:  # Python refuses thousands of digits
+        return None
+
+
 def parse_layers(text: str, read: Callable[[str], T]) -> tuple[T, ...]:
     """The values of a list; one value for all layers is a list of one.
 
@@ -26,9 +35,12 @@ def parse_layers(text: str, read: Callable[[str], T]) -> tuple[T, ...]:
     values: list[T] = []
     for entry in text.split(","):
         value, star, times = entry.strip().partition("x")
-        count = int(times) if star else 1
-        if not 1 <= count <= MOST_LAYERS:
-            raise ValueError(f"{entry.strip()!r} is repeated {count} times")
+        count = whole_number(times) if star else 1
+        if count is None or not 1 <= count <= MOST_LAYERS:
+            raise ValueError(
+                f"{entry.strip()!r} must say how many layers have the value, 1 to {MOST_LAYERS},"
+                " as 2x35 does"
+            )
         values += [read(value)] * count
     if len(values) > MOST_LAYERS:
         raise ValueError(f"{len(values)} entries are more than a model has layers")

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from oscar_zoo.artifact.names import parse_digest
-from oscar_zoo.engines.sglang.layer_values import CodeBits, parse_layers
+from oscar_zoo.artifact.specs import MOST_TOKENS
+from oscar_zoo.engines.sglang.layer_values import CodeBits, parse_layers, whole_number
 from oscar_zoo.errors import InvalidName, UsageError
 
 logger = logging.getLogger(__name__)
@@ -35,14 +37,15 @@ of several models can be searched."""
 
 @dataclass(frozen=True)
 class Option:
-    """One flag: its name, the variable that it writes, the parser of its text, and its name in the
-    published fork."""
+    """One flag: its name, the variable that it writes, the parser of its text, its name in the
+    published fork, and a value that may be given."""
 
     flag: str
     variable: str
     read: Callable[[str], Any]
     help: str
     fork_flag: str | None = None
+    example: str | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -54,23 +57,27 @@ class Option:
         try:
             return self.read(text)
         except ValueError as error:
-            raise UsageError(f"{shown} {text!r}: {error}.", hint=self.help) from None
+            advice = f"for example {shown}={self.example}" if self.example else self.help
+            raise UsageError(f"{shown} {text!r}: {error}.", hint=advice) from None
 
 
 def _whole(least: int) -> Callable[[str], int]:
     def read(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise ValueError(f"must be at least {least}")
+        value = whole_number(text)
+        if value is None or not least <= value <= MOST_TOKENS:
+            raise ValueError(f"must be a whole number from {least} to {MOST_TOKENS}")
         return value
 
     return read
 
 
 def _ratio(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0.0 <= value <= 1.0:
-        raise ValueError("must lie in 0 .. 1")
+        raise ValueError(f"a clip ratio is a number from 0 to 1, not {text.strip()!r}")
     return value
 
 
@@ -128,10 +135,18 @@ OPTIONS = {
         "digest the artifact must have",
     ),
     "sink": Option(
-        "--oscar-sink-size", "OSCAR_INT2_SINK_SIZE", _whole(0), "first tokens kept uncompressed"
+        "--oscar-sink-size",
+        "OSCAR_INT2_SINK_SIZE",
+        _whole(0),
+        "first tokens kept uncompressed",
+        example="64",
     ),
     "recent": Option(
-        "--oscar-recent-size", "OSCAR_INT2_RECENT_SIZE", _whole(1), "last tokens kept uncompressed"
+        "--oscar-recent-size",
+        "OSCAR_INT2_RECENT_SIZE",
+        _whole(1),
+        "last tokens kept uncompressed",
+        example="256",
     ),
     "idle_sinks": Option(
         "--oscar-idle-sinks",
@@ -139,6 +154,7 @@ OPTIONS = {
         _whole(0),
         "finished prompts whose first tokens are kept; as many as --max-running-requests by"
         " default",
+        example="16",
     ),
     "bits": Option(
         "--oscar-bits",
@@ -146,15 +162,21 @@ OPTIONS = {
         CodeBits.parse,
         "bits of a code, 2 or 4: of keys and values (4), of each (4/2), or of each layer"
         " (4,2x35/2); codes of 4 bits are not clipped where the clip is one ratio",
+        example="4/2",
     ),
     "k_clip": Option(
         "--oscar-k-clip",
         "OSCAR_INT2_K_CLIP",
         _ratios,
         "clip ratio of keys, of all layers or of each (0,0.96x35); 0 is no clipping",
+        example="0.96",
     ),
     "v_clip": Option(
-        "--oscar-v-clip", "OSCAR_INT2_V_CLIP", _ratios, "clip ratio of values, as --oscar-k-clip"
+        "--oscar-v-clip",
+        "OSCAR_INT2_V_CLIP",
+        _ratios,
+        "clip ratio of values, as --oscar-k-clip",
+        example="0.92",
     ),
     "group_size": Option(
         "--oscar-group-size",
@@ -162,6 +184,7 @@ OPTIONS = {
         _whole(1),
         "channels that share a scale",
         "--kv-cache-quant-group-size",
+        "128",
     ),
     "window_on_hit": Option(
         "--oscar-window-on-hit",

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from oscar_kernels.spec import QuantSpec, check_group_size, group_channels
+from oscar_kernels.spec import QuantSpec, group_channels
+from oscar_zoo.artifact.group_size import check_groups
 from oscar_zoo.engines.sglang import (
     artifact_reading,
     compile_lock,
@@ -199,14 +200,11 @@ def layer_specs(model_config: Any) -> dict[int, tuple[QuantSpec, QuantSpec]]:
         bits, clip = chosen.code(role, index)
         return QuantSpec(dim, group_channels(dim, size), clip, bits=bits)
 
-    try:
-        check_group_size(dims, size)
-        return {
-            layer: (spec("k", dims[0], index), spec("v", dims[1], index))
-            for index, layer in enumerate(layers)
-        }
-    except ValueError as error:
-        raise UsageError(f"INT2 rows of this model: {error}.", hint="--oscar-group-size") from None
+    check_groups(dims, size, "this model", option="--oscar-group-size={}")
+    return {
+        layer: (spec("k", dims[0], index), spec("v", dims[1], index))
+        for index, layer in enumerate(layers)
+    }
 
 
 def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:

@@ -122,9 +122,12 @@ def test_variables_that_the_server_would_refuse() -> None:
     [
         ("--oscar-bits=4/3", "codes have 2 or 4 bits, not '3'"),
         ("--oscar-bits=4,2", None),
-        ("--oscar-k-clip=2", r"must lie in 0 \.\. 1"),
-        ("--oscar-recent-size=0", "must be at least 1"),
-        ("--kv-cache-quant-group-size=x", "invalid literal"),
+        ("--oscar-k-clip=2", "a number from 0 to 1, not '2'"),
+        ("--oscar-recent-size=0", "must be a whole number from 1 to 1048576"),
+        (
+            "--kv-cache-quant-group-size=x",
+            "--oscar-group-size 'x': must be a whole number from 1 to 1048576",
+        ),
     ],
 )
 def test_values_of_the_cache_are_read_before_anything_starts(flag: str, said: str | None) -> None:
