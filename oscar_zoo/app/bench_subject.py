@@ -116,7 +116,7 @@ def _check_length(choice: ModelChoice, longest: int) -> None:
     if room is not None and longest > room:
         raise UsageError(
             f"{choice.name} reads up to {room:,} tokens, {longest:,} are wanted.",
-            hint="lower --context and --new-tokens, or what --job and --turns say",
+            hint="prompt and answer count together; ask for shorter ones (--context, --new-tokens)",
         )
 
 
