@@ -88,13 +88,9 @@ def serving(artifact: Path, temp: Path, *, forked: bool = False) -> Iterator[Run
 
 
 def variables(folder: Path) -> dict[str, str]:
-    """Those of a user whose servers' state is in `folder`.
-
-    SGLang compiles nothing with torch then, as in `engines.environment`. The server of
-    `tests/test_demo.py` does.
-    """
+    """Those of a user whose servers' state is in `folder`."""
     own = {"TMPDIR": str(folder), "OSCAR_ZOO_STATE": str(folder), "OMP_NUM_THREADS": "1"}
-    return os.environ | own | {"TORCHDYNAMO_DISABLE": "1", "HF_TOKEN": CANARY}
+    return os.environ | own | {"HF_TOKEN": CANARY}
 
 
 def serve(artifact: Path, port: int, *extra: str, options: tuple[str, ...] = ()) -> list[str]:
