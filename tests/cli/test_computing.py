@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 from cli_child import Cli, Finished
 from cli_output import parsed
-from engines import needs_sglang
+from engines import INSTALLED, needs_sglang
+from forked_process import ForkedProcess
+from quick_cli import QuickCli
 from safetensors.torch import load_file, save_file
 from saved_models import change_config
 from tiny_artifacts import artifact_files
@@ -86,15 +88,22 @@ def first_layer(folder: Path) -> Path:
     return folder
 
 
+def start(cli: Cli, *arguments: str) -> ForkedProcess | subprocess.Popen[str]:
+    """Start a command, as a fork of a process that has imported torch where SGLang is installed."""
+    if not INSTALLED:
+        return cli.start(*arguments)
+    return ForkedProcess(["-m", "oscar_zoo", *arguments], cli.variables, cli.folder)
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("made")
     text = folder / "text.txt"
     text.write_text(TEXT)
     model = first_layer(folder / SHORT)
-    cli = Cli({**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, folder)
+    cli = QuickCli({**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}, folder)
     wanted = ("pull", str(model), "--compute", "--calib-data", str(text))
-    first = cli.start(*wanted)
+    first = start(cli, *wanted)
     while not (found := list(folder.glob("cache/computing/*/rotation.work/*"))):
         assert first.poll() is None, first.communicate()
         time.sleep(0.01)  # until the model is loaded and the capture begins
@@ -103,7 +112,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     left = results(cli)
     found[0].mkdir(parents=True, exist_ok=True)
     (found[0] / "state.json").write_text("{}")  # of another version: nothing to go on from
-    children = [cli.start(*wanted, "--json") for _ in range(2)]
+    children = [start(cli, *wanted, "--json") for _ in range(2)]
     told = [child.communicate(timeout=1500) for child in children]
     assert [child.returncode for child in children] == [0, 0], told
     both = [parsed(out)["artifacts"][0] for out, _ in told]

@@ -1,5 +1,5 @@
 """What a server of `oscar-zoo serve` answers: the tokens of the reference, and refusals of what
-does not work."""
+does not work. It is forked; the one of `test_serve.py` is started as users do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEW = 16
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     artifact = fitted(tmp_path_factory.mktemp("fitted") / "rotation")
-    with serving(artifact, tmp_path_factory.mktemp("temp")) as running:
+    with serving(artifact, tmp_path_factory.mktemp("temp"), forked=True) as running:
         yield running
 
 

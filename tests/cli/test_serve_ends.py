@@ -1,7 +1,7 @@
 """How servers of `oscar-zoo serve` end: by themselves, by Ctrl-C, before they are ready, and in the
 background.
 
-Those that say why they cannot start, or run in the background, are forks (`forked_commands`).
+Servers are forks (`forked_commands`) but for those that a signal ends while they start.
 """
 
 from __future__ import annotations
@@ -17,12 +17,24 @@ import pytest
 from cli_output import parsed
 from engines import needs_sglang
 from forked_commands import forked
-from served_model import alive, all_children, cmdline, fitted, oscar_zoo, serve, start, variables
+from served_model import (
+    alive,
+    all_children,
+    cmdline,
+    fitted,
+    fork,
+    oscar_zoo,
+    serve,
+    start,
+    variables,
+)
 from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 from oscar_zoo.engines.sglang.launch.ports import check_port_free, free_port
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), needs_sglang]
+SCHEDULER = b"sglang::scheduler"
+"""How the command line of SGLang's scheduler begins."""
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +44,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_server_without_its_detokenizer_ends_at_once(artifact: Path, tmp_path: Path) -> None:
     """By itself SGLang holds all requests for a minute after a crash, to write dumps."""
-    process = start(artifact, free_port(), tmp_path)
-    assert process.stdout is not None
+    process = fork(artifact, free_port(), tmp_path)
     ready = "".join(iter(process.stdout.readline, "}\n"))
     tree = all_children(process.pid)
     (victim,) = (pid for pid in tree if cmdline(pid).startswith(b"sglang::detokenizer"))
@@ -78,12 +89,11 @@ def test_a_signal_while_starting_leaves_nothing_behind(
 def test_a_port_that_is_lost_while_it_starts_is_told(artifact: Path, tmp_path: Path) -> None:
     """By itself SGLang stays there for ever and listens nowhere."""
     port = free_port()
-    process = start(artifact, port, tmp_path)
-    while not any(b"sglang.launch" in cmdline(pid) for pid in all_children(process.pid)):
-        assert process.poll() is None
+    process = fork(artifact, port, tmp_path)
+    while not any(cmdline(pid).startswith(SCHEDULER) for pid in all_children(process.pid)):
+        assert process.poll() is None  # SGLang listens once its scheduler has loaded the model
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
+        taken.bind(("127.0.0.1", port))  # and answers nobody: a listener might keep clients waiting
         out, _ = process.communicate(timeout=300)
     error = parsed(out)["error"]
     assert (process.returncode, error["code"]) == (7, "port_in_use")

@@ -32,7 +32,7 @@ RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92))
 
 @pytest.fixture(scope="module")
 def loaded() -> Iterator[LoadedModel]:
-    yield load_model(str(EXAMPLES / "models" / "tiny-qwen3-hard"))
+    yield load_model(str(EXAMPLES / "models" / "tiny-qwen3-hard"), dtype="float32")
 
 
 @pytest.fixture(scope="module")

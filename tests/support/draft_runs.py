@@ -85,7 +85,7 @@ def together() -> list[dict[str, Any]]:
     """Shared prefixes, second turns, ten requests at once, and some that are given up."""
     ids = text_tokens()
     prompts = [ids[at : at + 40] for at in (300, 2300, 4300)]
-    given_up = {"name": "given_up", "prompts": prompts, "new": 60, "abort": {"1": 7}}
+    given_up = {"name": "given_up", "prompts": prompts, "new": 40, "abort": {"1": 7}}
     return [*plumbing_groups(ids), given_up, {**given_up, "name": "behind", "abort": {}}]
 
 

@@ -44,6 +44,7 @@ def install(answers: Sequence[Sequence[int]], shape: str, counts: str = "") -> N
     Table.shape = shape
     Moves.place = Path(counts) if counts else None
     for module, name, stand_in in (
+        ("sglang.srt.mem_cache.allocation", "assign_req_to_token_pool_func", note_slots),
         ("sglang.kernels.ops.speculative.cache_locs", "assign_extend_cache_locs_func", slots_of),
         ("sglang.srt.speculative.eagle_utils", "verify_tree_greedy_func", accept),
         ("sglang.srt.speculative.spec_utils", "move_accept_tokens_to_target_kvcache", Moves.move),
@@ -97,6 +98,18 @@ def links_of_trees(
             sibling[b, node] = first.get(parents[-1], -1) if parents else -1
             if parents:
                 first[parents[-1]] = node
+
+
+def note_slots(
+    rows: Tensor, table: Tensor, begins: Tensor, ends: Tensor, slots: Tensor, count: int
+) -> None:
+    """Write new slots of the first `count` requests, one request after the other, into their rows
+    of `table`, from the tokens `begins` on up to the tokens `ends`."""
+    at = 0
+    places = zip(*(x[:count].tolist() for x in (rows, begins, ends)), strict=True)
+    for row, begin, end in places:
+        table[row, begin:end] = slots[at : at + end - begin].to(table.dtype)
+        at += end - begin
 
 
 def slots_of(

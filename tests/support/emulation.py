@@ -14,6 +14,9 @@ from oscar_kernels.nvrtc.compile import CudaSource, Flags
 
 EMULATORS = Path(__file__).parents[1] / "kernels"
 FIBERS = EMULATORS / "emulator" / "fibers.h"
+STANDARD = "standard.h"
+"""Everything of the standard library that a kernel and its emulator include, which is compiled
+once."""
 OPTIONS = (
     "-std=c++17",
     "-O1",
@@ -44,6 +47,9 @@ class Emulator:
             (folder / file).write_text(text)
         for path in (FIBERS, *(EMULATORS / name).iterdir()):
             shutil.copy(path, folder)
+        lines = (text for path in folder.iterdir() for text in path.read_text().splitlines())
+        included = sorted({line for line in lines if line.startswith("#include <")})
+        (folder / STANDARD).write_text("\n".join(included) + "\n")
 
     def library(self, flags: Flags) -> ctypes.CDLL:
         """The library; a test without g++ is skipped."""
@@ -63,9 +69,11 @@ class Emulator:
         compiler = shutil.which("g++")
         if compiler is None:
             pytest.skip("no g++ to compile the emulator with")
+        if not self._made:
+            self._run(compiler, "-x", "c++-header", STANDARD, "-o", f"{STANDARD}.gch")
         defined = [f"-D{name}={value}" for name, value in flags.items()]
-        subprocess.run(
-            [compiler, *OPTIONS, *defined, "emulate.cpp", "-o", str(target)],
-            cwd=self._folder,
-            check=True,
-        )
+        standard = ("-include", STANDARD)
+        self._run(compiler, *standard, *defined, "emulate.cpp", "-o", str(target))
+
+    def _run(self, compiler: str, *words: str) -> None:
+        subprocess.run([compiler, *OPTIONS, *words], cwd=self._folder, check=True)

@@ -2,9 +2,9 @@
 too.
 
 That fresh processes import what they need cannot be tested so. These start them as users do:
-`tests/test_demo.py` and the servers of `served_model` by our command line,
+`tests/test_demo.py` and `tests/cli/test_serve.py` by our command line,
 `tests/engines/sglang/test_command_line.py` by SGLang's, and `test_engine_versions.py` beside it for
-the workers of the other releases.
+the workers of the other releases. A command that a test watches or ends is a `forked_process`.
 """
 
 from __future__ import annotations

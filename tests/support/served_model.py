@@ -1,5 +1,5 @@
 """`oscar-zoo serve` for real: the example model with a fitted rotation, a server that is started as
-users do, and the processes that belong to it."""
+users do or forked, and the processes that belong to it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 
 from cli_output import check
 from engines import MODEL, REPOSITORY
+from forked_process import ForkedProcess
 
 from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang.launch.ports import free_port
@@ -31,7 +32,7 @@ WHOLE_PROMPTS = 8192
 class Running:
     """A server that is ready, and what `serve --json` said of it."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedProcess
     ready: dict[str, Any]
     port: int
     temp: Path
@@ -59,13 +60,17 @@ def fitted(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def serving(artifact: Path, temp: Path) -> Iterator[Running]:
-    """A server with a key and metrics, which cuts no prompt and keeps no prefix."""
+def serving(artifact: Path, temp: Path, *, forked: bool = False) -> Iterator[Running]:
+    """A server with a key and metrics, which cuts no prompt and keeps no prefix.
+
+    Args:
+        forked: whether to start it by `fork` in place of `start`.
+    """
     port = free_port()
     flags = (f"--chunked-prefill-size={WHOLE_PROMPTS}", "--disable-radix-cache", "--enable-metrics")
     (temp / "key").write_text(KEY + "\n")
     options = ("--expose", "127.0.0.1", "--api-key-file", str(temp / "key"))
-    process = start(artifact, port, temp, *flags, options=options)
+    process = (fork if forked else start)(artifact, port, temp, *flags, options=options)
     assert process.stdout is not None
     text = ""
     for line in process.stdout:
@@ -105,6 +110,14 @@ def start(
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def fork(
+    artifact: Path, port: int, folder: Path, *extra: str, options: tuple[str, ...] = ()
+) -> ForkedProcess:
+    """The same, but every process is a fork of the one that imported SGLang."""
+    command = ["-m", "oscar_zoo", *serve(artifact, port, *extra, options=options)]
+    return ForkedProcess(command, variables(folder), folder)
 
 
 def oscar_zoo(folder: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

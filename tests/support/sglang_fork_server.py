@@ -71,6 +71,8 @@ def _preload() -> None:
     plain_convolutions = importlib.import_module("plain_convolutions")
     plain_convolutions.install(hook_targets()._replace_imported)
     _find_bindings_once()
+    # It finds the place of our command line by our variables, which forks replace.
+    importlib.import_module("setproctitle").getproctitle()
     gc.collect()
     gc.freeze()  # or every collection of a call would walk all that was imported
 

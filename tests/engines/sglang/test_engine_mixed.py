@@ -1,5 +1,5 @@
-"""Hundreds of requests with aborts, evictions and a long queue leave nothing behind and answer as
-stock SGLang does."""
+"""A hundred and fifty requests with aborts, evictions and a long queue leave nothing behind and
+answer as stock SGLang does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engines import Engines, needs_sglang
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
-REQUESTS = 300
+REQUESTS = 150
 
 
 @pytest.fixture(scope="module")

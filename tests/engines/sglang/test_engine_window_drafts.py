@@ -39,6 +39,8 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 GEMMA, GPT_OSS = "gemma3_text", "gpt_oss"
 EXACT, INT2 = {**LOSSLESS, **FREE_AT_ONCE}, {**WINDOWS, **FREE_AT_ONCE}
 MUTANTS = ("one_sliding_window", "every_draft_seen")
+SHORT = 10
+"""Tokens of an answer through kernels that Triton's interpreter runs."""
 FEW_SLOTS = {"tp_size": 2, "swa_full_tokens_ratio": 0.2, "page_size": 16}
 
 
@@ -76,7 +78,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     made.drafts("sinks_eagle3", INT2, alone(), of="sinks", engine=eagle)
     little = {**eagle, "max_total_tokens": 640, "max_running_requests": 2}
     made.drafts("little", INT2, alone(1), of="sinks", engine=little)
-    short = [{**one, "new": 16} for one in alone(1, 2)]
+    short = [{**one, "new": SHORT} for one in alone(1, 2)]
     made.plain("sliding", EXACT, short, model=gpt_oss)
     env = {**EXACT, "INT2_TEST_SLIDING": "triton", "INT2_TEST_MUTANT": "stock_window"}
     made.plain("stock_window", env, short, model=gpt_oss)
@@ -195,7 +197,7 @@ def test_other_releases_verify_the_same(runs: Runs, release: str) -> None:
     own["speculative_draft_model_path"] = own["model_path"]
     exact, int2, on_gpu = (f"{name}@{release}" for name in ("chain", "own", "graphs"))
     env = {**EXACT, "INT2_TEST_SLIDING": "graphs"}
-    short = [{**one, "new": 16} for one in alone(1, 2)]
+    short = [{**one, "new": SHORT} for one in alone(1, 2)]
     groups = [*alone(), *together()[:3]]
     made = {"release": release, "shape": "chains"}
     runs.drafts(exact, EXACT, groups, of="exact", engine=chain, **made)

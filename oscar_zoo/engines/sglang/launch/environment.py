@@ -65,7 +65,8 @@ def child_environment(
     Kept: an allow-list without tokens, preloads or Python paths. Set: weights-only loading, the
     plugin filter, an end without delay after a crash (unless `parent` says otherwise), a private
     folder for compiled kernels, and on a CPU the import shims and Triton's interpreter (SGLang's
-    slot allocator uses Triton for every attention backend it does not know).
+    slot allocator uses Triton for every attention backend it does not know). There torch compiles
+    none of SGLang's small functions either, which took longer than they run.
 
     Args:
         parent: usually `os.environ`.
@@ -95,5 +96,6 @@ def set_variables(*, device: str | None, kernels: Path) -> dict[str, str]:
     }
     if device == "cpu":
         env["TRITON_INTERPRET"] = "1"
+        env["TORCHDYNAMO_DISABLE"] = "1"
         env["PYTHONPATH"] = str(cpu_site_dir())
     return env

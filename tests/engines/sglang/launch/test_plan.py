@@ -114,14 +114,15 @@ def test_a_cpu_gets_the_shims_and_defaults_a_user_can_override(tmp_path: Path) -
     made = plan.plan(
         options(tmp_path, device="cpu", flags=UserFlags(["--max-total-tokens=99"])), {}
     )
-    assert made.env["TRITON_INTERPRET"] == "1"
+    assert made.env["TRITON_INTERPRET"] == made.env["TORCHDYNAMO_DISABLE"] == "1"
     assert (Path(made.env["PYTHONPATH"]) / "sitecustomize.py").is_file()
     assert "--device=cpu" in made.argv and "--dtype=float32" in made.argv
     assert [a for a in made.argv if a.startswith("--max-total-tokens")][
         -1
     ] == "--max-total-tokens=99"
     gpu = plan.plan(options(tmp_path, device="cuda"), {})
-    assert "TRITON_INTERPRET" not in gpu.env and "--device=cpu" not in gpu.argv
+    assert not {"TRITON_INTERPRET", "TORCHDYNAMO_DISABLE"} & gpu.env.keys()
+    assert "--device=cpu" not in gpu.argv
 
 
 def test_a_gpu_decodes_under_cuda_graphs_and_a_cpu_has_none(tmp_path: Path) -> None:
