@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shlex
 import subprocess
 import sys
@@ -49,11 +50,17 @@ def every_command() -> list[tuple[str, ...]]:
 
 def on_a_terminal(columns: int, *words: str) -> str:
     """What a command shows on a terminal of so many columns, without colours."""
+    return shown_on_a_terminal(columns, [*PROGRAM, *words])
+
+
+def shown_on_a_terminal(columns: int, command: list[str], *, stderr: bool = False) -> str:
+    """What a program writes to stdout, or to stderr, where that is a terminal."""
     ours, theirs = pty.openpty()
     variables = os.environ | {"COLUMNS": str(columns), "TERM": "dumb", "NO_COLOR": "1"}
-    with subprocess.Popen(
-        [*PROGRAM, *words], stdout=theirs, stderr=subprocess.PIPE, env=variables
-    ) as child:
+    if stderr:  # rich gives a dumb terminal 80 columns
+        variables["TERM"] = "xterm"
+    streams = (subprocess.PIPE, theirs) if stderr else (theirs, subprocess.PIPE)
+    with subprocess.Popen(command, stdout=streams[0], stderr=streams[1], env=variables) as child:
         os.close(theirs)
         shown = b""
         while True:
@@ -66,7 +73,8 @@ def on_a_terminal(columns: int, *words: str) -> str:
             shown += part
         assert child.wait() == 0, child.stderr and child.stderr.read()
     os.close(ours)
-    return shown.decode().replace("\r\n", "\n")
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    return text.replace("\r\n", "\n").replace("\r", "")
 
 
 @pytest.mark.parametrize("words", every_command(), ids=lambda words: " ".join(words) or "oscar-zoo")
@@ -236,3 +244,37 @@ def test_a_table_for_a_log_keeps_its_columns(tmp_path: Path) -> None:
             check=True,
         )
     assert [line.split("  ") for line in log.read_text().splitlines()] == [names, names]
+
+
+CHOICE = """
+from oscar_zoo.cli.render import terminal
+heads = ["METHOD", "K CLIP", "V CLIP", "OUTPUT ERROR", "TEXT", "KL", "PERPLEXITY", "vs BF16"]
+table = terminal.table(*heads, "± SE", "RECALL", "", right=tuple(range(1, 10)))
+table.add_row("BF16", *[""] * 5, "12.345", *[""] * 4)
+table.add_row("oscar-per-head", "0.96", "0.881", "0.0123", "64/64", "0.012", "12.345", "+0.28 %",
+              "0.02", "98.6%", "kept")
+from oscar_zoo.cli.render.bars import Bars
+if DRAWS:
+    bars = Bars(lambda tasks: [], terminal.err())
+    bars.start()
+    bars.console.print(table)
+    bars.stop()
+else:
+    terminal.err().print(table)
+"""
+
+
+@pytest.mark.parametrize("draws", [False, True], ids=["plain", "beside bars"])
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_a_table_on_stderr_is_never_cut(columns: int, draws: bool) -> None:
+    program = CHOICE.replace("DRAWS", str(draws))
+    command = [sys.executable, "-c", program]
+    lines = shown_on_a_terminal(columns, command, stderr=True).splitlines()
+    assert "…" not in "".join(lines) and max(map(len, lines)) <= columns
+    words = "oscar-per-head 0.96 0.881 0.0123 64/64 0.012 12.345 +0.28 % 0.02 98.6% kept".split()
+    if columns == 200:
+        assert words in [line.split() for line in lines]
+    else:
+        (start,) = [n for n, line in enumerate(lines) if line.startswith("oscar-per-head")]
+        assert set(words) < set(" ".join(lines[start:]).split())
+        assert "  PERPLEXITY    12.345" in lines and "-" not in " ".join(lines[:start]).split()

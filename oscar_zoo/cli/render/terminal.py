@@ -11,22 +11,19 @@ import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
-from rich.segment import Segment
-from rich.table import Table
-from rich.text import Text
 
 from oscar_zoo.cli import streams
+from oscar_zoo.cli.render import fitting_table
+from oscar_zoo.cli.render.fitting_table import WIDEST, FittingTable
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.next_step import capitalized
 
-NOT_REPORTED = "not reported"
-_WIDEST = 4096
+NOT_REPORTED = fitting_table.NOT_REPORTED
 _DEEPEST = 30
 """Columns that further lines of a text are indented at most."""
 _LINES = 25
@@ -42,7 +39,7 @@ MARKS = {
 def out() -> Console:
     """Console of stdout, for data: never breaks a line or shortens a cell, so that what it shows
     can be copied."""
-    return Console(width=_WIDEST, height=_LINES, soft_wrap=True, highlight=False)
+    return Console(width=WIDEST, height=_LINES, soft_wrap=True, highlight=False)
 
 
 def prose(text: str) -> None:
@@ -94,7 +91,7 @@ def is_narrow(columns: int) -> bool:
 def err() -> Console:
     """Console of stderr, for everything that is not data; where it is no terminal, no cell is
     shortened."""
-    width, height = (None, None) if sys.stderr.isatty() else (_WIDEST, _LINES)
+    width, height = (None, None) if sys.stderr.isatty() else (WIDEST, _LINES)
     return Console(stderr=True, width=width, height=height, highlight=False, soft_wrap=True)
 
 
@@ -164,49 +161,11 @@ def note(text: str, *, quiet: bool = False) -> None:
         err().print(clean(text))
 
 
-def table(*columns: str, right: tuple[int, ...] = ()) -> Table:
-    """A plain table; `right` are the indexes of numeric columns."""
-    result = _Listing(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for index, name in enumerate(columns):
-        result.add_column(name, justify="right" if index in right else "left", no_wrap=True)
-    return result
-
-
-class _Listing(Table):
-    """A table that becomes a block of lines per row on a terminal that is too narrow for it."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        narrow = console.file.isatty() and shutil.get_terminal_size().columns
-        if not narrow or Measurement.get(console, options, self).maximum <= narrow:
-            yield from _without_trailing_space(super().__rich_console__(console, options))
-            return
-        names = [Text.from_markup(str(column.header)).plain for column in self.columns]
-        column = max(len(name) for name in names[1:]) + 4 if len(names) > 1 else 0
-        for cells in zip(*(column.cells for column in self.columns), strict=True):
-            yield Text.from_markup(str(cells[0]), style="bold")
-            for name, cell in zip(names[1:], cells[1:], strict=True):
-                lines = textwrap.wrap(
-                    Text.from_markup(str(cell)).plain,
-                    max(narrow - column, 1),
-                    break_long_words=False,
-                    break_on_hyphens=False,
-                )
-                yield Text(
-                    f"\n{' ' * column}".join(
-                        [f"  {name}".ljust(column) + (lines or ["-"])[0], *lines[1:]]
-                    )
-                )
-
-
-def _without_trailing_space(rendered: RenderResult) -> Iterator[Segment]:
-    """The lines of a table without the spaces that fill its last column."""
-    for line in Segment.split_lines(part for part in rendered if isinstance(part, Segment)):
-        while line and not line[-1].text.rstrip():
-            line.pop()
-        if line:
-            line[-1] = line[-1]._replace(text=line[-1].text.rstrip())
-        yield from line
-        yield Segment.line()
+def table(
+    *columns: str, right: tuple[int, ...] = (), spare: Sequence[Sequence[str]] = ()
+) -> FittingTable:
+    """A plain table; see `FittingTable`."""
+    return FittingTable(*columns, right=right, spare=spare)
 
 
 def gigabytes(size: int) -> str:
