@@ -14,12 +14,15 @@ from pathlib import Path
 import click
 import pytest
 from cli_output import parsed
+from hub_folders import HARD
+from measured_artifacts import measured_files
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.app.servers import serve_log
 from oscar_zoo.cli.main import cli, run
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.streams import ascii_text
+from oscar_zoo.registry.store import Store
 
 PROGRAM = [sys.executable, "-m", "oscar_zoo"]
 EACH = """
@@ -103,6 +106,28 @@ def test_a_table_that_does_not_fit_becomes_a_block_per_row(columns: int) -> None
     assert max(map(len, shown.splitlines())) <= columns
     assert {"GLM-4.7-FP8", "seq10000_prompt43_group128"} <= {*shown.split()} <= {*wide.split(), "-"}
     assert max(map(len, wide.splitlines())) > 80
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 120])
+def test_a_list_keeps_what_was_measured(columns: int) -> None:
+    """Columns without any value go first, and blocks of lines have room for all."""
+    record = Store().put(HARD, measured_files(), source="file:/zoo").record
+    shown = on_a_terminal(columns, "list", "--installed")
+    for part in (HARD.model, HARD.tag, "PERPLEXITY", "+0.90 %", "RECALL", "99.2 → 98.4 %"):
+        assert part in shown, part
+    assert "FMT" in shown and "BITS" in shown and ("GPQA" in shown) == (columns >= 120)
+    assert "measured by oscar-zoo on held-out text" in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= columns
+    if columns <= 80:
+        assert str(record.path) in on_a_terminal(columns, "cache", "list")
+
+
+def test_a_list_spares_what_says_least_before_it_becomes_blocks() -> None:
+    Store().put(HARD, measured_files(), source="file:/zoo")
+    wide, narrow = (on_a_terminal(columns, "list", "--offline") for columns in (200, 90))
+    assert {"FMT", "PERPLEXITY", "GPQA"} <= {*wide.split()}
+    assert narrow.split()[:2] == ["MODEL", "TAG"] and "56.67 → 55.56" in narrow
+    assert not {"FMT", "PERPLEXITY"} & {*narrow.split()} and "held-out" not in narrow
 
 
 def test_a_comparison_has_numbers_for_names_that_do_not_fit() -> None:

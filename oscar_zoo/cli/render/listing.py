@@ -11,6 +11,7 @@ from oscar_zoo.registry import row_order
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.recipe import ModelRecipe
 
+_SHAPE = ("FMT", "BITS")
 _MEASURED = ("PERPLEXITY", "RECALL BF16 → INT2")
 
 
@@ -83,26 +84,24 @@ def _print_recipes(recipes: Sequence[ModelRecipe], *, by_name: bool) -> None:
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     console = terminal.out()
     if rows:
-        # Names and tags are there to be copied: leave numbers out before they wrap.
-        narrow, measured = (
-            terminal.is_narrow(92),
-            any(row["measured"] for row in rows) and not terminal.is_narrow(128),
-        )
-        numbers = (*(() if narrow else ("FMT", "BITS")), *(_MEASURED if measured else ()))
-        right = tuple(range(2, 2 + len(numbers)))
-        table = terminal.table("MODEL", "TAG", *numbers, "GPQA BF16 → INT2", "STATUS", right=right)
+        measured = _MEASURED if any(row["measured"] for row in rows) else ()
+        numbers = (*_SHAPE, *measured, "GPQA BF16 → INT2")
+        right = tuple(range(2, 1 + len(numbers)))
+        # Some column says how good a row is: what was measured goes only where GPQA is known.
+        spare = (_SHAPE, _MEASURED) if any(map(row_order.gpqa, rows)) else (_SHAPE,)
+        table = terminal.table("MODEL", "TAG", *numbers, "STATUS", right=right, spare=spare)
         for row in rows:
             bits = f"{row['bits_per_element']:.2f}" if row["bits_per_element"] else "-"
             state = (
                 row["status"] if row["state"] == "active" else f"{row['status']}, {row['state']}"
             )
-            shape = () if narrow else (row["format_version"] or "-", bits)
             figures = _figures(row["measured"]) if measured else ()
+            shape = (row["format_version"] or "-", bits)
             cells = (row["model"], row["tag"], *shape, *figures, _gpqa(row), state)
             table.add_row(*map(terminal.clean, cells))
         console.print(table)
-        if measured:
-            console.print(
+        if table.shows(_MEASURED[0], console):
+            terminal.prose(
                 "PERPLEXITY and RECALL: measured by oscar-zoo on held-out text; see `oscar-zoo info"
                 " NAME`"
             )

@@ -10,9 +10,6 @@ from oscar_zoo.cli.render import terminal
 from oscar_zoo.registry.gc import GcReport
 from oscar_zoo.registry.record import Record
 
-_WITH_PATHS = 200
-"""Columns from which paths are shown: they are there to be copied, so they must not wrap."""
-
 
 def record_row(record: Record) -> dict[str, Any]:
     """One stored artifact as JSON."""
@@ -41,8 +38,8 @@ def print_stored(stored: Stored) -> None:
     if not stored.records:
         terminal.note(f"Nothing is stored in {stored.folder}. Fetch something: oscar-zoo pull NAME")
         return
-    where = () if terminal.is_narrow(_WITH_PATHS) else ("PATH",)
-    table = terminal.table("ARTIFACT", "DIGEST", "SIZE", "FETCHED", "FROM", *where, right=(2,))
+    heads = ("ARTIFACT", "DIGEST", "SIZE", "FETCHED", "FROM", "PATH")
+    table = terminal.table(*heads, right=(2,), spare=(("PATH",),))
     rows = [record_row(record) for record in stored.records]
     for row in rows:
         cells = [
@@ -53,7 +50,7 @@ def print_stored(stored: Stored) -> None:
             row["source"],
             row["path"],
         ]
-        table.add_row(*map(terminal.clean, cells[: len(table.columns)]))
+        table.add_row(*map(terminal.clean, cells))
     terminal.out().print(table)
     total = terminal.megabytes(sum(row["bytes"] for row in rows))
     terminal.out().print(
