@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import pty
+import select
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,7 +26,8 @@ from oscar_zoo.engines.sglang.launch.processes import Process
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Says back the last question in two parts, with a control character; `bad` is refused."""
+    """Says back the last question in two parts, with a control character; `bad` is refused, and
+    nothing follows the first part for `wait`."""
 
     asked: ClassVar[list[dict[str, Any]]] = []
 
@@ -41,6 +47,10 @@ class Handler(BaseHTTPRequestHandler):
             if body["max_tokens"] < 5:
                 event["choices"][0]["finish_reason"] = "length"
             self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            if text == "wait":
+                self.wfile.flush()
+                self.rfile.read(1)  # until the client hangs up
+                return
         self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, *_: object) -> None:
@@ -150,3 +160,30 @@ def test_an_unknown_command_is_not_sent_to_the_model(
     monkeypatch.setattr(sys, "stdin", people)
     assert run(["chat"]) == 0
     assert line in capsys.readouterr().err and len(asked) == 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("place", ["answer", "prompt"])
+def test_the_error_of_a_signal_begins_a_line(
+    asked: list[dict[str, Any]], number: signal.Signals, place: str
+) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "oscar_zoo", "chat"]
+    typed = theirs if place == "prompt" else subprocess.PIPE
+    with subprocess.Popen(command, stdin=typed, stdout=theirs, stderr=theirs) as child:
+        os.close(theirs)
+        if child.stdin is not None:
+            child.stdin.write(b"wait\n")
+            child.stdin.flush()
+        seen, awaited = "", "> " if place == "prompt" else "You said"
+        while awaited not in seen:
+            assert select.select([ours], [], [], 60)[0], seen
+            seen += os.read(ours, 4096).decode()
+        child.send_signal(number)
+        assert child.wait(60) == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
+        with contextlib.suppress(OSError):  # the other side is closed
+            while part := os.read(ours, 4096):
+                seen += part.decode()
+    os.close(ours)
+    (line,) = [line for line in seen.splitlines() if "nothing was left half-written" in line]
+    assert line.startswith(("error:", "\x1b[1;31merror:")), seen

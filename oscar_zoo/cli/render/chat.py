@@ -44,7 +44,7 @@ def talk(chat: ChatSession) -> None:
             except KeyboardInterrupt:
                 if not people:
                     raise
-                sys.stdout.write("\n")
+                _end_line()
 
 
 def _check_command(text: str) -> None:
@@ -63,16 +63,33 @@ def _line(people: bool) -> str | None:
     try:
         return input(PROMPT)
     except EOFError:
-        sys.stdout.write("\n")
+        _end_line()
         return None
+    except SystemExit:  # SIGTERM; click begins a line after Ctrl-C
+        _end_line()
+        raise
 
 
 def _show(parts: Iterator[str]) -> None:
-    """Write an answer while it arrives, without control characters."""
-    for part in parts:
-        sys.stdout.write(
-            "\n".join(terminal.printable(line) for line in part.replace("\t", "    ").split("\n"))
-        )
-        sys.stdout.flush()
+    """Write an answer while it arrives, without control characters. An error that breaks it off
+    begins a line."""
+    begun = False
+    try:
+        for part in parts:
+            begun = True
+            sys.stdout.write(
+                "\n".join(
+                    terminal.printable(line) for line in part.replace("\t", "    ").split("\n")
+                )
+            )
+            sys.stdout.flush()
+    except (ServerFailed, SystemExit):
+        if begun:
+            _end_line()
+        raise
+    _end_line()
+
+
+def _end_line() -> None:
     sys.stdout.write("\n")
     sys.stdout.flush()
