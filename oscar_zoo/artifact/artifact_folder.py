@@ -177,6 +177,9 @@ def _not_one_pair(folder: Path, payload: Set[str]) -> Outcome | None:
             "an artifact is a K file and a V file; here is only"
             f" {', '.join(names) or 'no rotation file'}"
         )
-        return rejected("schema", Problem("incomplete_pair", message), ())
+        problem = Problem(
+            "incomplete_pair", message, path=min(payload) if len(payload) == 1 else None
+        )
+        return rejected("schema", problem, ())
     message = f"several pairs in one folder, name one file: {', '.join(names)}"
     return rejected("schema", Problem("ambiguous_pair", message), ())

@@ -141,14 +141,15 @@ class _Builder:
 
     def build(self) -> RotationSet:
         if type(self.top) is not dict:
-            self.bad("schema.type", "the file holds a bare tensor")
+            self.bad("schema.foreign", "the file holds a bare tensor")
+        required = {"format_version", "objective", "source_grouping", "layers"}
+        if not required & self.top.keys():
+            self.bad("schema.foreign", "the file has none of the fields of a rotation")
         version = self.top.get("format_version")
         if type(version) is not int or version not in GROUPINGS:
             known = "{} and {}".format(", ".join(map(str, [*GROUPINGS][:-1])), max(GROUPINGS))
             self.bad("schema.version", f"format_version is {ascii(version)[:60]}; {known} are read")
-        required = {"format_version", "objective", "source_grouping", "layers"} | (
-            {"transform"} if version == 3 else set()
-        )
+        required |= {"transform"} if version == 3 else set()
         self.keys(self.top, required, {"calibration"}, "the file")
         grouping = GROUPINGS[version].get(self.text("source_grouping"))
         if grouping is None:

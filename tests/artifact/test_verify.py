@@ -437,7 +437,7 @@ def test_folders_that_are_no_pair(tmp_path: Path) -> None:
     outcome = assert_rejected(verify_path(several), "schema", "ambiguous_pair")
     assert all(name in outcome.message for name in (K, V, "k_perhead.pt", "v_perhead.pt"))
     half = write(tmp_path / "half", {K: pair()[K]})
-    assert_rejected(verify_path(half), "schema", "incomplete_pair")
+    assert assert_rejected(verify_path(half), "schema", "incomplete_pair").path == K
     latent = write(tmp_path / "latent", {f"layer_{i}.pt": b"x" for i in range(3)})
     assert isinstance(verify_path(latent), Unsupported)
     empty = write(tmp_path / "empty", {"notes.txt": b"x"})

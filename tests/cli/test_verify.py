@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from cli_output import parsed
 from documents import ROOT
 from tiny_artifacts import K_NAME, TINY, artifact_files, payload, write_folder
@@ -269,6 +270,41 @@ def test_a_file_of_another_kind_is_no_damaged_copy(
     captured = capsys.readouterr()
     assert "Next: this is no rotation; give a rotation file or a folder" in captured.err
     assert "fetch it again" not in captured.err and "do not use" not in captured.err
+
+
+def test_a_file_of_torch_that_is_no_rotation_is_no_damaged_copy(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "foo.pt"
+    for content in ({"weight": torch.ones(2, 2)}, torch.ones(2, 2)):
+        torch.save(content, path)
+        assert run(["verify", str(path)]) == 4
+        captured = capsys.readouterr()
+        assert "a file is no rotation (schema.foreign)" in captured.out
+        assert captured.err == (
+            "Next: this is no rotation; give a rotation file or a folder that holds a K/V pair\n"
+        )
+    torch.save({"weight": torch.ones(2, 2), "layers": {}}, path)
+    assert run(["verify", str(path)]) == 4
+    assert "do not use this copy" in capsys.readouterr().err
+
+
+def test_a_stray_file_beside_artifacts_is_named(
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(folder, tree / "a")
+    torch.save({"weight": torch.ones(2, 2)}, tree / "foo.pt")
+    monkeypatch.chdir(tree)
+    for place in (".", str(tree)):
+        assert run(["verify", place]) == 4
+        captured = capsys.readouterr()
+        assert "1 of 2 artifacts passed" in captured.out
+        (line,) = captured.err.splitlines()
+        assert line.startswith(f"Next, {place}: foo.pt is alone") and "do not use" not in line
 
 
 def test_a_rotation_file_of_other_bytes_is_a_damaged_copy(

@@ -114,7 +114,8 @@ def _schemas() -> Iterator[Case]:
     yield "identity", "identity", of(top(format_version="identity-v1", objective="identity-k"))
     yield "latent", "mla_latent", of({"rotation": matrix, "transform": {"latent": True}})
     yield "latent-bare", "mla_latent", of(Tensor("0", (512, 512)))
-    yield "bare", "schema.type", of(matrix)
+    yield "bare", "schema.foreign", of(matrix)
+    yield "no-field", "schema.foreign", of({"weight": matrix})
     yield "codebooks", "pq_codebooks", of({"codebooks": matrix, "n_sub": 4})
     yield (
         "moments",

@@ -21,6 +21,7 @@ _CODES = {
     "not_inverse": "a transform and its inverse do not go together",
     "not_orthogonal": "a matrix is no rotation",
     "same_role": "both files are for the same side",
+    "schema.foreign": "a file is no rotation",
     "unlisted_file": "a file does not belong to it",
     "v-is-k": "the file for values is one for keys",
     "zip.crc": "a file is damaged",

@@ -138,7 +138,12 @@ def next_step(
             return checked.fetch_again
         case Rejected(code="v-is-k" | "k-is-v"):
             return "the two files look swapped; swap them and verify again"
-        case Rejected(stage="container", path=str(path)) if _of_another_kind(checked, path):
+        case Rejected(code="incomplete_pair", path=str(path)):
+            return (
+                f"{path} is alone; put the other file of the pair beside it, or move it away if it"
+                " is no rotation"
+            )
+        case Rejected(path=str(path)) if _of_another_kind(checked, path):
             return "this is no rotation; give a rotation file or a folder that holds a K/V pair"
         case DigestMismatch() | Rejected():
             return (
@@ -154,9 +159,16 @@ def next_step(
 
 
 def _of_another_kind(checked: Checked, path: str) -> bool:
-    """Whether the file `path` of an artifact is all that was named, and not even its name is that
-    of a rotation file."""
-    return Path(checked.label).name == path and not path.endswith(SUFFIX)
+    """Whether the file `path` of an artifact is all that was named, and has no field of a rotation
+    file, or not even the name of one."""
+    match checked.outcome:
+        case Rejected(code="schema.foreign"):
+            other = True
+        case Rejected(stage="container"):
+            other = not path.endswith(SUFFIX)
+        case _:
+            other = False
+    return other and Path(checked.label).name == path
 
 
 def signature_json(report: SignatureReport | None) -> dict[str, Any] | None:
