@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from shlex import quote
 
 from oscar_zoo.app.namesakes import looking_up
 from oscar_zoo.app.progress import SILENT
@@ -160,10 +162,7 @@ def _unknown(
 def _in_folder(target: PathTarget) -> Entry:
     path = target.path / FILE_NAME
     if target.path.is_file():
-        raise UsageError(
-            f"{target} is a file; what is known of it stands in the {FILE_NAME} of its folder.",
-            hint=f"name the folder: {path_text(target.path.parent)}",
-        )
+        raise _of_a_file(target)
     if not target.path.is_dir():
         raise PathNotFound.for_path(target, "folder of an artifact")
     if not path.is_file():
@@ -174,6 +173,21 @@ def _in_folder(target: PathTarget) -> Entry:
     beside = own_scores.read(own_scores.in_folder(target.path))
     same = beside is not None and beside.digest == manifest.digest
     return entry_of(manifest, beside.scores if beside and same else ())
+
+
+def _of_a_file(target: PathTarget) -> UsageError:
+    """The error for a file in place of its folder."""
+    folder = target.path.parent
+    if (folder / FILE_NAME).is_file():
+        shown = "./" if folder == Path() else quote(path_text(folder))
+        return UsageError(
+            f"{target} is a file; what is known of it stands in the {FILE_NAME} of its folder.",
+            hint=f"name the folder: {shown}",
+        )
+    return UsageError(
+        f"{target} is a file, and no {FILE_NAME} beside it says anything of it.",
+        hint=f"to check it: oscar-zoo verify {quote(path_text(target.path))}",
+    )
 
 
 def _means(reference: Reference, entry: Entry) -> bool:

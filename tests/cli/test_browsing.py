@@ -10,7 +10,7 @@ from hub_folders import HARD, hub_with
 from measured_artifacts import measured_files
 from own_cli import Cli
 from random_qwen3 import EXAMPLE
-from tiny_artifacts import artifact_files, write_folder
+from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 from oscar_zoo.cli.main import run
 
@@ -244,6 +244,22 @@ def test_a_family_is_listed_with_its_recipes_and_nothing_else(cli: Cli) -> None:
     assert "Did you mean Gemma-" in cli.err
     everything = cli(0, "list", "--offline")
     assert "LFM2" in everything and "LFM2-1.2B" not in everything and "--family NAME" in everything
+
+
+def test_info_of_a_file_names_a_folder_only_where_there_is_one(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_folder(tmp_path / "made", measured_files())
+    monkeypatch.chdir(tmp_path / "made")
+    cli(2, "info", f"./{K_NAME}")
+    assert cli.err.endswith(" stands in the oscar.json of its folder. Name the folder: ./\n")
+    cli(0, "info", "./", "--offline")
+    Path("oscar.json").unlink()
+    cli(2, "info", f"./{K_NAME}")
+    assert cli.err == (
+        f"error: ./{K_NAME} is a file, and no oscar.json beside it says anything of it. To check"
+        f" it: oscar-zoo verify {K_NAME}\n"
+    )
 
 
 def test_info_says_what_works_and_how_that_was_tested(cli: Cli) -> None:
