@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 Tested = Literal[
-    "trained example model",
-    "trained example model on an H100 and an H200",
-    "tiny random model on the CPU",
-    "tiny random model on the CPU with transformers 5.19",
-    "tiny random model on an H100 and an H200",
-    "tiny random model on an H200",
+    "a trained example of this architecture",
+    "a trained example of this architecture on an H100 and an H200",
+    "a tiny random model on the CPU",
+    "a tiny random model on the CPU with transformers 5.19",
+    "a tiny random model on an H100 and an H200",
+    "a tiny random model on an H200",
     "dummy weights on an H200",
 ]
 
@@ -59,11 +59,11 @@ class Architecture:
     serve_gpu: Answer
 
 
-EXAMPLE = Answer(tested="trained example model")
-EXAMPLE_GPU = Answer(tested="trained example model on an H100 and an H200")
-TINY = Answer(tested="tiny random model on the CPU")
-TINY_GPU = Answer(tested="tiny random model on an H100 and an H200")
-TINY_H200 = Answer(tested="tiny random model on an H200")
+EXAMPLE = Answer(tested="a trained example of this architecture")
+EXAMPLE_GPU = Answer(tested="a trained example of this architecture on an H100 and an H200")
+TINY = Answer(tested="a tiny random model on the CPU")
+TINY_GPU = Answer(tested="a tiny random model on an H100 and an H200")
+TINY_H200 = Answer(tested="a tiny random model on an H200")
 DUMMY_H200 = Answer(tested="dummy weights on an H200")
 UNTRIED = Answer()
 NEEDS_CUDA = Answer(reason="SGLang itself needs CUDA for this model")
@@ -71,7 +71,7 @@ LANGUAGE_ALONE = Answer(
     reason="SGLang reads the two head sizes of its layers from the configuration of a whole Gemma 4"
     " only"
 )
-NEWER = Answer(tested="tiny random model on the CPU with transformers 5.19")
+NEWER = Answer(tested="a tiny random model on the CPU with transformers 5.19")
 OWN_CODE = Answer(reason="code that ships with the model, which oscar-zoo serve never runs")
 CHUNKS = Answer(reason="SGLang masks chunks in its FlashAttention backend alone")
 

@@ -264,10 +264,10 @@ def test_info_of_a_file_names_a_folder_only_where_there_is_one(
 
 def test_info_says_what_works_and_how_that_was_tested(cli: Cli) -> None:
     shown = cli(0, "info", "qwen3.5-9b", "--offline")
-    assert "compute      works: tiny random model on the CPU\n" in shown
+    assert "compute      works, tried with a tiny random model on the CPU\n" in shown
     assert "serve on CPU does not work: SGLang itself needs CUDA" in shown
     assert "pull Qwen3.5-9B --compute" in shown
-    assert "serve on GPU works: tiny random model on an H200\n" in shown
+    assert "serve on GPU works, tried with a tiny random model on an H200\n" in shown
     works = cli.json(0, "info", "Llama-4-Maverick-17B-128E-Instruct", "--offline")["works"]
     assert works["serve_gpu"]["state"] == "does not work" and "chunks" in works["serve_gpu"]["how"]
     assert "serve on GPU not tried\n" in cli(0, "info", "Olmo-3-7B-Instruct", "--offline")
@@ -299,7 +299,14 @@ def test_info_of_a_model_without_a_recipe_says_what_works_for_its_kind(
         shown = cli(0, "info", name, "--offline")
         assert f"  model        {name}; the zoo has no recipe for it\n" in shown
         assert "  architecture qwen3\n" in shown
-        assert "serve on GPU works: trained example model on an H100 and an H200\n" in shown
+        assert (
+            "  compute      works, tried with a trained example of this architecture\n"
+            "  eval         works, tried with a trained example of this architecture\n" in shown
+        )
+        assert (
+            "serve on GPU works, tried with a trained example of this architecture on an H100 and"
+            " an H200\n" in shown
+        )
         assert shown.endswith(f"make one: oscar-zoo {step}\n")
         found = cli.json(0, "info", name, "--offline")
         assert found["model"] == {"source": name, "model_type": "qwen3"}

@@ -96,7 +96,8 @@ def print_facts(facts: dict[str, Any]) -> None:
         unknown = "" if facts["works"] else ", which nobody has tried"
         terminal.fact("architecture", f"{model['model_type']}{unknown}")
     for what, answer in (facts["works"] or {}).items():
-        detail = f": {answer['how']}" if answer["how"] else ""
+        joint = ", tried with " if answer["state"] == "works" else ": "
+        detail = f"{joint}{answer['how']}" if answer["how"] else ""
         terminal.fact(_ASKED[what], f"{answer['state']}{detail}")
     if facts.get("memory"):
         print_memory(facts["name"] if recipe else None, facts["memory"])
