@@ -1,36 +1,46 @@
-"""The block that `serve` prints when a server is ready, with a program in place of SGLang."""
+"""What `serve` prints when a server is ready."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import fake_sglang
 import pytest
-from engines import MODEL
-from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.cli.main import run
+from oscar_zoo.cli.render.ready import curl_line, print_ready
 
 
-@pytest.mark.parametrize(
-    ("flags", "where"),
-    [
-        ((), "on cpu"),
-        (("--", "--tp=2"), "on cpu, 2 ranks that share the model"),
-        (("--", "--tp=2", "--pp=2"), "on cpu, 4 ranks"),
-    ],
-)
-def test_ranks_on_a_cpu_are_no_gpus(
-    flags: tuple[str, ...],
-    where: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_a_new_key_is_said_to_be_in_its_file_until_the_server_ends(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    port = fake_sglang.take_its_place(monkeypatch, dies=True)
-    monkeypatch.setenv("SGLANG_CPU_OMP_THREADS_BIND", "0|1|2|3")
-    folder = write_folder(tmp_path / "artifact", artifact_files())
-    words = ["serve", str(folder), "--model", str(MODEL), "--port", str(port), "--device", "cpu"]
-    assert run([*words, *flags]) == 1
-    (line,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("Model")]
-    assert line.endswith(f"m, SGLang 0 {where}")
+    file, url = tmp_path / "1-2.key", "http://127.0.0.1:30000/v1"
+    file.write_text("oscar-zoo-secret\n")
+    facts = {
+        "model_id": "m",
+        "sglang": "0.5",
+        "device": "cpu",
+        "tensor_parallel": 1,
+        "ranks": 1,
+        "artifact": "m:t",
+        "digest": "sha256:0",
+        "level": "numeric",
+        "code_bits": "2",
+        "bits_per_element": 2.5,
+        "clip": {"k": 1.0, "v": 1.0},
+        "windows": {"sink": 1, "recent": 1},
+        "bf16_capacity_tokens": None,
+        "capacity_tokens": 1,
+        "max_running_requests": 1,
+        "drafts": None,
+        "url": url,
+        "seconds": 1.0,
+        "curl": curl_line(url, "m", key_file=str(file)),
+        "key_file": str(file),
+    }
+    print_ready(facts, stop="Ctrl-C", new_key=True)
+    *_, attempt, key, variable = capsys.readouterr().out.splitlines()
+    assert attempt.startswith("Try ") and str(file) in attempt
+    assert key.split(maxsplit=1) == [
+        "Key",
+        "in that file until the server ends; oscar-zoo chat finds it there",
+    ]
+    assert variable == "OPENAI_API_KEY=oscar-zoo-secret"

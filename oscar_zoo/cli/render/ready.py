@@ -76,7 +76,7 @@ def print_ready(facts: dict[str, Any], *, stop: str, new_key: bool = False) -> N
 
     Args:
         stop: how to stop the server.
-        new_key: the key was made for this server; it is shown here and nowhere else.
+        new_key: the key was made for this server; its file goes with the server.
     """
     console = terminal.out()
     windows, clip, plain = facts["windows"], facts["clip"], facts["bf16_capacity_tokens"]
@@ -101,7 +101,8 @@ def print_ready(facts: dict[str, Any], *, stop: str, new_key: bool = False) -> N
         console.print(f"{name:<9} {terminal.clean(text)}")
     if new_key and facts["key_file"] is not None:
         key = Path(facts["key_file"]).read_text("utf-8").strip()
-        console.print(f"{'Key':<9} only shown here; oscar-zoo chat knows it")
+        where = "in that file until the server ends; oscar-zoo chat finds it there"
+        console.print(f"{'Key':<9} {where}")
         console.print(f"OPENAI_API_KEY={key}")
 
 
