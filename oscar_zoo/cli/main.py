@@ -18,7 +18,7 @@ from typing import NoReturn
 import click
 
 from oscar_zoo import errors
-from oscar_zoo.cli import help_format, misplaced, streams
+from oscar_zoo.cli import close_options, help_format, misplaced, streams
 from oscar_zoo.version import __version__
 
 EXIT_CODES: tuple[tuple[type[errors.OscarZooError], int], ...] = (
@@ -246,16 +246,13 @@ def _report(error: BaseException, as_json: bool) -> None:
     if isinstance(error, errors.OscarZooError):
         code, message, hint = error.code, error.message, error.hint
     elif isinstance(error, click.ClickException):
-        code, message = (
-            "usage",
-            " ".join(error.format_message().split()),
-        )  # click lists choices line by line
+        code, message = "usage", _said_by_click(error)
         context = getattr(error, "ctx", None)
         hint = f"try: {context.command_path} --help" if context is not None else None
-        if isinstance(error, click.NoSuchOption) and error.possibilities:
-            message = f"No such option {error.option_name!r}."
-            hint = rendered(_closest_first(error), hint, None)
         if isinstance(error, click.NoSuchOption):
+            message = f"No such option {error.option_name!r}."
+            close = close_options.closest_first(error.option_name, error.possibilities or ())
+            hint = rendered(close, hint, None)
             hint = misplaced.behind_its_command(error) or hint
     elif isinstance(error, KeyboardInterrupt | click.Abort):
         code, message = "interrupted", "interrupted; nothing was left half-written"
@@ -269,14 +266,15 @@ def _report(error: BaseException, as_json: bool) -> None:
     terminal.print_error(code, message, hint, as_json=as_json)
 
 
-def _closest_first(error: click.NoSuchOption) -> tuple[str, ...]:
-    """The options that may have been meant, the most similar one first."""
-    import difflib
-
-    def likeness(option: str) -> float:
-        return difflib.SequenceMatcher(None, option, error.option_name).ratio()
-
-    return tuple(sorted(error.possibilities or (), key=likeness, reverse=True))
+def _said_by_click(error: click.ClickException) -> str:
+    """The message of click in one line, with the range that a number must be in."""
+    message = " ".join(error.format_message().split())  # choices are listed line by line
+    kind = error.param.type if isinstance(error, click.BadParameter) and error.param else None
+    if isinstance(kind, click.IntRange | click.FloatRange):
+        number = "whole number" if isinstance(kind, click.IntRange) else "number"
+        wanted = f"is not a {number} in the range {kind._describe_range()}"  # as click writes it
+        return message.replace(f"is not a valid {kind.name}", wanted)
+    return message
 
 
 def _notes(error: BaseException) -> str | None:

@@ -49,10 +49,43 @@ def test_an_option_with_a_slip_names_the_nearest_ones(capsys: pytest.CaptureFixt
     assert (
         refused(capsys, 2, "serve", "Qwen3-8B", "--prnt")
         .strip()
-        .endswith(
-            "No such option '--prnt'. Did you mean --print or --port? Try: oscar-zoo serve --help"
-        )
+        .endswith("No such option '--prnt'. Did you mean --print? Try: oscar-zoo serve --help")
     )
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["serve", "Qwen3-8B", "--bits", "2"], None),
+        (["serve", "Qwen3-8B", "--pront"], "--print"),
+        (["serve", "Qwen3-8B", "--prot"], "--port"),
+        (["compute", "Qwen3-8B", "--calib-tokns", "4"], "--calib-tokens"),
+        (["compute", "Qwen3-8B", "--tokens", "4"], "--calib-tokens"),
+        (["compute", "Qwen3-8B", "--output", "x"], "--output-dir"),
+    ],
+)
+def test_only_an_option_that_is_close_is_suggested(
+    capsys: pytest.CaptureFixture[str], typed: list[str], meant: str | None
+) -> None:
+    said = refused(capsys, 2, *typed)
+    assert f"No such option '{typed[2]}'." in said
+    assert (f"Did you mean {meant}?" if meant else "Try: oscar-zoo") in said
+    assert meant is not None or "Did you mean" not in said
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["compute", "M", "--calib-tokens", "abc"], "'abc' is not a whole number in the range x>="),
+        (["chat", "--max-tokens", "1.5"], "'1.5' is not a whole number in the range x>=1."),
+        (["chat", "--max-tokens", "0"], "0 is not in the range x>=1."),
+    ],
+)
+def test_a_number_that_is_none_is_told_the_range(
+    capsys: pytest.CaptureFixture[str], typed: list[str], said: str
+) -> None:
+    shown = refused(capsys, 2, *typed)
+    assert f"Invalid value for '{typed[-2]}': {said}" in shown and "valid integer" not in shown
 
 
 @pytest.mark.parametrize(
