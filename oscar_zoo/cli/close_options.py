@@ -11,8 +11,8 @@ _LETTERS_PER_SLIP = 3
 def closest_first(typed: str, options: Iterable[str]) -> tuple[str, ...]:
     """Those of `options` that are close to `typed`, the closest one first.
 
-    An option is close if few letters were mistyped, or if its first or last words
-    are what was typed.
+    An option is close if few letters were mistyped, or if its first or last words are what was
+    typed.
     """
     found = [(_slips(typed, option), option) for option in options]
     return tuple(
