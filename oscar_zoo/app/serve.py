@@ -115,7 +115,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     device, gpu = nvidia_smi.pick_serving_device(request.device)
     draft_flags.check_wish(asked_drafts, flags, device)
     devices.check_devices(Layout.of_flags(size, tp=size.tensor_parallel or 1), device, gpu)
-    model = targets.parse_given_model(request.model, observer)
+    model = targets.parse_given_model(request.model, observer, again=again(model="FOLDER"))
     check_served(model or request.target.choice, request.revision)
     check_asked_gpus(model or request.target.choice, device, size)
     artifact = open_to_serve(request.target, model, sources, wish, observer, again=again)
