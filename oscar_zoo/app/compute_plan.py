@@ -148,7 +148,7 @@ def plan_computing(
     """
     require_compute()
     if isinstance(error, NetworkError):  # a hub that does not answer may have an artifact
-        observer.note(Note("hub.unreachable", error.message))
+        observer.note(Note("hub.unreachable", error.said or error.message))
     if wish.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"  # libraries that are imported later read it
     given = {"calib_data": wish.calib_data, "device": wish.device, "revision": wish.revision}
