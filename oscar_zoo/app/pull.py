@@ -200,7 +200,13 @@ def _offer(
     request: PullRequest, trust: Trust, store: Store, target: Named, fetched: Progress
 ) -> Result:
     found = registry.plan(
-        target.reference, request.sources.hubs, store, trust=trust, signing=request.signing
+        target.reference,
+        request.sources.hubs,
+        store,
+        trust=trust,
+        signing=request.signing,
+        offline=request.sources.offline,
+        go_online=request.sources.go_online,
     )
     if isinstance(found, PullResult):
         return Pulled(found)

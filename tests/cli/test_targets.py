@@ -285,3 +285,17 @@ def test_a_model_folder_is_called_one_where_hubs_are_silent(
     assert said.endswith(f"). {makes}\n")
     said = failure(capsys, 5, command, f"./{name}", "--offline")
     assert said == f"{what} offline mode asks no hub. {makes} --offline\n"
+
+
+@pytest.mark.parametrize("more", [[], ["--compute"], ["--dry-run"], ["--compute", "--dry-run"]])
+@pytest.mark.usefixtures("silent")
+def test_the_bare_name_of_a_folder_is_named_where_hubs_are_silent(
+    capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    shutil.copytree(MODEL, "ckpt")
+    said = failure(capsys, 5, "pull", "ckpt", *more)
+    cause = "error: ckpt is unknown on this machine, and not every hub can be asked: Hugging Face "
+    assert said.startswith(cause) and said.endswith(". Did you mean the folder ./ckpt?\n")
+    said = failure(capsys, 5, "pull", "ckpt", *more, "--offline")
+    cause = "error: ckpt is not on this machine, and offline mode asks no hub."
+    assert said == f"{cause} Did you mean the folder ./ckpt?\n"
