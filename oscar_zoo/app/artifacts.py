@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from oscar_zoo.app.compute_wish import computing, model_to_compute
+from oscar_zoo.app.compute_wish import computing, model_to_compute, tell_of_folder
 from oscar_zoo.app.namesakes import looking_up
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.app.sources import Sources
@@ -143,6 +143,7 @@ def open_artifact(target: Target, sources: Sources, observer: Observer) -> Artif
         return open_named(target, sources, observer)
     except OscarZooError as error:
         if isinstance(target, ModelTarget) and (choice := model_to_compute(target, error)):
+            tell_of_folder(target, error)
             error.next_step = computing(choice, sources, offline=sources.offline)
         raise
 

@@ -81,7 +81,7 @@ def find_subject(
     names.check()
     if names.dummy_weights is not None:
         return _made(names.dummy_weights, names.artifact, sources, private, observer, longest)
-    model = targets.parse_given_model(names.model, observer)
+    model = targets.parse_given_model(names.model, observer, again=names.again)
     artifact = open_artifact(targets.parse(names.artifact or ""), sources, observer)
     choice = model_for(artifact, model, observer, again=names.again)
     _check_length(choice, longest)

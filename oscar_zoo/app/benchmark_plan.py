@@ -81,7 +81,7 @@ def find_subject(request: BenchmarkRequest, flags: UserFlags, observer: Observer
     """
     from oscar_zoo.models.model_hub import check_fetchable
 
-    named = targets.parse_given_model(request.model, observer)
+    named = targets.parse_given_model(request.model, observer, again=request.again)
     artifact = open_artifact(targets.parse(request.artifact), Sources(request.hubs), observer)
     choice = model_for(artifact, named, observer, again=request.again)
     recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=request.clip)

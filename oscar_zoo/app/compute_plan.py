@@ -95,13 +95,17 @@ def plan_instead(
 
     Raises:
         OscarZooError: `error` when nothing shall be computed, with the command that computes it as
-            the next step unless the model cannot be fetched either or a path was meant; else as
-            `plan_computing`.
+            the next step unless the model cannot be fetched either or a path was meant; it says so
+            where the observer said no. Else as `plan_computing`.
     """
     if wish.may_compute(error):
         plan = plan_computing(choice, wish, error, observer)
         if wish.compute or observer.confirm(plan.question):
             return plan
+        error.message = f"nothing was computed for {choice.name}."
+        error.args = (error.message,)
+        error.advise(next_step=Compute(choice.name, again(compute=True)))
+        raise error
     from oscar_zoo.models.model_hub import is_here
 
     here, place = is_here(choice.source), Path(choice.source)
@@ -148,7 +152,7 @@ def plan_computing(
     """
     require_compute()
     if isinstance(error, NetworkError):  # a hub that does not answer may have an artifact
-        observer.note(Note("hub.unreachable", error.message))
+        observer.note(Note("hub.unreachable", error.said or error.message))
     if wish.offline:
         os.environ["HF_HUB_OFFLINE"] = "1"  # libraries that are imported later read it
     given = {"calib_data": wish.calib_data, "device": wish.device, "revision": wish.revision}

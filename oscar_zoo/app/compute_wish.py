@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from oscar_zoo.app.arguments import command_line, option_words
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import ModelTarget, NameTarget
-from oscar_zoo.errors import ArtifactNotFound, NetworkError, OscarZooError, UsageError
+from oscar_zoo.errors import (
+    ArtifactNotAsked,
+    ArtifactNotFound,
+    NetworkError,
+    OfflineError,
+    OscarZooError,
+    UsageError,
+)
 from oscar_zoo.next_step import Compute
 from oscar_zoo.registry.model_names import ModelChoice
 
@@ -77,3 +84,19 @@ def model_to_compute(
     if model is None:
         model = target.choice
     return model if model is not None and model.is_called(reference.name) else None
+
+
+def tell_of_folder(target: ModelTarget | NameTarget, error: OscarZooError) -> None:
+    """Where a hub could not be asked for the artifact of a model's folder, let `error` begin with
+    what the folder is. What it suggests goes: the next step is to compute one."""
+    if not isinstance(target, ModelTarget):
+        return
+    if isinstance(error, NetworkError) and error.said is not None:
+        why = f"and not every hub could be asked ({error.said.rstrip('.')})."
+    elif isinstance(error, ArtifactNotAsked | OfflineError):
+        why = "and offline mode asks no hub."
+    else:
+        return
+    error.message = f"{target} is a model; no rotation for it is on this machine, {why}"
+    error.args = (error.message,)
+    error.advise()

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo.app.progress import SILENT, Note, Observer
+from oscar_zoo.app.serve_checks import check, find_artifact
 from oscar_zoo.app.serve_request import ServeRequest
 from oscar_zoo.app.servers import check_port, serve_log
+from oscar_zoo.app.targets import PathTarget
 from oscar_zoo.engines.sglang.launch.flag_refusals import replaced_backends
 from oscar_zoo.engines.sglang.launch.phases import PhaseReader
 from oscar_zoo.engines.sglang.launch.plan import LOOPBACK
@@ -36,12 +38,16 @@ def start_detached(
 ) -> tuple[dict[str, Any], int | None]:
     """Start a server in the background and wait until it is ready.
 
+    An artifact that may have to be computed is found by this process, which tells the observer of
+    it as `serve` does; only the server goes into the background.
+
     Returns:
         The JSON object that `oscar-zoo serve --json` printed, and its exit status if it failed.
 
     Raises:
         PortInUse, UsageError: as `check_port`.
         ServerFailed: the program ended without an answer.
+        OscarZooError: as `serve_checks.check` and `find_artifact`, where it may be computed.
     """
     host, port = request.expose or LOOPBACK, request.port
     check_port(host, port, lambda other: request.command_line(port=other))
@@ -49,7 +55,15 @@ def start_detached(
     log.unlink(missing_ok=True)  # its phases are shown, and it tells that the engine was started
     for warning in replaced_backends(request.flags):  # the child's words are in a file
         observer.note(Note("server.environment", warning))
-    with _child(request.arguments(detach=None, json=True, port=port), port) as child:
+    by_name = not isinstance(request.target, PathTarget)
+    may_compute = by_name and (request.compute or request.ask)
+    if may_compute:
+        find_artifact(request, check(request, observer), observer)
+        observer.begin((), timed=False)
+    # a hub that was named does not have what was computed; the zoo of this user does
+    compute = request.compute or may_compute
+    arguments = request.arguments(detach=None, json=True, port=port, compute=compute)
+    with _child(arguments, port) as child:
         said = _answer(child, port, observer)
         observer.begin((), timed=False)
         return said, child.wait() if "error" in said else None

@@ -125,7 +125,7 @@ def evaluate(request: ServerEvaluateRequest, observer: Observer = SILENT) -> Ser
     if running is None:
         require_serve()
     text = read_text(request.data, "validation")
-    named = targets.parse_given_model(request.model, observer)
+    named = targets.parse_given_model(request.model, observer, again=request.again)
     artifact = open_artifact(targets.parse(request.artifact), Sources(request.hubs), observer)
     choice = model_for(artifact, named, observer, again=request.again)
     recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=request.clip)

@@ -74,11 +74,11 @@ def find_subject(wanted: Wanted, observer: Observer, *, options: str = "") -> Su
 
     check_device(wanted.device)
     text = read_text(wanted.data, "validation")
-    named = targets.parse_given_model(wanted.model, observer)
+    again = f"{wanted.command_line(model='FOLDER')} {options}".strip()
+    named = targets.parse_given_model(wanted.model, observer, again=again)
     target = targets.parse(wanted.artifact)
     check_used(named or target.choice, wanted.revision)
     artifact = open_artifact(target, Sources(wanted.hubs), observer)
-    again = f"{wanted.command_line(model='FOLDER')} {options}".strip()
     choice = model_for(artifact, named, observer, again=again)
     check_model(choice.source, wanted.revision)
     return Subject(artifact, choice, text)

@@ -10,6 +10,7 @@ from shlex import quote
 from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.app.writing import WriteReport, Written, ignore, writable_hubs, write_to_each
 from oscar_zoo.artifact.names import path_text
+from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import PathNotFound, UsageError
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry import own_scores
@@ -20,6 +21,9 @@ from oscar_zoo.registry.publishable import Publishable
 from oscar_zoo.registry.quality_gate import Shown, check_quality
 from oscar_zoo.registry.signing_key import VARIABLE as SIGN_VARIABLE
 from oscar_zoo.registry.signing_key import SigningKey
+
+_LEAST_PARAMETERS = 100_000_000
+"""Smaller models are not asked whole questions: perplexity and recall say more about them."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +98,18 @@ def publish_all(
 
     report = write_to_each(hubs, write, "Publishing to", observer, told)
     shown = Shown.by(made)
-    if report.error is None and not (shown.gpqa or shown.imported or made.accepted):
+    asked_for = not (shown.gpqa or shown.imported or made.accepted)
+    if report.error is None and asked_for and _may_answer(made.manifest.model.geometry):
         text = f"no GPQA was measured, which is recommended: {_measure(made, folder)}"
         observer.note(Note("publish.gpqa", f"{text} --task gpqa_diamond"))
     return report
+
+
+def _may_answer(geometry: Geometry) -> bool:
+    """Whether a model of this shape is large enough for questions of a benchmark. It has about
+    twelve numbers for every layer and pair of channels."""
+    channels = geometry.num_q_heads * geometry.head_dim
+    return 12 * geometry.num_layers * channels**2 >= _LEAST_PARAMETERS
 
 
 def _with_scores(made: Publishable, folder: Path, files: Sequence[Path]) -> Publishable:

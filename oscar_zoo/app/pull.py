@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from oscar_zoo.app.artifacts import Artifact, pulled_artifact
 from oscar_zoo.app.compute_plan import plan_instead
-from oscar_zoo.app.compute_wish import model_to_compute
+from oscar_zoo.app.compute_wish import model_to_compute, tell_of_folder
 from oscar_zoo.app.files import check_folder
 from oscar_zoo.app.namesakes import mention_namesake
 from oscar_zoo.app.progress import SILENT, Observer, Silent
@@ -200,7 +200,13 @@ def _offer(
     request: PullRequest, trust: Trust, store: Store, target: Named, fetched: Progress
 ) -> Result:
     found = registry.plan(
-        target.reference, request.sources.hubs, store, trust=trust, signing=request.signing
+        target.reference,
+        request.sources.hubs,
+        store,
+        trust=trust,
+        signing=request.signing,
+        offline=request.sources.offline,
+        go_online=request.sources.go_online,
     )
     if isinstance(found, PullResult):
         return Pulled(found)
@@ -227,6 +233,7 @@ def _computed(
     choice = model_to_compute(target, error)
     if choice is None:
         return error
+    tell_of_folder(target, error)
     text = "FOLDER" if choice.on_no_hub else target.text
     return _attempt(partial(_compute, request, trust, choice, text, error, observer))
 

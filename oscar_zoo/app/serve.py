@@ -6,28 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oscar_zoo.app import targets
-from oscar_zoo.app.api_key import key_for
 from oscar_zoo.app.arguments import clip_of
-from oscar_zoo.app.draft_choice import choose_drafts, wish_of
+from oscar_zoo.app.draft_choice import choose_drafts
 from oscar_zoo.app.launching import launch
-from oscar_zoo.app.prepare_serve import (
-    check_asked_gpus,
-    check_groups,
-    check_memory,
-    prepare,
-)
+from oscar_zoo.app.prepare_serve import check_groups, check_memory, prepare
 from oscar_zoo.app.progress import SILENT, Observer
-from oscar_zoo.app.refused_models import check_served
-from oscar_zoo.app.requirements import require_serve
 from oscar_zoo.app.running_server import RunningServer
-from oscar_zoo.app.serve_artifact import open_to_serve
+from oscar_zoo.app.serve_checks import check, find_artifact
 from oscar_zoo.app.serve_request import PORT, TIMEOUT, ServeRequest
-from oscar_zoo.app.servers import check_port, serve_log
-from oscar_zoo.app.sources import Sources
+from oscar_zoo.app.servers import serve_log
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.engines.sglang.concurrency import Layout
-from oscar_zoo.engines.sglang.front.addresses import parse_origin
-from oscar_zoo.engines.sglang.launch import devices, draft_flags, plan
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer
 from oscar_zoo.models import nvidia_smi
 
@@ -95,59 +84,41 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     """Start a server and wait until it is ready.
 
     Raises:
-        UsageError: an option or flag that makes no sense here.
-        MissingDependency, UnsupportedMachine: no supported SGLang is installed, or there are fewer
-            devices than flags need.
-        PortInUse: another process listens there.
         ServerFailed: the server did not start.
-        OscarZooError: as `check_served`, `check_asked_gpus`, `open_to_serve` and `prepare`.
+        OscarZooError: as `serve_checks.check`, `find_artifact` and `prepare`.
     """
-    flags, size, asked_drafts = request.flags, request.flags.sizes(), wish_of(request.drafts)
-    key = key_for(request.expose, request.api_key_file, make=request.require_key)
-    origins = tuple(map(parse_origin, request.allow_origin))
-    sources = Sources(request.hubs, offline=request.offline)
-    wish = request.wish(offline=sources.offline)
-    wish.check()
-    again = request.command_line  # what was typed, with options to add or to replace
-    require_serve()
-    host = request.expose or plan.LOOPBACK
-    check_port(host, request.port, lambda port: again(port=port))
-    device, gpu = nvidia_smi.pick_serving_device(request.device)
-    draft_flags.check_wish(asked_drafts, flags, device)
-    devices.check_devices(Layout.of_flags(size, tp=size.tensor_parallel or 1), device, gpu)
-    model = targets.parse_given_model(request.model, observer)
-    check_served(model or request.target.choice, request.revision)
-    check_asked_gpus(model or request.target.choice, device, size)
-    artifact = open_to_serve(request.target, model, sources, wish, observer, again=again)
+    checked = check(request, observer)
+    artifact = find_artifact(request, checked, observer)
+    flags, again = request.flags, request.command_line
     with nvidia_smi.one_look():
         prepared = prepare(
             artifact,
             observer,
             again=again(model="FOLDER"),
-            model=model,
+            model=checked.model,
             clip=request.clip,
-            device=device,
-            gpu=gpu,
-            flags=size,
+            device=checked.device,
+            gpu=checked.gpu,
+            flags=checked.size,
         )
         check_groups(prepared, flags)
-        check_memory(prepared, size)
-    drafts = choose_drafts(asked_drafts, prepared, flags, request.revision, observer)
+        check_memory(prepared, checked.size)
+    drafts = choose_drafts(checked.drafts, prepared, flags, request.revision, observer)
     wanted = WantedServer(
         model=prepared.model,
         revision=request.revision,
         verified=artifact.verified,
         recipe=prepared.recipe,
-        device=device,
+        device=checked.device,
         log=serve_log(request.port),
         timeout=request.timeout,
-        gpu=gpu,
+        gpu=checked.gpu,
         tensor_parallel=prepared.tensor_parallel,
         flags=drafts.flags,
-        host=host,
+        host=checked.host,
         port=request.port,
-        api_key=key,
-        origins=origins,
+        api_key=checked.key,
+        origins=checked.origins,
         name=prepared.name,
         served_name=prepared.served_name,
         environment={"HF_HUB_OFFLINE": "1"} if request.offline else {},
@@ -158,6 +129,6 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
         request.port,
         observer,
         again=again(model="DIR"),
-        ranks=Layout.of_flags(size, tp=prepared.tensor_parallel).gpus,
+        ranks=Layout.of_flags(checked.size, tp=prepared.tensor_parallel).gpus,
         drafts=drafts.told,
     )

@@ -8,7 +8,7 @@ from shlex import quote
 
 from oscar_zoo.app.artifacts import Artifact, open_folder, open_named, open_pulled
 from oscar_zoo.app.compute_plan import plan_instead
-from oscar_zoo.app.compute_wish import ComputeWish, model_to_compute
+from oscar_zoo.app.compute_wish import ComputeWish, model_to_compute, tell_of_folder
 from oscar_zoo.app.obtain import obtain
 from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.sources import Sources
@@ -51,6 +51,7 @@ def open_to_serve(
         choice = model_to_compute(target, error, model)
         if choice is None:
             raise
+        tell_of_folder(target, error)
         choice.check_can_be_had(again(model="FOLDER"))
         plan = plan_instead(choice, wish, error, observer, again=again)
     made = obtain(plan, Trust(lock=PinFile.of_project(), write_lock=False), observer)

@@ -109,8 +109,8 @@ def command(
         )
     sources = Sources(request.hubs, offline=request.offline)
     wish = request.wish(offline=sources.offline)
-    model = targets.parse_given_model(request.model, observer)
     again = partial(request.command_line, print=True, engine=None if stock else engine)
+    model = targets.parse_given_model(request.model, observer, again=again(model="FOLDER"))
     check_served(model or request.target.choice, request.revision)
     check_asked_gpus(model or request.target.choice, device, size)
     try:

@@ -162,9 +162,23 @@ def parse_model(model: str | Path, observer: Observer) -> ModelChoice:
     return choice
 
 
-def parse_given_model(model: str | Path | None, observer: Observer) -> ModelChoice | None:
-    """`parse_model` of what the user may have named."""
-    return None if model is None else parse_model(model, observer)
+def parse_given_model(
+    model: str | Path | None, observer: Observer, *, again: str
+) -> ModelChoice | None:
+    """`parse_model` of the model that the user may have named, to run it.
+
+    Args:
+        again: the command line that takes the FOLDER of the model, for the error.
+
+    Raises:
+        UsageError: it is on no hub, and was not given as a folder.
+        OscarZooError: as `choose_model`.
+    """
+    if model is None:
+        return None
+    choice = parse_model(model, observer)
+    choice.check_can_be_had(again)
+    return choice
 
 
 def suggest_path(place: Path, error: OscarZooError) -> None:

@@ -28,12 +28,19 @@ def pasted(path: Path | str) -> str:
 
 
 def typed_again(option: str, *value: str) -> str:
-    """The command line that this process runs, with `option` and its value added if it is not
-    there."""
+    """The command line that this process runs, with `option` and its value added, or with this
+    value in place of the one that was typed."""
     words: list[str] = list(click.get_current_context().find_root().obj)
     end = words.index("--") if "--" in words else len(words)
-    added = [] if option in words[:end] else [option, *value]
-    return f"oscar-zoo {join([*words[:end], *added, *words[end:]])}"
+    typed, flags = words[:end], words[end:]
+    if option in typed:
+        place = typed.index(option)
+        typed[place : place + 1 + len(value)] = [option, *value]
+    else:
+        joined = [index for index, word in enumerate(typed) if word.startswith(f"{option}=")]
+        place = joined[0] if joined else end
+        typed[place : place + 1] = [option, *value]
+    return f"oscar-zoo {join([*typed, *flags])}"
 
 
 def saved(folder: Path, manifest: Manifest) -> str:

@@ -65,9 +65,13 @@ class IntegrityError(OscarZooError):
 
 
 class NetworkError(OscarZooError, OSError):
-    """A hub did not answer, or offline mode forbids asking."""
+    """A hub did not answer, or offline mode forbids asking.
+
+    `said` is what the hubs said, where the message begins with what was looked for.
+    """
 
     code = "network"
+    said: str | None = None
 
 
 class AccessError(OscarZooError, PermissionError):

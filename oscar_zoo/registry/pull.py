@@ -13,7 +13,13 @@ from dataclasses import replace
 from oscar_zoo.artifact import locks
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Outcome
-from oscar_zoo.errors import WITHOUT_OPTION, NetworkError, NotFoundError, OfflineError
+from oscar_zoo.errors import (
+    WITHOUT_OPTION,
+    NetworkError,
+    NotFoundError,
+    OfflineError,
+    OscarZooError,
+)
 from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.notices import status_warnings
@@ -90,20 +96,7 @@ def pull(
             if job.refused is not None:
                 what, signature = job.refused
                 signature.require(what)
-            lock = job.trust.lock
-            if job.pin is not None and lock is not None:
-                raise pinned_missing(
-                    error, job.reference, job.pin, lock.path, store, job.hubs
-                ) from error.__cause__
-            raise explained(
-                error,
-                job.reference,
-                store,
-                job.hubs,
-                job.catalog,
-                offline=offline,
-                go_online=go_online,
-            ) from error.__cause__
+            raise _explained(job, error, offline=offline, go_online=go_online) from error.__cause__
     return replace(result, notes=notes)
 
 
@@ -115,12 +108,39 @@ def plan(
     catalog: Catalog | None = None,
     trust: Trust | None = None,
     signing: SignatureWish | None = None,
+    offline: bool = False,
+    go_online: str = WITHOUT_OPTION,
 ) -> ResolvedArtifact | PullResult:
     """What `pull` would do: the installed copy it would take, or the offer it would fetch. Writes
-    nothing."""
+    nothing; arguments and errors as there."""
     job = PullJob(reference, hubs, store, catalog, trust, None, signing)
-    here = job.installed(False)
-    return here if here is not None else job.ask(job.offer)[0].resolved
+    here = job.installed(offline)
+    if here is not None:
+        return here
+    try:
+        if offline and not job.hubs:
+            raise OfflineError.for_name(str(job.reference), go_online=go_online)
+        return job.ask(job.offer)[0].resolved
+    except (NetworkError, NotFoundError) as error:
+        raise _explained(job, error, offline=offline, go_online=go_online) from error.__cause__
+
+
+def _explained(
+    job: PullJob, error: OscarZooError, *, offline: bool, go_online: str
+) -> OscarZooError:
+    """`error` of hubs that could not help, with what was looked for and what the user can do."""
+    lock, store = job.trust.lock, job.store
+    if job.pin is not None and lock is not None:
+        return pinned_missing(error, job.reference, job.pin, lock.path, store, job.hubs)
+    return explained(
+        error,
+        job.reference,
+        store,
+        job.hubs,
+        job.catalog,
+        offline=offline,
+        go_online=go_online,
+    )
 
 
 def verify_stored(artifact: StoredArtifact, catalog: Catalog | None = None) -> Outcome:

@@ -146,6 +146,8 @@ def _missing(
     if offline:
         error.advice = "; ".join(filter(None, (error.advice, here)))
         return error
+    if isinstance(error, NetworkError):
+        error.said = error.message
     unknown = HubUnreachable.for_unknown(str(reference), [error.message], error.suggestions)
     if knows(reference.name):
         error.message = (

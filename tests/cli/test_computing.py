@@ -357,11 +357,14 @@ def test_serve_asks_on_a_terminal(tmp_path: Path) -> None:
             seen += os.read(ours, 4096)
         os.write(ours, b"n\n")
         assert child.wait(timeout=300) == 3
+        said = os.read(ours, 4096).decode().splitlines()[-1]
     finally:
         child.kill()
         child.wait()
         os.close(ours)
     assert f"No artifact for {NAME} exists. Compute one now (about ".encode() in seen
+    assert said.startswith(f"error: nothing was computed for {NAME}. Compute one: oscar-zoo serve ")
+    assert said.endswith(" --compute") and str(MODEL) in said
     assert results(cli) == []
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines import needs_sglang
 
 from oscar_zoo.cli.main import run
 from oscar_zoo.compute.capture import state
@@ -131,3 +132,23 @@ def test_a_second_ctrl_c_ends_it_without_a_traceback() -> None:
     child.send_signal(signal.SIGINT)
     _, told = child.communicate(timeout=30)
     assert told == "" and child.returncode == -signal.SIGINT
+
+
+@needs_sglang
+@pytest.mark.parametrize("more", [[], ["--detach"]])
+def test_serve_computes_in_front_wherever_the_server_goes(
+    ends_at_first_save: dict[str, int],
+    own_state: Path,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+) -> None:
+    """Only the server goes into the background: the messages and Ctrl-C are the same."""
+    ends_at_first_save["signal"] = signal.SIGINT
+    typed = ["serve", str(MODEL), "--compute", "--offline", "--device", "cpu", *more]
+    assert run([*typed, "--", "--oscar-k-clip=0.9x3"]) == 130  # no server starts with this flag
+    told = capsys.readouterr().err
+    assert "No artifact for tiny-qwen3-hard was found. Computing one: " in told
+    assert "Ctrl-C stops it; the same command continues from there." in told
+    assert "to go on from there, run the same command again" in told
+    assert list(own_state.glob("cache/computing/*/rotation.work/*"))
+    assert not list(own_state.glob("state/logs/*"))

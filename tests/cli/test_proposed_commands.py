@@ -73,6 +73,33 @@ def test_a_model_on_no_hub_for_commands_that_start_servers(
         assert proposed(line) == [*typed, "--model", "FOLDER", *rest], line
 
 
+@pytest.mark.parametrize("name", [TINY, f"oscar-zoo/{TINY}"])
+def test_a_model_on_no_hub_that_was_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    """`--model` takes its folder; nothing is started, loaded or looked up before that is said."""
+    artifact = str(write_folder(tmp_path / "rotation", artifact_files()))
+    cause = f"the checkpoint of {TINY} is on no hub. Give its folder: oscar-zoo "
+    for command in (
+        ["serve", artifact, "--device", "cpu"],
+        ["serve", artifact, "--print"],
+        ["serve", TINY, "--compute", "--device", "cpu"],
+        ["eval", artifact, "--task", "recall"],
+        ["eval", artifact, "--against", "fp8"],
+        ["eval", artifact, "--engine", "sglang"],
+        ["eval", artifact, "--task", "sample"],
+        ["ruler", artifact],
+        ["bench", "serve", artifact, "--batch", "1"],
+        ["bench", "load", artifact, "--clients", "2"],
+    ):
+        line = refused(capsys, 2, *command, "--model", name)
+        assert cause in line and {*command, "--model", "FOLDER"} <= {*proposed(line)}, line
+        assert name not in proposed(line) or name in command
+    line = refused(capsys, 2, "eval", artifact, f"--model={name}", "--engine", "sglang")
+    assert proposed(line) == ["eval", artifact, "--model", "FOLDER", "--engine", "sglang"]
+    assert run(["verify", artifact, "--model", name]) == 0  # its shapes are in the zoo
+
+
 def test_names_are_listed_where_they_were_looked_for(
     capsys: pytest.CaptureFixture[str], hub: str, empty: str
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hub_folders import HARD, put_version
-from measured_artifacts import SELECTION, measured_files
+from measured_artifacts import SELECTION, measured_files, measured_manifest
 from own_cli import Cli
 from sample_scores import figure, gpqa, write_scores
 from tiny_artifacts import FILE_NAME, artifact_files, manifest, payload, write_folder
@@ -215,12 +215,24 @@ def test_mirroring_asks_for_nothing(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_gpqa_is_recommended_until_it_is_there(cli: Cli, hub: str, tmp_path: Path) -> None:
-    folder = made(tmp_path, measured_files())
+    small = measured_manifest(artifact="mine/tag")
+    model = small.model.model_copy(update={"num_q_heads": 64})  # a thousand million parameters
+    large = small.model_copy(update={"model": model})
+    folder = made(tmp_path, {**payload(), FILE_NAME: large.to_bytes()})
     cli(0, "publish", folder, "--hub", hub)
     assert "no GPQA was measured" in cli.err and "--task gpqa_diamond" in cli.err
-    file = write_scores(tmp_path / "gpqa.json", gpqa(DIGEST), digest=DIGEST)
+    scores = {"digest": large.digest, "artifact": large.artifact_id}
+    file = write_scores(tmp_path / "gpqa.json", gpqa(large.digest), **scores)
     cli(0, "publish", folder, "--hub", hub, "--scores", file)
     assert "GPQA" not in cli.err
+
+
+def test_gpqa_is_not_recommended_for_a_model_too_small_to_answer(
+    cli: Cli, hub: str, tmp_path: Path
+) -> None:
+    """The gate asks for perplexity and recall, which say more about it."""
+    cli(0, "publish", made(tmp_path, measured_files()), "--hub", hub)
+    assert "GPQA" not in cli.err and "--task" not in cli.err
 
 
 def test_the_library_has_the_same_gate(hub: str, tmp_path: Path) -> None:

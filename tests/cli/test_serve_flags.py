@@ -120,7 +120,7 @@ def test_offline_asks_no_hub(
     for variable in ("HF_HUB_OFFLINE", "OSCAR_ZOO_OFFLINE"):
         monkeypatch.setenv(variable, "")  # so that what the command sets is gone afterwards
     monkeypatch.setenv("OSCAR_ZOO_HUB", "hf:nobody/asks")
-    for module in ("app.serve", "app.bench"):
+    for module in ("app.serve_checks", "app.bench"):
         monkeypatch.setattr(
             f"oscar_zoo.{module}.require_serve", lambda: None
         )  # not what this is about
@@ -173,7 +173,9 @@ def test_the_defaults_are_those_of_the_options(monkeypatch: pytest.MonkeyPatch) 
 def test_a_taken_port_shows_the_command_with_a_free_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oscar_zoo.app.serve.require_serve", lambda: None)  # not what this is about
+    monkeypatch.setattr(
+        "oscar_zoo.app.serve_checks.require_serve", lambda: None
+    )  # not what this is about
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -171,12 +171,12 @@ def test_a_tree_has_the_artifact_of_the_model(
     tree = tmp_path / "oscar_rotations"
     mine = write_folder(tree / "tiny-qwen3-hard" / "gpqa_group64", payload())
     write_folder(tree / "Qwen3-8B" / "gpqa_group128", payload())
-    for model in (str(MODEL), "tiny-qwen3-hard", "oscar-zoo/Tiny-Qwen3-Hard"):
-        assert (
-            run(["serve", str(tree), "--model", model, "--print", "--json", "--device", "cuda"])
-            == 0
-        )
-        assert f"--oscar-rotation-path={mine}" in parsed(capsys.readouterr().out)["argv"]
+    asked = ["serve", str(tree), "--print", "--json", "--device", "cuda", "--model"]
+    assert run([*asked, str(MODEL)]) == 0
+    assert f"--oscar-rotation-path={mine}" in parsed(capsys.readouterr().out)["argv"]
+    for model in ("Qwen3-8B", "qwen/qwen3-8b"):  # the one of that name, which has another shape
+        assert run([*asked, model]) == 4
+        assert parsed(capsys.readouterr().out)["error"]["code"] == "integrity.verification"
     write_folder(tree / "tiny-qwen3-hard" / "other_group64", payload())
     assert run(["serve", str(tree), "--model", str(MODEL), "--print"]) == 2
     assert "gpqa_group64" in (line := capsys.readouterr().err) and "other_group64" in line

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cli_output import parsed
+from engines import needs_sglang
 from measured_artifacts import measured_files
 from tiny_artifacts import artifact_files, write_folder
 
@@ -257,3 +258,44 @@ def test_a_hub_that_is_missing_is_the_cause_beside_a_folder_of_the_name(
     assert f"no such folder for a hub: {tmp_path}/missing" in line and "./my-model" not in line
     make = f"oscar-zoo publish FOLDER --hub file:{tmp_path}/missing --create"
     assert "OSCAR_ZOO_HUB" in line and make in line
+
+
+@pytest.fixture
+def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only hub does not answer, because its client was imported in offline mode. The current
+    folder is empty."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("HF_HUB_OFFLINE", "OSCAR_ZOO_PORT"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OSCAR_ZOO_HUB", "hf:org/zoo")
+
+
+@pytest.mark.parametrize("name", ["ckpt", NAME])
+@pytest.mark.parametrize("command", ["pull", "eval", pytest.param("serve", marks=needs_sglang)])
+@pytest.mark.usefixtures("silent")
+def test_a_model_folder_is_called_one_where_hubs_are_silent(
+    capsys: pytest.CaptureFixture[str], command: str, name: str
+) -> None:
+    """It is here, whatever its name; the way on is to compute its rotation."""
+    shutil.copytree(MODEL, name)
+    what = f"error: ./{name} is a model; no rotation for it is on this machine, and"
+    makes = f"Compute one: oscar-zoo {'serve' if command == 'serve' else 'pull'} ./{name} --compute"
+    said = failure(capsys, 5, command, f"./{name}")
+    assert said.startswith(f"{what} not every hub could be asked (Hugging Face org/zoo ")
+    assert said.endswith(f"). {makes}\n")
+    said = failure(capsys, 5, command, f"./{name}", "--offline")
+    assert said == f"{what} offline mode asks no hub. {makes} --offline\n"
+
+
+@pytest.mark.parametrize("more", [[], ["--compute"], ["--dry-run"], ["--compute", "--dry-run"]])
+@pytest.mark.usefixtures("silent")
+def test_the_bare_name_of_a_folder_is_named_where_hubs_are_silent(
+    capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    shutil.copytree(MODEL, "ckpt")
+    said = failure(capsys, 5, "pull", "ckpt", *more)
+    cause = "error: ckpt is unknown on this machine, and not every hub can be asked: Hugging Face "
+    assert said.startswith(cause) and said.endswith(". Did you mean the folder ./ckpt?\n")
+    said = failure(capsys, 5, "pull", "ckpt", *more, "--offline")
+    cause = "error: ckpt is not on this machine, and offline mode asks no hub."
+    assert said == f"{cause} Did you mean the folder ./ckpt?\n"

@@ -66,7 +66,7 @@ def command(
 
     Perplexity and recall must have been measured under the recipe, by oscar-zoo compute when it
     chose the method or by oscar-zoo eval, which leaves scores.json in the folder. A GPQA score is
-    recommended.
+    recommended for models from about 100 million parameters on.
 
     With a private key of the curve P-256 in the file that OSCAR_ZOO_SIGN_KEY names, the version
     gets a signature file, model.sig in the format of OpenSSF Model Signing, and the index of the
