@@ -9,11 +9,14 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
+from engines import needs_sglang
 from tiny_artifacts import artifact_files, write_folder
 from transformers import Qwen3Config
 
 from oscar_zoo.engines.sglang import worker
 from oscar_zoo.errors import UsageError
+
+pytestmark = [pytest.mark.sglang, needs_sglang]
 
 MODEL = Qwen3Config(num_hidden_layers=4, architectures=["Qwen3ForCausalLM"])
 CONFIG = SimpleNamespace(
