@@ -6,6 +6,7 @@ This is the only place that prints an error or decides an exit code.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import os
@@ -296,7 +297,17 @@ def main() -> NoReturn:
     streams.accept_any_text()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     code = run(sys.argv[1:])
-    if code in (INTERRUPTED, TERMINATED):  # a second one ends what libraries do at exit
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if code in (INTERRUPTED, TERMINATED):
+        _leave(code)
     sys.exit(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End now, without what libraries do at exit. Everything of ours is put away by then, a second
+    signal would show a traceback of theirs, and a thread of theirs that it cut off would abort."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+            stream.flush()
+    os._exit(code)
