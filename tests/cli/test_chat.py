@@ -155,11 +155,13 @@ def test_an_unknown_command_is_not_sent_to_the_model(
         assert chat(monkeypatch, question) == 0
         assert asked[-1]["messages"][-1]["content"] == question
     capsys.readouterr()
-    people = io.StringIO("/exit\n/new\none\n")
-    people.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr(sys, "stdin", people)
-    assert run(["chat"]) == 0
-    assert line in capsys.readouterr().err and len(asked) == 5
+    ours, theirs = pty.openpty()
+    os.write(ours, b"/exit\n/new\none\ntwo\n\x04")  # as somebody pastes lines, then Ctrl-D
+    with os.fdopen(theirs) as people:
+        monkeypatch.setattr(sys, "stdin", people)
+        assert run(["chat"]) == 0
+    os.close(ours)
+    assert line in capsys.readouterr().err and len(asked) == 6
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
@@ -170,7 +172,11 @@ def test_the_error_of_a_signal_begins_a_line(
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "oscar_zoo", "chat"]
     typed = theirs if place == "prompt" else subprocess.PIPE
-    with subprocess.Popen(command, stdin=typed, stdout=theirs, stderr=theirs) as child:
+    with (
+        subprocess.Popen(command, stdin=typed, stdout=theirs, stderr=theirs) as child,
+        contextlib.ExitStack() as ended,
+    ):
+        ended.callback(child.kill)  # what fails here must not wait for it
         os.close(theirs)
         if child.stdin is not None:
             child.stdin.write(b"wait\n")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import select
+import signal
+import socket
 import sys
 from collections.abc import Iterator
 
@@ -60,14 +63,30 @@ def _line(people: bool) -> str | None:
     """The next line of stdin, or `None` at its end."""
     if not people:
         return sys.stdin.readline() or None
+    sys.stdout.write(PROMPT)
+    sys.stdout.flush()
     try:
-        return input(PROMPT)
-    except EOFError:
-        _end_line()
-        return None
+        _await_line()
+        line = sys.stdin.readline()
     except SystemExit:  # SIGTERM; click begins a line after Ctrl-C
         _end_line()
         raise
+    if not line:
+        _end_line()
+    return line or None
+
+
+def _await_line() -> None:
+    """Wait until the terminal has a line. A signal that comes between the prompt and a read of it
+    would be noticed only after the next line, so this waits for signals too."""
+    noticed, signalled = socket.socketpair()
+    with noticed, signalled:
+        signalled.setblocking(False)
+        before = signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
+        try:
+            select.select([sys.stdin, noticed], [], [])
+        finally:
+            signal.set_wakeup_fd(before)
 
 
 def _show(parts: Iterator[str]) -> None:
