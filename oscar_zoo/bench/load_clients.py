@@ -135,28 +135,39 @@ def run_load(
     client: ServerClient,
     load: Load,
     tick: Callable[[Tally, float], None] = lambda tally, seconds: None,
+    into: Tally | None = None,
 ) -> Tally:
     """Let all clients run until time is over and their last requests ended.
 
+    What `tick` raises, and a signal, ends the load: clients begin no other request, and what their
+    last ones become is not counted.
+
     Args:
         tick: called about twice a second, with the counts so far and the seconds passed.
+        into: where requests are counted.
     """
-    tally, began = Tally(), time.monotonic()
+    tally, began, over = Tally() if into is None else into, time.monotonic(), threading.Event()
 
     def one(number: int) -> None:
         caller = Caller(load, number)
         while time.monotonic() - began < load.seconds:
-            tally.add(call(client, caller.next()))
+            outcome = call(client, caller.next())
+            if over.is_set():
+                return
+            tally.add(outcome)
 
     threads = [
         threading.Thread(target=one, args=(number,), daemon=True) for number in range(load.clients)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.5)
-            tick(tally, time.monotonic() - began)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.5)
+                tick(tally, time.monotonic() - began)
+    finally:
+        over.set()
     return tally
 
 

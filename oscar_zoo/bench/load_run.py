@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from oscar_zoo.bench import load_clients
@@ -72,7 +73,21 @@ class Drain:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Everything measured; `model` is the name of the model, where it is known."""
+    """Everything measured.
+
+    Attributes:
+        load: what the clients did.
+        tally: what became of their requests.
+        seconds: that the load took.
+        host, gpu: memory of the processes and of the GPUs.
+        free_before, free_after: free token slots of each data-parallel worker; `free_after` is
+            `None` where requests still ran, or where nobody looked.
+        same_answers: whether the same prompts have the same answers as before the load.
+        drain: how the server ended, or `None` if a signal came first.
+        limits: what is allowed.
+        model: name of the model, where it is known.
+        stopped: the signal that ended the run early, `SIGINT` or `SIGTERM`.
+    """
 
     load: Load
     tally: Tally
@@ -82,9 +97,10 @@ class LoadReport:
     free_before: tuple[int, ...]
     free_after: tuple[int, ...] | None
     same_answers: bool | None
-    drain: Drain
+    drain: Drain | None
     limits: LoadLimits
     model: str | None = None
+    stopped: str | None = None
 
     @property
     def violations(self) -> tuple[str, ...]:
@@ -99,29 +115,15 @@ class LoadReport:
             if used is not None and used.growth > self.limits.growth:
                 wrong.append(f"memory of {name} grew by {used.growth / 1e6:,.0f} MB")
         if self.free_after is None:
-            wrong.append(f"requests of clients that are gone still ran after {SETTLE:.0f} s")
+            if self.stopped is None:
+                wrong.append(f"requests of clients that are gone still ran after {SETTLE:.0f} s")
         elif self.free_after != self.free_before:
             wrong.append(
                 f"{sum(self.free_before) - sum(self.free_after):,} token slots were not given back"
             )
         if self.same_answers is False:
             wrong.append("the same prompts have other answers than before the load")
-        return (*wrong, *self._drain_violations())
-
-    def _drain_violations(self) -> list[str]:
-        drain, wrong = self.drain, []
-        if drain.finished < drain.running:
-            wrong.append(
-                f"SIGTERM cut off {drain.running - drain.finished} of {drain.running} running"
-                " requests"
-            )
-        if not drain.ended:
-            wrong.append(f"the server still ran {drain.seconds:.0f} s after SIGTERM")
-        elif drain.status not in FINE_ENDS:
-            wrong.append(f"the server ended with {drain.status} after SIGTERM")
-        if not drain.turned_away:
-            wrong.append("/health still invited requests after SIGTERM")
-        return wrong
+        return (*wrong, *(_drain_violations(self.drain) if self.drain is not None else ()))
 
     def to_json(self) -> dict[str, Any]:
         """The whole report in plain values, with the name of its schema."""
@@ -142,9 +144,25 @@ class LoadReport:
             "gpu_memory": None if self.gpu is None else asdict(self.gpu),
             "free_tokens": {"before": self.free_before, "after": self.free_after},
             "same_answers": self.same_answers,
-            "drain": asdict(self.drain),
+            "drain": None if self.drain is None else asdict(self.drain),
             "violations": list(self.violations),
+            "stopped": self.stopped,
         }
+
+
+def _drain_violations(drain: Drain) -> list[str]:
+    wrong = []
+    if drain.finished < drain.running:
+        wrong.append(
+            f"SIGTERM cut off {drain.running - drain.finished} of {drain.running} running requests"
+        )
+    if not drain.ended:
+        wrong.append(f"the server still ran {drain.seconds:.0f} s after SIGTERM")
+    elif drain.status not in FINE_ENDS:
+        wrong.append(f"the server ended with {drain.status} after SIGTERM")
+    if not drain.turned_away:
+        wrong.append("/health still invited requests after SIGTERM")
+    return wrong
 
 
 FINE_ENDS = ("status 0", "killed by SIGKILL")
@@ -163,37 +181,58 @@ def measure(
 ) -> LoadReport:
     """Put `load` on a healthy server and end it.
 
+    A signal that comes after the first answer of the load ends it early, and what was measured
+    until then is returned.
+
     Args:
-        child: the server; it is gone afterwards, unless it did not end in time.
+        child: the server; it is gone afterwards, unless it did not end in time or a signal came.
         client: a client of the server, which nobody else uses.
         gpus: numbers of the GPUs that it runs on.
 
     Raises:
         ServerFailed: the server stopped answering.
+        KeyboardInterrupt, SystemExit: a signal came before the first answer.
     """
     calls = load_clients.probes(load)
     answers = [_alone(client, call) for call in calls]
     client.flush()
-    before, began = client.free_tokens(), time.monotonic()
-    with Watch(child.group, gpus) as watch:
-        tally = load_clients.run_load(
-            client, load, lambda tally, seconds: _tell(progress, tally, seconds, load)
-        )
-    seconds = time.monotonic() - began
-    if child.returncode is not None:
-        raise ServerFailed(
-            f"the server ended under load ({child.status}).", hint=f"log: {child.log}"
-        )
-    after = free_when_idle(client, before)
-    same = None if after is None else [_alone(client, call) for call in calls] == answers
-    progress(0, 0, "drain")
-    drain = _drain(child, client, load, limits)
+    before, tally, stopped = client.free_tokens(), Tally(), None
+    after, same, drain = None, None, None
+    watch, began = Watch(child.group, gpus), time.monotonic()
+    seconds: float | None = None
+    try:
+        with watch:
+            load_clients.run_load(client, load, partial(_tell, progress, load), tally)
+        seconds = time.monotonic() - began
+        if child.returncode is not None:
+            raise ServerFailed(
+                f"the server ended under load ({child.status}).", hint=f"log: {child.log}"
+            )
+        after = free_when_idle(client, before)
+        same = None if after is None else [_alone(client, call) for call in calls] == answers
+        progress(0, 0, "drain")
+        drain = _drain(child, client, load, limits)
+    except (KeyboardInterrupt, SystemExit) as error:
+        if not tally.requests:
+            raise
+        seconds = seconds or time.monotonic() - began
+        stopped = "SIGINT" if isinstance(error, KeyboardInterrupt) else "SIGTERM"
     return LoadReport(
-        load, tally, seconds, watch.host, watch.gpu, before, after, same, drain, limits
+        load,
+        tally,
+        seconds,
+        watch.host,
+        watch.gpu,
+        before,
+        after,
+        same,
+        drain,
+        limits,
+        stopped=stopped,
     )
 
 
-def _tell(progress: Progress, tally: Tally, seconds: float, load: Load) -> None:
+def _tell(progress: Progress, load: Load, tally: Tally, seconds: float) -> None:
     progress(
         min(int(seconds), int(load.seconds)), int(load.seconds), f"{tally.requests:,} requests"
     )

@@ -9,12 +9,13 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from closed_ports import closed_port
@@ -32,6 +33,7 @@ from oscar_zoo.bench.load_clients import (
 )
 from oscar_zoo.bench.load_memory import Usage, Watch, gpu_memory, group_memory, usage
 from oscar_zoo.bench.load_run import Drain, LoadLimits, LoadReport, free_when_idle
+from oscar_zoo.engines.sglang.launch.server import Server
 from oscar_zoo.evaluate.server_client import ServerClient
 
 LOAD = Load(clients=4, seconds=0.5, longest=50, new_tokens=6, aborts=0.4)
@@ -58,13 +60,25 @@ def good(body: dict[str, Any]) -> Iterator[bytes]:
 
 @pytest.fixture
 def stream() -> Iterator[Callable[..., ServerClient]]:
-    """Starts a server that answers `/generate` with these events, or with a status."""
+    """Starts a server that answers `/generate` with these events, or with a status. It has 100 free
+    slots, and always says the same where no stream is wanted."""
     running: list[ThreadingHTTPServer] = []
 
     def start(events: Events | int, timeout: float = PLENTY) -> ServerClient:
         class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer({"loads": [{"max_total_num_tokens": 100, "num_used_tokens": 0}]})
+
+            def _answer(self, facts: object) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(json.dumps(facts).encode())
+
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "{}")
+                if not body.get("stream"):
+                    self._answer({"output_ids": [1], "meta_info": {"cached_tokens": 0}})
+                    return
                 self.send_response(events if isinstance(events, int) else 200)
                 self.end_headers()
                 try:
@@ -293,6 +307,58 @@ def test_slots_are_missing_only_when_they_stay_missing(
     monkeypatch.setattr(load_run, "LEAKED", 1.0)
     monkeypatch.setattr(load_run, "PAUSE", 0.01)
     assert free_when_idle(count_slots(counts), (1500,)) == (found,)
+
+
+def server_of_this_process(tmp_path: Path) -> Server:
+    """Stands for the process of a server: what a run under load reads of it."""
+    return cast(Server, SimpleNamespace(group=os.getpgrp(), returncode=None, log=tmp_path / "log"))
+
+
+@pytest.mark.parametrize("signalled", [KeyboardInterrupt(), SystemExit(143)], ids=["INT", "TERM"])
+def test_a_signal_keeps_what_was_measured(
+    stream: Callable[..., ServerClient], signalled: BaseException, tmp_path: Path
+) -> None:
+    """Clients send nothing more then, so that the counts stay as they are."""
+
+    def tell(done: int, total: int, label: str) -> None:
+        if label != "0 requests":
+            raise signalled
+
+    report = load_run.measure(
+        server_of_this_process(tmp_path),
+        stream(good),
+        replace(LOAD, seconds=60.0),
+        LoadLimits(),
+        tell,
+    )
+    counted = report.tally.requests
+    assert counted > 0 and report.seconds < 50 and report.violations == ()
+    assert (report.free_before, report.free_after, report.same_answers) == ((100,), None, None)
+    facts = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    kind = "SIGINT" if isinstance(signalled, KeyboardInterrupt) else "SIGTERM"
+    assert (facts["stopped"], facts["drain"]) == (kind, None)
+    time.sleep(0.3)
+    assert report.tally.requests == counted
+
+
+def test_a_signal_before_the_first_answer_is_raised(
+    stream: Callable[..., ServerClient], tmp_path: Path
+) -> None:
+    over = threading.Event()
+
+    def silence(body: dict[str, Any]) -> Iterator[bytes]:
+        over.wait()
+        yield b""
+
+    def tell(done: int, total: int, label: str) -> None:
+        raise KeyboardInterrupt
+
+    child, load = server_of_this_process(tmp_path), replace(LOAD, aborts=0.0)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            load_run.measure(child, stream(silence), load, LoadLimits(), tell)
+    finally:
+        over.set()
 
 
 @pytest.fixture

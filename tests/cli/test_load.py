@@ -3,13 +3,18 @@ while it works."""
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
+from cli_output import parsed
 from engines import MODEL, environment, needs_sglang
 from forked_commands import ForkedCli, running_in
 from tiny_artifacts import artifact_files, write_folder
 
+from oscar_zoo.app import bench_load
+from oscar_zoo.bench.load_clients import Load, Outcome, Tally
+from oscar_zoo.bench.load_run import LoadLimits, LoadReport
 from oscar_zoo.cli.main import run
 
 
@@ -57,6 +62,31 @@ def test_a_server_holds_under_load_and_ends_without_cutting_anybody_off(tmp_path
         report["drain"]["running"] == report["drain"]["finished"] == 8 and report["drain"]["ended"]
     )
     assert not running_in(tmp_path) and not list((tmp_path / "tmp").glob("oscar-zoo-*"))
+
+
+@pytest.mark.parametrize(("name", "called"), [("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM")])
+def test_what_a_signal_left_is_shown(
+    name: str,
+    called: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tally = Tally()
+    tally.add(Outcome(5, 0.1))
+    load = Load(8, 600, 200, 16, 0.4)
+    left = LoadReport(
+        load, tally, 41.0, None, None, (1500,), None, None, None, LoadLimits(), "m", name
+    )
+    monkeypatch.setattr(bench_load, "load", lambda *_: left)
+    code = 128 + signal.Signals[name]
+    line = f"error: stopped by {called} after 41 s of load; what was measured until then is kept\n"
+    assert run(["bench", "load", "any", "--json"]) == code
+    seen = capsys.readouterr()
+    facts = parsed(seen.out)
+    assert (facts["stopped"], facts["finished"], seen.err) == (name, 1, line)
+    assert run(["bench", "load", "any"]) == code
+    seen = capsys.readouterr()
+    assert "1 finished, 0 hung up" in seen.out and seen.err == line
 
 
 @pytest.mark.parametrize(

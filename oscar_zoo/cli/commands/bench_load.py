@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import click
@@ -93,7 +94,7 @@ def load_command(
     or streams. The exit code is 1 when a request fails whose client did not hang up, memory of the
     processes or of the GPU grows, a token slot stays taken when all is over, the same prompts have
     other answers afterwards, or SIGTERM cuts off a running request, leaves /health inviting more,
-    or does not end the server.
+    or does not end the server. Ctrl-C or SIGTERM ends the run early and keeps what was measured.
 
     \b
     Examples:
@@ -103,7 +104,7 @@ def load_command(
     from oscar_zoo.app.bench_load import LoadRequest, load
     from oscar_zoo.bench.load_clients import Load
     from oscar_zoo.cli.pasting import typed_again
-    from oscar_zoo.cli.render.load import print_load
+    from oscar_zoo.cli.render.load import print_load, print_stop
     from oscar_zoo.cli.render.progress import TerminalObserver
 
     if choices["offline"]:
@@ -121,4 +122,7 @@ def load_command(
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
         report = load(request, observer)
     terminal.emit_json(report.to_json()) if as_json else print_load(report)
+    print_stop(report)
+    if report.stopped is not None:
+        return 128 + signal.Signals[report.stopped]
     return 1 if report.violations else 0

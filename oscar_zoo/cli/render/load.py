@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from oscar_zoo.bench.load_memory import Usage
-from oscar_zoo.bench.load_run import LoadReport
+from oscar_zoo.bench.load_run import Drain, LoadReport
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.bench import STOPPED
 
 
 def print_load(report: LoadReport) -> None:
@@ -23,15 +24,26 @@ def print_load(report: LoadReport) -> None:
     table.add_row("GPU memory", _memory(report.gpu))
     after = terminal.NOT_REPORTED if report.free_after is None else f"{sum(report.free_after):,}"
     table.add_row("free tokens", f"{sum(report.free_before):,} before, {after} after")
-    ended = (
-        f"{drain.finished} of {drain.running} running requests finished, {drain.status} after"
-        f" {drain.seconds:.1f} s"
-    )
-    table.add_row("SIGTERM", f"{ended}; a request that came later: {drain.late_request}")
+    table.add_row("SIGTERM", terminal.NOT_REPORTED if drain is None else _ended(drain))
     console = terminal.out()
     console.print(table)
     for line in report.violations:
         console.print(f"{terminal.MARKS['failed']} {terminal.clean(line)}")
+
+
+def print_stop(report: LoadReport) -> None:
+    """A line on stderr when a signal ended the run early."""
+    if report.stopped is not None:
+        what = f"stopped by {STOPPED[report.stopped]} after {report.seconds:,.0f} s of load"
+        kept = f"{what}; what was measured until then is kept"
+        terminal.print_error("interrupted", kept, None, as_json=False)
+
+
+def _ended(drain: Drain) -> str:
+    return (
+        f"{drain.finished} of {drain.running} running requests finished, {drain.status} after"
+        f" {drain.seconds:.1f} s; a request that came later: {drain.late_request}"
+    )
 
 
 def _memory(used: Usage | None) -> str:
