@@ -127,7 +127,8 @@ def test_a_list_spares_what_says_least_before_it_becomes_blocks() -> None:
     wide, narrow = (on_a_terminal(columns, "list", "--offline") for columns in (200, 90))
     assert {"FMT", "PERPLEXITY", "GPQA"} <= {*wide.split()}
     assert narrow.split()[:2] == ["MODEL", "TAG"] and "56.67 → 55.56" in narrow
-    assert not {"FMT", "PERPLEXITY"} & {*narrow.split()} and "held-out" not in narrow
+    assert not {"FMT", "+0.90"} & {*narrow.split()} and "held-out" not in narrow
+    assert "PERPLEXITY and RECALL do not fit this terminal" in narrow and "not fit" not in wide
 
 
 def test_a_comparison_has_numbers_for_names_that_do_not_fit() -> None:

@@ -284,6 +284,12 @@ def test_a_file_of_torch_that_is_no_rotation_is_no_damaged_copy(
         assert captured.err == (
             "Next: this is no rotation; give a rotation file or a folder that holds a K/V pair\n"
         )
+    for other in ([1, 2], torch.nn.Linear(2, 2)):
+        torch.save(other, path)
+        assert run(["verify", str(path)]) == 4
+        captured = capsys.readouterr()
+        assert "a file holds more than arrays" in captured.out
+        assert "another kind, or somebody changed it: never load it" in captured.err
     torch.save({"weight": torch.ones(2, 2), "layers": {}}, path)
     assert run(["verify", str(path)]) == 4
     assert "do not use this copy" in capsys.readouterr().err

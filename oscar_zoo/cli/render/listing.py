@@ -105,6 +105,10 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
                 "PERPLEXITY and RECALL: measured by oscar-zoo on held-out text; see `oscar-zoo info"
                 " NAME`"
             )
+        elif measured:
+            terminal.prose(
+                "PERPLEXITY and RECALL do not fit this terminal; see `oscar-zoo info NAME`"
+            )
     if any(score["reporter"] == "upstream" for row in rows for score in row["scores"]):
         terminal.prose("ᵘ reported upstream, number of runs unknown; see `oscar-zoo info NAME`")
 

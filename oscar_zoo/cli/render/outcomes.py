@@ -145,6 +145,11 @@ def next_step(
             )
         case Rejected(path=str(path)) if _of_another_kind(checked, path):
             return "this is no rotation; give a rotation file or a folder that holds a K/V pair"
+        case Rejected(code="pickle.opcode" | "pickle.global"):
+            return (
+                "it is a file of another kind, or somebody changed it: never load it with"
+                " torch.load. If it should be a rotation, fetch or compute it again"
+            )
         case DigestMismatch() | Rejected():
             return (
                 "do not use this copy. If you fetched it, fetch it again; if you computed it,"
