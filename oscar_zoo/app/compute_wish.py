@@ -87,16 +87,18 @@ def model_to_compute(
 
 
 def tell_of_folder(target: ModelTarget | NameTarget, error: OscarZooError) -> None:
-    """Where a hub could not be asked for the artifact of a model's folder, let `error` begin with
-    what the folder is. What it suggests goes: the next step is to compute one."""
+    """Let the `error` of a search for the artifact of a model's folder begin with what the folder
+    is. What it suggests goes: the next step is to compute one."""
     if not isinstance(target, ModelTarget):
         return
     if isinstance(error, NetworkError) and error.said is not None:
-        why = f"and not every hub could be asked ({error.said.rstrip('.')})."
+        why = f" on this machine, and not every hub could be asked ({error.said.rstrip('.')})."
     elif isinstance(error, ArtifactNotAsked | OfflineError):
-        why = "and offline mode asks no hub."
+        why = " on this machine, and offline mode asks no hub."
+    elif isinstance(error, ArtifactNotFound):
+        why = " known."
     else:
         return
-    error.message = f"{target} is a model; no rotation for it is on this machine, {why}"
+    error.message = f"{target} is a model; no rotation for it is{why}"
     error.args = (error.message,)
     error.advise()

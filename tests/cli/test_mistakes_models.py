@@ -239,5 +239,5 @@ def test_a_model_without_an_artifact_offers_to_compute_one(
     model = tmp_path / "my model"
     shutil.copytree(MODEL, model)
     line = refused(capsys, 3, *command, model, "--hub", f"file:{hub}")
-    assert line.startswith("error: no artifact is called 'my-model'.")
+    assert line.startswith(f"error: {model} is a model; no rotation for it is known.")
     assert f"ompute one: oscar-zoo pull '{model}' --hub file:{hub} --compute" in line
