@@ -63,9 +63,9 @@ def _line(people: bool) -> str | None:
     """The next line of stdin, or `None` at its end."""
     if not people:
         return sys.stdin.readline() or None
-    sys.stdout.write(PROMPT)
-    sys.stdout.flush()
     try:
+        sys.stdout.write(PROMPT)
+        sys.stdout.flush()
         _await_line()
         line = sys.stdin.readline()
     except SystemExit:  # SIGTERM; click begins a line after Ctrl-C
