@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from alive import alive
 
 from oscar_zoo.engines.sglang import compile_flashinfer
 from oscar_zoo.engines.sglang.compile_flashinfer import Wanted
@@ -201,13 +202,6 @@ def _number(path: Path, server: subprocess.Popen[bytes]) -> int:
 def _ends(pid: int, unless: Path | None = None) -> bool:
     """Whether a process ends soon; no longer waited for once the file `unless` exists."""
     deadline = time.monotonic() + 300
-    while _lives(pid) and time.monotonic() < deadline and not (unless and unless.exists()):
+    while alive(pid) and time.monotonic() < deadline and not (unless and unless.exists()):
         time.sleep(0.05)
-    return not _lives(pid)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return not alive(pid)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from alive import alive
 
 from oscar_zoo.engines.sglang.launch import ports, processes, server
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
@@ -33,11 +34,6 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 def plan(code: str, *arguments: str, port: int = 1) -> LaunchPlan:
     argv = (sys.executable, "-c", textwrap.dedent(code), *arguments)
     return LaunchPlan(argv, {"PATH": os.environ["PATH"]}, f"http://127.0.0.1:{port}")
-
-
-def alive(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().split(") ")[1][0] != "Z"
 
 
 def test_a_healthy_server_is_gone_afterwards_with_its_children(tmp_path: Path) -> None:
