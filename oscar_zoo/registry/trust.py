@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.errors import DigestMismatchError, RollbackError
+from oscar_zoo.errors import AmbiguousName, DigestMismatchError, RollbackError
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.index import Index, IndexEntry
 from oscar_zoo.registry.pins import Pin, PinFile, Pins
@@ -81,9 +81,13 @@ class Trust:
             folder = (  # another organisation's model of a name the zoo knows: never the pinned one
                 ""
             )
-        return self.lock.read().find(
-            reference, recipe.name if recipe else folder, recipe.default_tag if recipe else None
-        )
+        model, default = (recipe.name, recipe.default_tag) if recipe else (folder, None)
+        try:
+            return self.lock.read().find(reference, model, default)
+        except AmbiguousName as error:  # withdrawn versions are among them, too
+            error.message = f"{error.message.rstrip('.')}, which {self.lock.path.name} pins."
+            error.args = (error.message,)
+            raise
 
     def promises(
         self,

@@ -186,6 +186,11 @@ def test_the_error_of_a_signal_begins_a_line(
             assert select.select([ours], [], [], 60)[0], seen
             seen += os.read(ours, 4096).decode()
         child.send_signal(number)
+        if place == "prompt" and number == signal.SIGINT:
+            while "once more.\r\n> " not in seen:  # it ends a line, and only then the chat
+                assert select.select([ours], [], [], 60)[0], seen
+                seen += os.read(ours, 4096).decode()
+            child.send_signal(number)
         assert child.wait(60) == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
         with contextlib.suppress(OSError):  # the other side is closed
             while part := os.read(ours, 4096):

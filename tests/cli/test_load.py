@@ -79,7 +79,8 @@ def test_what_a_signal_left_is_shown(
     )
     monkeypatch.setattr(bench_load, "load", lambda *_: left)
     code = 128 + signal.Signals[name]
-    line = f"error: stopped by {called} after 41 s of load; what was measured until then is kept\n"
+    line = f"error: stopped by {called} after 41 s of load; the result is what was measured until"
+    line += " then\n"
     assert run(["bench", "load", "any", "--json"]) == code
     seen = capsys.readouterr()
     facts = parsed(seen.out)

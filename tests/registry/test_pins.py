@@ -10,8 +10,10 @@ from failing_calls import Injection, killed_at, raise_error
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import AmbiguousName, MalformedFile, StorageError
+from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.payload_file import PayloadFile
 from oscar_zoo.registry.pins import LOCK_NAME, Pin, PinFile, Pins, project_root
+from oscar_zoo.registry.trust import Trust
 
 
 def pin(artifact: str = "Model/tag", *, content: str = "a", manifest: str | None = None) -> Pin:
@@ -68,6 +70,17 @@ def test_a_name_means_the_pin_a_tag_or_a_digest_says() -> None:
     assert find("other") is None
     with pytest.raises(AmbiguousName):
         find("model")
+
+
+def test_a_lock_that_pins_several_versions_says_that_it_does(tmp_path: Path) -> None:
+    """A version that was withdrawn since then is among them, so the hub would not say the same."""
+    file = PinFile(tmp_path / LOCK_NAME)
+    record(file, pin("Model/one"), pin("Model/two", content="b"))
+    trust, catalog = Trust(lock=file), Catalog.packaged()
+    with pytest.raises(AmbiguousName, match=r"Model:one, Model:two, which oscar-zoo\.lock pins\."):
+        trust.pinned(Reference.parse("Model"), catalog)
+    found = trust.pinned(Reference.parse("Model:two"), catalog)
+    assert found is not None and found.id == "Model/two"
 
 
 def test_the_lock_of_a_project_is_the_nearest_up_to_its_repository(

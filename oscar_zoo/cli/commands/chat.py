@@ -25,7 +25,8 @@ def command(name: str | None, api_key_file: Path | None, max_tokens: int) -> int
     """Talk to a server that `oscar-zoo serve` runs on this machine.
 
     Every line is a question. /new starts another conversation, Ctrl-C ends an answer, Ctrl-D ends
-    the chat. Any other /WORD alone is refused. Lines can also come from a pipe.
+    the chat, and so does Ctrl-C twice. Any other /WORD alone is refused. Lines can also come from a
+    pipe.
 
     \b
     Examples:

@@ -23,31 +23,46 @@ PROMPT = "> "
 def talk(chat: ChatSession) -> None:
     """Send lines of stdin to the server and write its answers to stdout, until the input ends.
 
-    On a terminal, Ctrl-C ends one answer and an error is printed; elsewhere both end the chat.
+    On a terminal, Ctrl-C ends one answer, or drops the line that is being typed, and an error is
+    printed. A second Ctrl-C at the prompt ends the chat. Elsewhere both end it at once.
 
     Raises:
         ServerFailed: as `ChatSession.ask`.
         UsageError: a line is a command that there is not.
+        KeyboardInterrupt: Ctrl-C ended the chat.
     """
-    people = sys.stdin.isatty()
-    while (line := _line(people)) is not None:
-        text = line.strip()
-        if text == NEW:
-            chat.forget()
-        elif text:
-            try:
-                _check_command(text)
-                _show(chat.ask(text))
-                if chat.cut:
-                    terminal.note("note: the answer was cut off; for longer ones: --max-tokens N")
-            except (ServerFailed, UsageError) as error:
-                if not people:
-                    raise
-                terminal.print_error(error.code, error.message, error.hint, as_json=False)
-            except KeyboardInterrupt:
-                if not people:
-                    raise
-                _end_line()
+    people, warned = sys.stdin.isatty(), False
+    while True:
+        asked = False
+        try:
+            line = _line(people)
+            if line is None:
+                return
+            asked, warned = True, False
+            _turn(chat, line.strip(), people)
+        except KeyboardInterrupt:
+            if not people or (warned and not asked):
+                raise
+            _end_line()
+            if not asked:
+                warned = True
+                terminal.note("Ctrl-D ends the chat, and so does Ctrl-C once more.")
+
+
+def _turn(chat: ChatSession, text: str, people: bool) -> None:
+    """Answer one line."""
+    if text == NEW:
+        chat.forget()
+    elif text:
+        try:
+            _check_command(text)
+            _show(chat.ask(text))
+            if chat.cut:
+                terminal.note("note: the answer was cut off; for longer ones: --max-tokens N")
+        except (ServerFailed, UsageError) as error:
+            if not people:
+                raise
+            terminal.print_error(error.code, error.message, error.hint, as_json=False)
 
 
 def _check_command(text: str) -> None:

@@ -22,9 +22,10 @@ def print_load(report: LoadReport) -> None:
     )
     table.add_row("host memory", _memory(report.host))
     table.add_row("GPU memory", _memory(report.gpu))
-    after = terminal.NOT_REPORTED if report.free_after is None else f"{sum(report.free_after):,}"
+    unknown = terminal.NOT_REPORTED if report.stopped is None else "not checked"
+    after = unknown if report.free_after is None else f"{sum(report.free_after):,}"
     table.add_row("free tokens", f"{sum(report.free_before):,} before, {after} after")
-    table.add_row("SIGTERM", terminal.NOT_REPORTED if drain is None else _ended(drain))
+    table.add_row("SIGTERM", unknown if drain is None else _ended(drain))
     console = terminal.out()
     console.print(table)
     for line in report.violations:
@@ -35,7 +36,7 @@ def print_stop(report: LoadReport) -> None:
     """A line on stderr when a signal ended the run early."""
     if report.stopped is not None:
         what = f"stopped by {STOPPED[report.stopped]} after {report.seconds:,.0f} s of load"
-        kept = f"{what}; what was measured until then is kept"
+        kept = f"{what}; the result is what was measured until then"
         terminal.print_error("interrupted", kept, None, as_json=False)
 
 
