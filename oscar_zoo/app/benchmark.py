@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from oscar_zoo.evaluate.benchmarks.answers import Answers
     from oscar_zoo.evaluate.benchmarks.run import ArmResult
 
+_KEPT = "answers until now are kept; the same command goes on from there"
+
 
 @dataclass(frozen=True)
 class BenchmarkResult:
@@ -142,8 +144,10 @@ def _ask_one(
     try:
         return run_arm(cache, one.task, one.settings, answers, ask=partial(ask, client), tick=tick)
     except ServerFailed:
-        text = "answers until now are kept; the same command goes on from there."
-        observer.note(Note("benchmark.kept", text, {"answers": str(one.place)}))
+        observer.note(Note("benchmark.kept", f"{_KEPT}.", {"answers": str(one.place)}))
+        raise
+    except (KeyboardInterrupt, SystemExit) as error:
+        error.add_note(_KEPT)
         raise
 
 
