@@ -174,6 +174,12 @@ SERVER = (
         "one of them",
     ),
     Refusal(
+        "--enable-http2",
+        is_set("enable_http2"),
+        "its HTTP server has no limits of connections",
+        "HTTP/1.1",
+    ),
+    Refusal(
         "--kv-canary",
         other_than("kv_canary", "none"),
         "it checks slots in the layout of the stock pool",

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Iterable
+import socket
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from oscar_zoo.engines.sglang.compat.releases import TESTED
 from oscar_zoo.engines.sglang.front import bodies
 from oscar_zoo.engines.sglang.front.addresses import Names, is_loopback, may_ask, parse_origin
+from oscar_zoo.engines.sglang.front.connections import Connections
 from oscar_zoo.engines.sglang.front.middleware import Front
 from oscar_zoo.engines.sglang.front.routes import OPEN, TYPED, Routes, open_routes
 from oscar_zoo.engines.sglang.front.settings import FrontSettings
@@ -184,3 +190,81 @@ def test_no_key_looks_like_a_flag() -> None:
     for _ in range(500):
         made = FrontSettings.make("127.0.0.1", (), "key")
         assert made.engine_key and made.engine_key.isalnum() and made.administration_key.isalnum()
+
+
+@contextlib.contextmanager
+def listening(connections: Connections, began: threading.Event) -> Iterator[int]:
+    """The port of a uvicorn whose connections are bounded; `/slow` says that it began, and waits
+    for more of a body."""
+
+    class Bounded(H11Protocol):
+        pass
+
+    connections.bound(Bounded)
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/slow":
+            began.set()
+            while (await receive()).get("more_body"):
+                pass
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        application, http=Bounded, lifespan="off", log_level="critical", timeout_keep_alive=600
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join()
+
+
+def sent(port: int, data: bytes) -> socket.socket:
+    """A connection that has sent `data`."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+    connection.sendall(data)
+    return connection
+
+
+@pytest.mark.parametrize("head", [b"", b"GET / HTTP/1.1\r\nHost: a"])
+@pytest.mark.parametrize("second", [False, True])
+def test_a_head_that_does_not_end_ends_its_connection(head: bytes, *, second: bool) -> None:
+    with listening(Connections(10, 0.2), threading.Event()) as port, sent(port, b"") as waiting:
+        if second:
+            waiting.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert waiting.recv(4096).startswith(b"HTTP/1.1 200")
+            head = head or b"G"
+        waiting.sendall(head)
+        assert waiting.recv(4096) == b""
+
+
+def test_connections_that_wait_give_way_and_those_at_work_do_not() -> None:
+    """The oldest that has asked nothing goes first, and a newcomer only where all are at work."""
+    slow = b"POST /slow HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n1"
+    began = threading.Event()
+    with listening(Connections(3, 600), began) as port, contextlib.ExitStack() as stack:
+        first = stack.enter_context(sent(port, slow))
+        assert began.wait(60)
+        idle = [stack.enter_context(sent(port, b"GET")) for _ in range(2)]
+        asking = stack.enter_context(sent(port, slow.replace(b"/slow", b"/")))
+        assert idle[0].recv(1) == b""  # the oldest of the two
+        began.clear()
+        second = stack.enter_context(sent(port, slow))
+        assert began.wait(60)
+        assert idle[1].recv(1) == b""
+        asking.sendall(b"2")
+        assert asking.recv(4096).startswith(b"HTTP/1.1 200")
+        began.clear()
+        third = stack.enter_context(sent(port, slow))  # in place of `asking`, which is idle now
+        assert began.wait(60)
+        assert asking.recv(1) == b""
+        refused = stack.enter_context(sent(port, slow))
+        assert refused.recv(4096).startswith(b"HTTP/1.1 503")
+        for working in (first, second, third):
+            working.sendall(b"2")
+            assert working.recv(4096).startswith(b"HTTP/1.1 200")

@@ -9,14 +9,30 @@ from typing import Any
 Message = dict[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 EVENT = b'data: {"error"'
+RETRY_SECONDS = 5
+"""When a client that was refused for want of room may ask again."""
 
 
 async def refuse(
     send: Send, status: int, message: str, *, code: str, headers: Sequence[tuple[bytes, bytes]] = ()
 ) -> None:
     """Answer with an error in the form of OpenAI."""
+    await answer(send, status, _error(message, code), headers)
+
+
+def busy(message: str) -> bytes:
+    """The same with 503 as it goes over the wire, for a connection that is closed behind it."""
+    body = json.dumps(_error(message, "busy")).encode()
+    head = (
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nretry-after: {RETRY_SECONDS}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _error(message: str, code: str) -> dict[str, Any]:
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    await answer(send, status, {"error": error}, headers)
+    return {"error": error}
 
 
 async def answer(

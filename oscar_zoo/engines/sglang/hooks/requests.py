@@ -12,6 +12,7 @@ from oscar_zoo.engines.sglang.bounds import request as bounds
 from oscar_zoo.engines.sglang.compat import requests, server_arguments, versions
 from oscar_zoo.engines.sglang.fired_hooks import FIRED
 from oscar_zoo.engines.sglang.front import settings
+from oscar_zoo.engines.sglang.front.connections import Connections
 from oscar_zoo.engines.sglang.front.middleware import Front, Start
 from oscar_zoo.engines.sglang.front.routes import open_routes
 from oscar_zoo.errors import UsageError
@@ -113,6 +114,7 @@ def _put_in_front() -> None:
     routes = open_routes(version)
     start = Start()
     requests.put_in_front(lambda app: Front(app, chosen, routes, facts, start, off=_off))
+    requests.bound_connections(Connections().bound)
     requests.while_it_freezes(lambda now: setattr(start, "freezes", now))
 
 
