@@ -100,6 +100,49 @@ def test_a_body_that_grows_too_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) 
     assert asked(ADMINISTRATION, "POST", "/generate", body=[b"123456", b"12345"])[0] == 413
 
 
+def test_a_body_that_comes_too_slowly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "FIRST_SECONDS", 0.1)
+    assert coming([b"1" * 500, None]) == [bodies.TOO_SLOW]
+    monkeypatch.setattr(bodies, "SLOWEST", 1)
+    assert coming([b"1" * 500, None, b""]) == [None]
+
+
+def test_the_slowest_of_many_bodies_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MOST_TOGETHER", 1000)
+    monkeypatch.setattr(bodies, "SMALL", 10)
+    large, small, little = [b"1" * 500, b""], [b"1" * 10, None, b""], [b"1" * 300, None, b""]
+    assert coming(little, large, small) == [None, None, None]
+    assert coming(little, large, large, small) == [bodies.NO_ROOM, None, None, None]
+    # where the others have come whole, it is the newcomer
+    assert coming(large, large, [b"1" * 400, b""]) == [None, None, bodies.NO_ROOM]
+
+
+def coming(*several: list[bytes | None]) -> list[bodies.Refusal | None]:
+    """What becomes of bodies, each begun behind the one before. An empty part ends one. At `None`
+    a body waits until all others have been begun, and 0.2 seconds more."""
+    begun = 0
+
+    async def read(together: dict[bodies.Body, int], parts: list[bytes | None]) -> Any:
+        nonlocal begun
+        begun += 1
+        left = iter(parts)
+
+        async def receive() -> Any:
+            part = next(left)
+            while part is None:
+                await asyncio.sleep(0.2 if begun == len(several) else 0)
+                part = next(left, b"") if begun == len(several) else None
+            return {"type": "http.request", "body": part, "more_body": part != b""}
+
+        return await bodies.Body(receive, together).read()
+
+    async def all_of_them() -> list[Any]:
+        together: dict[bodies.Body, int] = {}
+        return list(await asyncio.gather(*(read(together, parts) for parts in several)))
+
+    return asyncio.run(all_of_them())
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [

@@ -58,6 +58,16 @@ def with_headers(send: Send, headers: Sequence[tuple[bytes, bytes]]) -> Send:
     return forward
 
 
+def when_begun(send: Send, call: Callable[[], None]) -> Send:
+    """Call `call` when the answer begins."""
+
+    async def forward(message: Message) -> None:
+        call()
+        await send(message)
+
+    return forward
+
+
 def without(send: Send, secrets: Sequence[str]) -> Send:
     """Remove secrets from an answer that is sent as a whole."""
     start: Message = {}

@@ -1,12 +1,17 @@
-"""Bodies of requests: how long they may be, and fields over which SGLang's own checks fall.
+"""Bodies of requests: how long one may be and how long it may take, how much memory all of them
+have, and fields over which SGLang's own checks fall.
 
-SGLang answers 500 where a field has another type than the one that it takes for granted.
+A body is read whole before SGLang sees the request. SGLang answers 500 where a field has another
+type than the one that it takes for granted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 from oscar_zoo.engines.sglang.front.answers import Message
 
@@ -14,39 +19,119 @@ Receive = Callable[[], Awaitable[Message]]
 
 MOST_BODY = 64 << 20
 """Bytes of a request."""
-TOO_LARGE = f"A request has at most {MOST_BODY >> 20} MiB here."
+MOST_TOGETHER = 256 << 20
+"""Bytes of all requests whose answer has not begun, but for `SMALL` of each."""
+SMALL = 64 << 10
+"""A body of so many bytes has always room. There are no more of them than connections."""
+FIRST_SECONDS = 30.0
+SLOWEST = 100_000
+"""A body has `FIRST_SECONDS`, and one second more for each time so many bytes have come."""
 Fields = Mapping[str, type]
 """Fields of a request that must have a type, if they are there."""
 NAMES: Mapping[type, str] = {dict: "an object", str: "a string"}
 
 
-class Body:
-    """`receive` that ends a request whose body is longer than allowed."""
+@dataclass(frozen=True)
+class Refusal:
+    """Why a body was not taken, as the front answers it."""
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive, self._length, self.too_large = receive, 0, False
-        self._read: list[Message] = []
+    status: int
+    message: str
+    code: str
+
+
+TOO_LARGE = Refusal(413, f"A request has at most {MOST_BODY >> 20} MiB here.", "too_large")
+TOO_SLOW = Refusal(408, f"A body must come with {SLOWEST:,} bytes a second.", "too_slow")
+NO_ROOM = Refusal(503, "Too many large requests are under way. Ask again later.", "busy")
+GONE = Refusal(400, "The connection was closed before the body had come.", "gone")
+
+
+class Body:
+    """The body of one request, and `receive` for SGLang, which gets it in one piece.
+
+    Args:
+        receive: of the request.
+        together: all bodies of this server that are held now, and their bytes.
+
+    Attributes:
+        content: what has come.
+    """
+
+    def __init__(self, receive: Receive, together: dict[Body, int]) -> None:
+        self._receive, self._together = receive, together
+        self._parts: list[bytes] = []
+        self._length, self._began = 0, time.monotonic()
+        self._coming: asyncio.Timeout | None = None
+        self._handed_on = self._gave_way = False
+        self.content = b""
 
     async def __call__(self) -> Message:
-        """The next part."""
-        return self._read.pop(0) if self._read else await self._next()
+        """The whole body first, and then what happens to the connection."""
+        if self._handed_on:
+            return await self._receive()
+        self._handed_on = True
+        content, self.content = self.content, b""
+        return {"type": "http.request", "body": content, "more_body": False}
 
-    async def wrong_field(self, fields: Fields) -> str | None:
-        """Read the body whole, if there are such fields, and say what is wrong with one of them;
-        `None` when nothing is. What was read is still handed on."""
-        if not fields:
-            return None
-        while not self._read or self._read[-1].get("more_body", False):
-            self._read.append(await self._next())
-        return wrong_type(b"".join(part.get("body", b"") for part in self._read), fields)
+    async def read(self) -> Refusal | None:
+        """Read it whole; why it is not taken, or `None`."""
+        try:
+            async with asyncio.timeout(FIRST_SECONDS) as self._coming:
+                refusal = await self._read()
+        except TimeoutError:
+            refusal = NO_ROOM if self._gave_way else TOO_SLOW
+        self._coming = None
+        if refusal is None:
+            self.content = b"".join(self._parts)
+        self._parts.clear()
+        return refusal
 
-    async def _next(self) -> Message:
-        message = await self._receive()
-        self._length += len(message.get("body", b""))
-        if self._length > MOST_BODY:
-            self.too_large = True
-            return {"type": "http.disconnect"}
-        return message
+    def release(self) -> None:
+        """Its memory is not needed any longer."""
+        self._together.pop(self, None)
+
+    async def _read(self) -> Refusal | None:
+        assert self._coming is not None
+        first, more = self._coming.when(), True
+        assert first is not None
+        self._together[self] = 0
+        while more:
+            message = await self._receive()
+            if self._gave_way:
+                return NO_ROOM
+            if message["type"] != "http.request":
+                return GONE
+            part, more = message.get("body", b""), message.get("more_body", False)
+            self._parts.append(part)
+            self._length += len(part)
+            if self._length > MOST_BODY:
+                return TOO_LARGE
+            if not self._has_room():
+                return NO_ROOM
+            self._coming.reschedule(first + self._length / SLOWEST)
+        return None
+
+    def _has_room(self) -> bool:
+        """Take room for what has come. The slowest body that has not yet come whole gives way,
+        which may be this one."""
+        if self._length <= SMALL:
+            return True
+        self._together[self] = self._length - SMALL
+        while sum(self._together.values()) > MOST_TOGETHER:
+            coming = [body for body in self._together if body._coming and self._together[body]]
+            slowest = min(coming, key=Body._speed)
+            slowest._give_way()
+        return not self._gave_way
+
+    def _give_way(self) -> None:
+        self._gave_way = True
+        self.release()
+        self._parts.clear()
+        if self._coming is not None:
+            self._coming.reschedule(0.0)
+
+    def _speed(self) -> float:
+        return self._length / (time.monotonic() - self._began)
 
 
 def wrong_type(body: bytes, fields: Fields) -> str | None:

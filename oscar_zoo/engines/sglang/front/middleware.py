@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from oscar_zoo.engines.sglang.front import addresses, answers
-from oscar_zoo.engines.sglang.front.answers import Message, Send
-from oscar_zoo.engines.sglang.front.bodies import MOST_BODY, TOO_LARGE, Body, Receive
+from oscar_zoo.engines.sglang.front.answers import Send
+from oscar_zoo.engines.sglang.front.bodies import MOST_BODY, TOO_LARGE, Body, Receive, wrong_type
 from oscar_zoo.engines.sglang.front.routes import ADMINISTRATION, Routes
 from oscar_zoo.engines.sglang.front.settings import FrontSettings
 
@@ -23,6 +23,8 @@ WITHOUT_KEY = frozenset({"/health", "/ready", "/ping", "/metrics", "/metrics/", 
 """Routes that need no key: those of health checks and of Prometheus."""
 WITH_SECRETS = frozenset({"/server_info", "/get_server_info"})
 """Routes whose answers hold the arguments of the server."""
+CLOSE = [(b"connection", b"close")]
+"""The rest of a body that was refused is not read."""
 CLOSED = "does not exist here. Routes that change a server are closed; see docs/security.md"
 
 
@@ -61,6 +63,7 @@ class Front:
     ) -> None:
         self._start, self._off = start or Start(), off
         self._app, self._settings, self._routes, self._facts = app, settings, routes, dict(facts)
+        self._bodies: dict[Body, int] = {}
         self._names = addresses.Names(settings.host, has_key=settings.key is not None)
         self._administration = Routes.of(ADMINISTRATION)
         self._client_keys = [
@@ -117,26 +120,29 @@ class Front:
             await answers.refuse(send, 501, reason, code="not_implemented")
             return
         length = headers.get(b"content-length", b"0")
-        body = Body(receive)
         if not length.isdigit() or int(length) > MOST_BODY:
-            await answers.refuse(send, 413, TOO_LARGE, code="too_large")
+            await answers.refuse(send, 413, TOO_LARGE.message, code=TOO_LARGE.code, headers=CLOSE)
             return
-        wrong = await body.wrong_field(self._routes.typed.get(path, {}))
-        if wrong is not None:
-            await answers.refuse(send, 400, wrong, code="invalid_value")
-            return
-        if path in WITH_SECRETS:
-            send = answers.without(send, self._settings.secrets)
-        elif path == "/generate":
-            send = answers.refused_stream(send)
-        passed = Started(send)
+        body = Body(receive, self._bodies)
         try:
+            refusal = await body.read()
+            if refusal is not None:
+                await answers.refuse(
+                    send, refusal.status, refusal.message, code=refusal.code, headers=CLOSE
+                )
+                return
+            wrong = wrong_type(body.content, self._routes.typed.get(path, {}))
+            if wrong is not None:
+                await answers.refuse(send, 400, wrong, code="invalid_value")
+                return
+            if path in WITH_SECRETS:
+                send = answers.without(send, self._settings.secrets)
+            elif path == "/generate":
+                send = answers.refused_stream(send)
+            passed = answers.when_begun(send, body.release)
             await self._app({**scope, "headers": self._passed(scope)}, body, passed)
-        except Exception:
-            if not body.too_large or passed.started:
-                raise
-        if body.too_large and not passed.started:
-            await answers.refuse(send, 413, TOO_LARGE, code="too_large")
+        finally:
+            body.release()
 
     def _passed(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         """The headers for SGLang: its own key in place of the client's, and no origin, which its
@@ -184,18 +190,6 @@ class Front:
             return True
         key = self._settings.administration_key
         return key is not None and secrets.compare_digest(_given_key(headers), key.encode())
-
-
-class Started:
-    """`send` that remembers whether an answer has begun."""
-
-    def __init__(self, send: Send) -> None:
-        self._send, self.started = send, False
-
-    async def __call__(self, message: Message) -> None:
-        """Pass it on."""
-        self.started = True
-        await self._send(message)
 
 
 def _path(scope: Scope) -> str:
