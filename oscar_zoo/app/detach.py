@@ -8,17 +8,18 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from oscar_zoo import children
 from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.app.serve_checks import check, find_artifact
 from oscar_zoo.app.serve_request import ServeRequest
 from oscar_zoo.app.servers import check_port, serve_log
 from oscar_zoo.app.targets import PathTarget
+from oscar_zoo.children import Child
 from oscar_zoo.engines.sglang.launch.flag_refusals import replaced_backends
 from oscar_zoo.engines.sglang.launch.phases import PhaseReader
 from oscar_zoo.engines.sglang.launch.plan import LOOPBACK
@@ -75,13 +76,13 @@ def own_words(port: int) -> Path:
 
 
 @contextlib.contextmanager
-def _child(arguments: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
+def _child(arguments: list[str], port: int) -> Iterator[Child[bytes]]:
     """The process that serves; it ends when the block ends by an exception, Ctrl-C included."""
-    command = [sys.executable, "-P", "-c", PROGRAM, *arguments]
+    command = children.python("-c", PROGRAM, *arguments)
     # Its error is passed on, so it must be one JSON object and no traceback.
     env = {name: value for name, value in os.environ.items() if name != "OSCAR_ZOO_DEBUG"}
     with open_private(own_words(port)) as stderr:
-        child = subprocess.Popen(
+        child = children.start(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -122,7 +123,7 @@ class _News:
         self._observer.advance(phase, seconds, 0, "s")
 
 
-def _answer(child: subprocess.Popen[bytes], port: int, observer: Observer) -> dict[str, Any]:
+def _answer(child: Child[bytes], port: int, observer: Observer) -> dict[str, Any]:
     """The one JSON object that the child prints once it is ready or has failed."""
     assert child.stdout is not None
     started, data, news = time.monotonic(), b"", _News(serve_log(port), observer)

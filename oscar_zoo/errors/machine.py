@@ -119,5 +119,5 @@ class FlagRefused(ServerFailed, UsageError):
         where = "" if log is None else f"; log: {log}"
         return cls(
             f"SGLang does not take the flags behind --: {why}.",
-            hint=f"its flags: python -m sglang.launch_server --help{where}",
+            hint=f"its flags: python -P -m sglang.launch_server --help{where}",
         )

@@ -12,14 +12,15 @@ import json
 import os
 import select
 import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from oscar_zoo import children
 from oscar_zoo.artifact.files import read_file
+from oscar_zoo.children import Child
 from oscar_zoo.errors import InvalidModel, MalformedFile, PathNotFound
 from oscar_zoo.models import template_child
 from oscar_zoo.models.model_hub import kept_config
@@ -56,7 +57,7 @@ class ChatTemplate:
     ) -> None:
         self._start = {"template": source, "variables": dict(variables)}
         self._seconds = cpu_seconds
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Child[bytes] | None = None
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Any) -> ChatTemplate | None:
@@ -91,9 +92,9 @@ class ChatTemplate:
         chat = {"messages": list(turns), "add_generation_prompt": add_generation_prompt}
         return self._asked(process, chat)
 
-    def _started(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-I", template_child.__file__, str(self._seconds)],
+    def _started(self) -> Child[bytes]:
+        process = children.start(
+            children.python(template_child.__file__, str(self._seconds), isolated=True),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -104,7 +105,7 @@ class ChatTemplate:
         self._asked(process, self._start)
         return process
 
-    def _asked(self, process: subprocess.Popen[bytes], question: object) -> str:
+    def _asked(self, process: Child[bytes], question: object) -> str:
         assert process.stdin is not None and process.stdout is not None
         try:
             process.stdin.write(json.dumps(question).encode() + b"\n")
@@ -199,7 +200,7 @@ def _line(descriptor: int) -> bytes:
     return b"".join(parts)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: Child[bytes]) -> None:
     process.kill()
     for stream in (process.stdin, process.stdout):
         if stream is not None:

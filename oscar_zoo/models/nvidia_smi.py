@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from oscar_zoo import children
 from oscar_zoo.errors import UnsupportedMachine, UsageError
 
 NAMES = "devices are called cpu, cuda or cuda:0"
@@ -89,12 +90,10 @@ def _said(command: list[str], environ: Mapping[str, str]) -> list[str]:
 
 def _ask(command: list[str], variables: Mapping[str, str]) -> list[str]:
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=SECONDS, env=variables, check=True
-        )
+        said = children.output(command, env=variables, seconds=SECONDS)
     except (OSError, ValueError, subprocess.SubprocessError):
         return []
-    return [line for line in done.stdout.splitlines() if line.strip()]
+    return [line for line in said.splitlines() if line.strip()]
 
 
 def driver_models() -> list[str]:

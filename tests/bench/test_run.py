@@ -46,7 +46,7 @@ def run(tmp_path: Path) -> Run:
         program = f"import os, sys, time, subprocess\n{then}"
         if limit is None:
             program = program.replace("\n", f"\nopen({job.news!r}, 'a').write({lines!r})\n", 1)
-        plan = LaunchPlan((sys.executable, "-c", program), dict(os.environ), "")
+        plan = LaunchPlan((sys.executable, "-P", "-c", program), dict(os.environ), "")
         states = seen if seen is not None else []
         progress: Callable[[int, int, str], None] = lambda done, total, what: states.append(done)  # noqa: E731
         # A program may start slower than any limit that a test would wait for.

@@ -58,7 +58,7 @@ def test_a_server_gets_the_same_flags(device: str, tmp_path: Path) -> None:
     options = plan.ServeOptions(
         "/m", ArtifactSource(folder="/r"), "sha256:1", ENGINES.recipe, tmp_path, device
     )
-    pairs = (argument.partition("=") for argument in plan.plan(options, {}).argv[3:])
+    pairs = (argument.partition("=") for argument in plan.plan(options, {}).argv[4:])
     served = {name: value for name, _, value in pairs}
     measured = flags(INT2, replace(ENGINES, device=device))
     own = {"--model-path", "--host", "--port", "--max-total-tokens", "--max-running-requests"}

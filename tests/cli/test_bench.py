@@ -185,7 +185,7 @@ def test_a_signal_keeps_every_repeat_that_was_measured(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def command(side: object, engines: object, place: Path, environ: dict[str, str]) -> LaunchPlan:
-        program = (sys.executable, "-c", STAND_IN, str(place), str(int(number)))
+        program = (sys.executable, "-P", "-c", STAND_IN, str(place), str(int(number)))
         return LaunchPlan(program, dict(environ), "")
 
     monkeypatch.setattr(sides, "command", command)
@@ -214,7 +214,7 @@ def test_stock_sides_are_measured_with_every_baseline(
     def command(side: object, engines: object, place: Path, environ: dict[str, str]) -> LaunchPlan:
         places.append(place.name)
         program = STAND_IN.replace('"int2"', '"nothing"').replace("time.sleep(60)", "")
-        return LaunchPlan((sys.executable, "-c", program, str(place)), dict(environ), "")
+        return LaunchPlan((sys.executable, "-P", "-c", program, str(place)), dict(environ), "")
 
     monkeypatch.setattr(sides, "command", command)
     options = ["--batch=1", "--context=64", "--device=cpu", "--json", "--caches=int2,bf16"]
@@ -248,7 +248,7 @@ def test_a_result_is_printed_before_it_cannot_be_saved(
     folder.mkdir()
 
     def command(side: object, engines: object, place: Path, environ: dict[str, str]) -> LaunchPlan:
-        program = (sys.executable, "-c", REMOVES_ITS_FOLDER, str(place), "0", str(folder))
+        program = (sys.executable, "-P", "-c", REMOVES_ITS_FOLDER, str(place), "0", str(folder))
         return LaunchPlan(program, dict(environ), "")
 
     monkeypatch.setattr(sides, "command", command)

@@ -96,7 +96,7 @@ def test_the_plugin_reads_what_the_command_names(
     the command."""
     facts = shown(capsys, artifact, "--device", "cuda", "--clip", "0.5,0.25")
     environ: dict[str, str] = {}
-    given = dict(part.split("=", 1) for part in facts["argv"][3:])
+    given = dict(part.split("=", 1) for part in facts["argv"][4:])
     for option in setting_flags.OPTIONS.values():
         if option.flag in given:
             setting_flags.write_flag(option, given[option.flag], environ)

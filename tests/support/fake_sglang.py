@@ -42,7 +42,7 @@ def take_its_place(monkeypatch: pytest.MonkeyPatch, *, dies: bool) -> int:
         dies: whether it falls over when it has described itself.
     """
     port = free_port()
-    argv = (sys.executable, "-c", PROGRAM, str(port), "dies" if dies else "stays")
+    argv = (sys.executable, "-P", "-c", PROGRAM, str(port), "dies" if dies else "stays")
 
     def plan(options: ServeOptions, _: object) -> LaunchPlan:
         return LaunchPlan((*argv, options.front), dict(os.environ), f"http://127.0.0.1:{port}")

@@ -112,7 +112,8 @@ def _is_at(descriptor: int, path: Path) -> bool:
 def _private(place: Path) -> Path | None:
     """The folder, made if missing; `None` if others could write to it, or it cannot be made."""
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for folder in (*reversed(place.parents), place):  # also the parents for this user alone
+            folder.mkdir(mode=0o700, exist_ok=True)
         status = place.lstat()
     except OSError as error:
         logger.warning("compiled kernels are not kept: %s", error)

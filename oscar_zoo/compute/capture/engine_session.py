@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oscar_zoo import children
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.owners import TEMP_PREFIX
+from oscar_zoo.children import Child
 from oscar_zoo.compute.capture import ranks
 from oscar_zoo.compute.capture.base import Progress, no_progress
 from oscar_zoo.compute.capture.engine_job import EndJob, EngineSetup, Job, Scalar
@@ -70,7 +72,7 @@ class EngineSession:
     tensor_parallel: int
     kept: Path
     folder: Path
-    _child: subprocess.Popen[bytes]
+    _child: Child[bytes]
 
     def run(self, job: Job, progress: Progress = no_progress) -> Any:
         """Run a job to its end; returns its result.
@@ -172,13 +174,13 @@ def _folders(work: Path | None) -> Iterator[tuple[Path, Path]]:
 @contextlib.contextmanager
 def _child(
     command: list[str], env: Mapping[str, str], folder: Path, log: int
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Iterator[Child[bytes]]:
     """The started program; its whole process group is killed when the block ends."""
     pipe = subprocess.PIPE
     # the end of standard input tells the child that this process is gone
-    child = subprocess.Popen(
+    child = children.start(
         command,
-        env=dict(env),
+        env=env,
         cwd=folder,
         stdin=pipe,
         stdout=pipe,

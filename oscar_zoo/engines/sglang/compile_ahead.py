@@ -10,13 +10,14 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 from oscar_kernels.nvrtc import driver
 from oscar_kernels.spec import QuantSpec
+from oscar_zoo import children
+from oscar_zoo.children import Child
 from oscar_zoo.engines.sglang import (
     compile_flashinfer,
     compile_lock,
@@ -115,9 +116,9 @@ def spawn(wanted: compile_program.Request) -> None:
     Raises:
         OSError: it cannot be started, or there are no locks.
     """
-    command = [sys.executable, "-P", "-m", compile_program.__name__, str(os.getpid())]
+    command = children.python("-m", compile_program.__name__, str(os.getpid()))
     with compile_lock.held() as (descriptor, path):
-        process = subprocess.Popen(
+        process = children.start(
             command,
             stdin=subprocess.PIPE,
             stderr=None if os.environ.get(DEBUG) == "1" else subprocess.DEVNULL,
@@ -132,6 +133,6 @@ def spawn(wanted: compile_program.Request) -> None:
     threading.Thread(target=_end, args=(process, path), daemon=True).start()
 
 
-def _end(process: subprocess.Popen[str], path: Path) -> None:
+def _end(process: Child[str], path: Path) -> None:
     process.wait()
     path.unlink(missing_ok=True)

@@ -19,6 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from oscar_zoo import children
+from oscar_zoo.children import Child
 from oscar_zoo.engines.sglang.compile_child import cause, end_with_parent, say
 from oscar_zoo.engines.sglang.worker_errors import DEBUG
 from oscar_zoo.models import host_memory
@@ -56,7 +58,7 @@ class Wanted:
         return json.dumps(asdict(self))
 
 
-def spawn(wanted: Wanted) -> subprocess.Popen[bytes] | None:
+def spawn(wanted: Wanted) -> Child[bytes] | None:
     """Start the program, if FlashInfer has the heads. It ends with this process.
 
     Raises:
@@ -66,8 +68,8 @@ def spawn(wanted: Wanted) -> subprocess.Popen[bytes] | None:
 
     if wanted.head_dims not in flashinfer_prefill.HEADS:
         return None
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, str(wanted), str(os.getpid())],
+    process = children.start(
+        children.python("-m", __name__, str(wanted), str(os.getpid())),
         stdin=subprocess.DEVNULL,
         stderr=None if os.environ.get(DEBUG) == "1" else subprocess.DEVNULL,
         start_new_session=True,

@@ -89,6 +89,6 @@ def check_config(config: ConfigFile, model_id: str) -> None:
         raise UnsupportedModel(
             f"SGLang reads the configuration of {model_id} ({config.model_type}) with code that"
             " ships with the model, which oscar-zoo serve never runs.",
-            hint="if you trust that code: python -m sglang.launch_server --model-path ..."
+            hint="if you trust that code: python -P -m sglang.launch_server --model-path ..."
             " --trust-remote-code --kv-cache-dtype int2 --oscar-artifact NAME",
         )

@@ -15,7 +15,7 @@ from typing import Any
 from oscar_zoo.errors import OscarZooError
 
 Uses = Callable[[Any], bool]
-STOCK = "without INT2, python -m sglang.launch_server --model-path ... --kv-cache-dtype auto"
+STOCK = "without INT2, python -P -m sglang.launch_server --model-path ... --kv-cache-dtype auto"
 """Advice for a model that cannot have an INT2 cache; `oscar-zoo serve` starts no other servers."""
 
 

@@ -12,10 +12,11 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from oscar_zoo import children
 
 SECONDS = 10.0
 """A program may take this long."""
@@ -59,8 +60,8 @@ def passes(program: str) -> bool:
     with tempfile.TemporaryDirectory(prefix="oscar-zoo-code-") as folder:
         path = Path(folder) / "answer.py"
         path.write_text(program, encoding="utf-8", errors="replace")
-        child = subprocess.Popen(
-            [sys.executable, "-I", "-c", _RUNNER, str(path)],
+        child = children.start(
+            children.python("-c", _RUNNER, str(path), isolated=True),
             cwd=folder,
             env={"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
             stdin=subprocess.DEVNULL,
@@ -69,7 +70,7 @@ def passes(program: str) -> bool:
             start_new_session=True,
         )
         try:
-            return child.wait(SECONDS) == _PASSED
+            return bool(child.wait(SECONDS) == _PASSED)
         except subprocess.TimeoutExpired:
             return False
         finally:

@@ -307,6 +307,7 @@ def test_the_documented_command_answers_on_a_cpu(tmp_path: Path) -> None:
     port = free_port()
     command = [
         python,
+        "-P",
         "-m",
         "sglang.launch_server",
         "--model-path",

@@ -88,6 +88,7 @@ SERVER_CASES = {
     "--prefill-only-disable-kv-cache": {"prefill_only_disable_kv_cache": True},
     "--enable-mis": {"enable_mis": True},
     "--tokenizer-worker-num": {"tokenizer_worker_num": 2},
+    "--enable-http2": {"enable_http2": True},
     "--kv-canary": {"kv_canary": "log"},
     "--enable-nvidia-megakernel": {"enable_nvidia_megakernel": True},
     "--cuda-graph-backend-prefill full": {"cuda_graph_config": graphs("disabled", "full")},
@@ -265,7 +266,7 @@ def test_what_to_do_instead_works_for_everybody() -> None:
     for row in rows:
         assert (
             "--kv-cache-dtype" not in row.instead
-            or "python -m sglang.launch_server --model-path" in row.instead
+            or "python -P -m sglang.launch_server --model-path" in row.instead
         )
     models = [row for row in model_refusals.MODEL if not row.name.startswith("--")]
     assert all("--kv-cache-dtype auto" in row.instead for row in models)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from oscar_zoo import children
+
 KEPT_VARIABLES = frozenset(
     "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TEMP SHELL TERM VIRTUAL_ENV LD_LIBRARY_PATH CC"
     " CXX HF_HOME HF_HUB_CACHE HF_ENDPOINT HF_HUB_OFFLINE TRANSFORMERS_OFFLINE XDG_CACHE_HOME"
@@ -63,10 +65,11 @@ def child_environment(
     """The server's whole environment.
 
     Kept: an allow-list without tokens, preloads or Python paths. Set: weights-only loading, the
-    plugin filter, an end without delay after a crash (unless `parent` says otherwise), a private
-    folder for compiled kernels, and on a CPU the import shims and Triton's interpreter (SGLang's
-    slot allocator uses Triton for every attention backend it does not know). There torch compiles
-    none of SGLang's small functions either, which took longer than they run.
+    plugin filter, no imports from the current folder, an end without delay after a crash (unless
+    `parent` says otherwise), private folders for what Triton and torch compile, and on a CPU the
+    import shims and Triton's interpreter (SGLang's slot allocator uses Triton for every attention
+    backend it does not know). There torch compiles none of SGLang's small functions either, which
+    took longer than they run.
 
     Args:
         parent: usually `os.environ`.
@@ -91,6 +94,8 @@ def set_variables(*, device: str | None, kernels: Path) -> dict[str, str]:
         "SGLANG_PLUGINS": "oscar",
         "HF_MODULES_CACHE": NO_MODULES,
         "TRITON_CACHE_DIR": str(kernels / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(kernels / "inductor"),
+        **children.SAFE,
         "PYTHONUNBUFFERED": "1",
         **ENDS_AT_ONCE,
     }

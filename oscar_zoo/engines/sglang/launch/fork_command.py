@@ -119,4 +119,4 @@ def argv(options: ForkOptions) -> tuple[str, ...]:
         **ATTENTION,
     }
     given = (f"{name}={value}" for name, value in flags.items() if value is not None)
-    return ("python", "-m", "sglang.launch_server", *given, *SWITCHES, *options.extra)
+    return ("python", "-P", "-m", "sglang.launch_server", *given, *SWITCHES, *options.extra)

@@ -72,6 +72,6 @@ def _unknown(flag: str, known: Set[str]) -> UsageError:
         hint=(
             f"did you mean {close[0]}?"
             if close
-            else "see its flags: python -m sglang.launch_server --help"
+            else "see its flags: python -P -m sglang.launch_server --help"
         ),
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from oscar_zoo import paths
+from oscar_zoo.artifact.durable import make_folders
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang.front.middleware import PATH as FRONT
@@ -141,7 +142,7 @@ def log_file(name: str) -> Path:
         OSError: the folder cannot be made.
     """
     folder = paths.state_dir() / "logs"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folders(folder, mode=0o700)
     return folder / f"{name}.log"
 
 

@@ -9,11 +9,11 @@ argument list, which every local user may read.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from oscar_zoo import children
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang.flags import device_flags, device_switches
 from oscar_zoo.engines.sglang.front.settings import ON
@@ -160,7 +160,7 @@ def plan(options: ServeOptions, environ: Mapping[str, str]) -> LaunchPlan:
         flags["--base-gpu-id"] = str(options.gpu)
     if options.revision is not None:
         flags["--revision"] = options.revision
-    argv = [sys.executable, "-m", "sglang.launch_server"]
+    argv = children.python("-m", "sglang.launch_server")
     if options.config_file is not None:
         argv += [
             "--config",

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 
+from oscar_zoo import children
+from oscar_zoo.children import Child
 from oscar_zoo.engines.sglang.launch import processes, watchdog
 from oscar_zoo.engines.sglang.launch.failure_cause import (
     KILLED,
@@ -58,7 +60,7 @@ class Server:
     """One running child. Use `running()`, which always ends it."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], url: str, log: Path, pump: LogPump, signals: Signals
+        self, process: Child[bytes], url: str, log: Path, pump: LogPump, signals: Signals
     ) -> None:
         self._process, self._pump, self._signals = process, pump, signals
         self.url = url
@@ -233,18 +235,18 @@ def _append(log: Path, line: bytes) -> None:
             stream.write(line)
 
 
-def _start(plan: LaunchPlan, stream: BinaryIO) -> subprocess.Popen[bytes]:
+def _start(plan: LaunchPlan, stream: BinaryIO) -> Child[bytes]:
     # To the kernel the parent is the thread, which may end before the process does.
     mortal = sys.platform == "linux" and in_main_thread()
     try:
-        return subprocess.Popen(
-            plan.argv,
-            env=dict(plan.env),
+        return children.start(
+            list(plan.argv),
+            env=plan.env,
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent if mortal else None,  # noqa: PLW1509 (no threads of ours)
+            preexec_fn=_die_with_parent if mortal else None,
         )
     except OSError as error:
         raise ServerFailed(f"the server could not be started: {error.strerror}.") from error
@@ -253,10 +255,10 @@ def _start(plan: LaunchPlan, stream: BinaryIO) -> subprocess.Popen[bytes]:
 @contextlib.contextmanager
 def _watchdog(server: Server) -> Iterator[None]:
     """A process that ends the server's group if this one is killed before the block ends."""
-    command = [sys.executable, "-I", str(Path(watchdog.__file__)), str(server.group)]
+    command = children.python(str(Path(watchdog.__file__)), str(server.group), isolated=True)
     quiet = subprocess.DEVNULL
     try:
-        guard = subprocess.Popen(
+        guard = children.start(
             command,
             stdin=subprocess.PIPE,
             stdout=quiet,

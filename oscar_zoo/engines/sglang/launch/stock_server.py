@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from oscar_zoo import children
 from oscar_zoo.engines.sglang.flags import device_flags, device_switches
 from oscar_zoo.engines.sglang.launch import plan, ports, server, staging
 from oscar_zoo.engines.sglang.launch.environment import child_environment, set_variables
@@ -79,7 +79,7 @@ def _plan(wanted: StockServer, port: int) -> plan.LaunchPlan:
         flags["--base-gpu-id"] = str(wanted.gpu)
     if wanted.revision is not None:
         flags["--revision"] = wanted.revision
-    argv = [sys.executable, "-m", "sglang.launch_server"]
+    argv = children.python("-m", "sglang.launch_server")
     argv += [f"{name}={value}" for name, value in flags.items()]
     argv += [*device_switches(wanted.device), *rank_port(wanted.flags, listens=port)]
     argv += wanted.flags.words

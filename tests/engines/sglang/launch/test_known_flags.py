@@ -77,8 +77,8 @@ def test_a_flag_that_sglang_takes(word: str, package: Path) -> None:
         ("--mem-fracton-static=0.8", "did you mean --mem-fraction-static?"),
         ("--old_nam_e", "did you mean --old-name?"),
         ("--oscar-sink-sise=3", "did you mean --oscar-sink-size?"),
-        ("--hostt", "see its flags: python -m sglang.launch_server --help"),
-        ("--not-a-flag", "see its flags: python -m sglang.launch_server --help"),
+        ("--hostt", "see its flags: python -P -m sglang.launch_server --help"),
+        ("--not-a-flag", "see its flags: python -P -m sglang.launch_server --help"),
     ],
 )
 def test_a_flag_that_it_does_not_take(word: str, hint: str, package: Path) -> None:

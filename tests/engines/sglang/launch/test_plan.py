@@ -34,7 +34,7 @@ def options(tmp_path: Path, **changes: object) -> plan.ServeOptions:
 
 def test_the_recipe_reaches_the_server_as_flags(tmp_path: Path) -> None:
     made = plan.plan(options(tmp_path, port=31000), {})
-    assert made.argv[1:3] == ("-m", "sglang.launch_server")
+    assert made.argv[1:4] == ("-P", "-m", "sglang.launch_server")
     for flag in (
         "--kv-cache-dtype=int2",
         "--host=127.0.0.1",

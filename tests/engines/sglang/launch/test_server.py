@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from alive import alive
 
+from oscar_zoo import children
 from oscar_zoo.engines.sglang.launch import ports, processes, server
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
 from oscar_zoo.engines.sglang.launch.ports import free_port
@@ -20,7 +21,7 @@ from oscar_zoo.errors import ServerFailed, UsageError
 
 SERVER = """
 import http.server, subprocess, sys
-grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+grandchild = subprocess.Popen([sys.executable, "-P", "-c", "import time; time.sleep(600)"])
 open(sys.argv[2], "w").write(str(grandchild.pid))
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
@@ -32,7 +33,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 
 def plan(code: str, *arguments: str, port: int = 1) -> LaunchPlan:
-    argv = (sys.executable, "-c", textwrap.dedent(code), *arguments)
+    argv = (sys.executable, "-P", "-c", textwrap.dedent(code), *arguments)
     return LaunchPlan(argv, {"PATH": os.environ["PATH"]}, f"http://127.0.0.1:{port}")
 
 
@@ -75,7 +76,7 @@ def test_a_child_that_ignores_sigterm_is_killed(
 
 WITH_WORKER = """
 import signal, subprocess, sys, time
-worker = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE)
+worker = subprocess.Popen([sys.executable, "-P", "-c", sys.argv[1]], stdout=subprocess.PIPE)
 def ended(*_):
     worker.wait()
     {then}
@@ -259,13 +260,13 @@ def test_a_refusal_in_the_child_is_the_cause_whatever_follows(
 @pytest.mark.parametrize(("debug", "lines"), [("0", 1), ("1", 4)])
 def test_a_refusal_that_nobody_catches_is_one_line(tmp_path: Path, debug: str, lines: int) -> None:
     env = {"PATH": os.environ["PATH"], "OSCAR_ZOO_DEBUG": debug}
-    command = [sys.executable, "-c", REFUSING + "raise refusal"]
+    command = [sys.executable, "-P", "-c", REFUSING + "raise refusal"]
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == lines
     if debug == "0":
         assert done.stderr == "error: the artifact is for 8 layers. See: oscar-zoo list\n"
     other = subprocess.run(
-        [*command[:2], REFUSING + "1 / 0"], env=env, capture_output=True, text=True
+        [*command[:3], REFUSING + "1 / 0"], env=env, capture_output=True, text=True
     )
     assert "Traceback" in other.stderr and "ZeroDivisionError" in other.stderr
 
@@ -294,7 +295,7 @@ def test_an_error_without_words_is_told_by_its_place(tmp_path: Path) -> None:
     program = tmp_path / "lib" / "site-packages" / "sglang" / "layers.py"
     program.parent.mkdir(parents=True)
     program.write_text(ASSERTING)
-    child = LaunchPlan((sys.executable, str(program)), {}, "http://127.0.0.1:1")
+    child = LaunchPlan((sys.executable, "-P", str(program)), {}, "http://127.0.0.1:1")
     with pytest.raises(ServerFailed) as caught:
         with server.running(child, tmp_path / "log") as running:
             running.wait_until_healthy(300, lambda seconds: None)
@@ -340,7 +341,9 @@ except SystemExit as stop:
 except KeyboardInterrupt:
     print("interrupt")
 """
-    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", parent], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(number)
     assert process.stdout.read().strip() == status
@@ -366,7 +369,7 @@ import time
 from pathlib import Path
 from oscar_zoo.engines.sglang.launch import server
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
-plan, log = LaunchPlan(({sys.executable!r}, "-c", {draining!r}), {{}}, ""), Path({str(tmp_path / "log")!r})
+plan, log = LaunchPlan(({sys.executable!r}, "-P", "-c", {draining!r}), {{}}, ""), Path({str(tmp_path / "log")!r})
 with server.running(plan, log) as child:
     while "up" not in log.read_text():
         time.sleep(0.01)
@@ -377,7 +380,9 @@ with server.running(plan, log) as child:
     child._process.wait = wait
     child.wait()
 """  # noqa: E501
-    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", parent], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=300)
@@ -399,11 +404,11 @@ def interrupted_start(plan, stream):
     print(process.pid, flush=True)
     return process
 server._start = interrupted_start
-plan = LaunchPlan(({sys.executable!r}, "-c", "import time; time.sleep(600)"), {{}}, "http://127.0.0.1:1")
+plan = LaunchPlan(({sys.executable!r}, "-P", "-c", "import time; time.sleep(600)"), {{}}, "http://127.0.0.1:1")
 with server.running(plan, Path({str(tmp_path / "log")!r})):
     print("not reached")
 """
-    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-P", "-c", parent], capture_output=True, text=True)
     assert "KeyboardInterrupt" in done.stderr and "not reached" not in done.stdout
     assert not alive(int(done.stdout))
 
@@ -423,14 +428,14 @@ def late(self):
 server.Signals.ignore = late
 code = "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c',"
 code += " 'import time; time.sleep(600)']); print(child.pid, flush=True); time.sleep(600)"
-plan = LaunchPlan(({sys.executable!r}, "-c", code), {{}}, "http://127.0.0.1:1")
+plan = LaunchPlan(({sys.executable!r}, "-P", "-c", code), {{}}, "http://127.0.0.1:1")
 log = Path({str(tmp_path / "log")!r})
 with server.running(plan, log):
     while not log.read_text().strip():
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGINT)
 """
-    done = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-P", "-c", parent], capture_output=True, text=True)
     assert "KeyboardInterrupt" in done.stderr
     assert not alive(int((tmp_path / "log").read_text().split()[0]))
 
@@ -449,12 +454,14 @@ def test_sigkill_to_us_ends_the_child_and_what_it_started(tmp_path: Path) -> Non
 from pathlib import Path
 from oscar_zoo.engines.sglang.launch import server
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
-plan = LaunchPlan(({sys.executable!r}, "-c", {stubborn!r}), {{}}, "http://127.0.0.1:1")
+plan = LaunchPlan(({sys.executable!r}, "-P", "-c", {stubborn!r}), {{}}, "http://127.0.0.1:1")
 with server.running(plan, Path({str(log)!r})) as child:
     print(child.group, flush=True)
     child.wait()
 """
-    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", parent], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout is not None
     group = int(process.stdout.readline())
     while not log.read_text().strip():
@@ -466,3 +473,34 @@ with server.running(plan, Path({str(log)!r})) as child:
     while (alive(grandchild) or alive(group)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not alive(grandchild) and not alive(group)
+
+
+SPAWNS = """
+import multiprocessing, subprocess, sys
+import random
+if __name__ == "__main__":
+    for method in ("spawn", "forkserver"):
+        child = multiprocessing.get_context(method).Process(target=print)
+        child.start()
+        child.join()
+    subprocess.run([sys.executable, "-c", "import random, json"], check=True)
+"""
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+@pytest.mark.parametrize("env", [None, {}])
+def test_nothing_is_imported_from_the_current_folder(
+    tmp_path: Path, env: dict[str, str] | None, *, isolated: bool
+) -> None:
+    """Nor by what a child starts: workers that are spawned, and programs without `-P`."""
+    for name in ("random.py", "json.py", "multiprocessing.py", "encodings.py", "sitecustomize.py"):
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'imported')!r}, 'a')")
+    command = children.python("-c", SPAWNS, isolated=isolated)
+    assert children.start(command, env=env, cwd=tmp_path).wait(60) == 0
+    assert not (tmp_path / "imported").exists()
+
+
+def test_a_python_that_imports_from_the_current_folder_is_not_started() -> None:
+    for word in ("-m", "-c", "-u"):
+        with pytest.raises(ValueError, match="-P"):
+            children.start([sys.executable, word, "antigravity"])
