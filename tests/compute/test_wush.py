@@ -287,6 +287,32 @@ def test_singular_matrices_need_damping() -> None:
     assert np.abs(forward @ partner.T - np.eye(8)).max() < 1e-10
 
 
+@pytest.mark.parametrize("empty", [slice(3), slice(5, 6), slice(0, 0, 1), slice(None)], ids=str)
+@pytest.mark.parametrize("sides", ["kk", "qq", "kk qq", "vv", "wo"])
+@pytest.mark.parametrize("tiny", [0.0, 1e-30])
+def test_channels_that_are_zero_are_fitted(empty: slice, sides: str, tiny: float) -> None:
+    """As behind a norm that switches channels of queries or keys off, or a head that is unused."""
+    moments = random_moments()
+    for name in sides.split():
+        matrix = getattr(moments.layers[2], name)
+        matrix[0, empty, :] *= tiny
+        matrix[0, :, empty] *= tiny
+    found = wush.fit(moments)
+    for side in (found.k, found.v):
+        for layer in side.layers:
+            assert np.isfinite(layer.forward).all() and layer.partner is not None
+            product = layer.forward.astype(float) @ layer.partner.astype(float).swapaxes(-1, -2)
+            assert np.abs(product - np.eye(product.shape[-1])).max() < 1e-5
+    for forecast in found.forecasts.values():
+        for numbers in (forecast.headroom, forecast.condition, forecast.bf16_error):
+            assert np.isfinite(numbers).all()
+    exact = wush.fit(random_moments())
+    for side in ("k", "v"):
+        assert np.array_equal(
+            getattr(found, side).layers[0].forward, getattr(exact, side).layers[0].forward
+        )
+
+
 def test_the_manifest_names_the_damping() -> None:
     method = wush.make(gamma=0.5, damping="diagonal", name="wush-diagonal", variant="wush-diagonal")
     assert method.estimators is not None

@@ -14,7 +14,9 @@ Two choices differ from the paper. First, eigenvectors meet the rows of H in des
 constant row of H then turns the strongest direction into a shift of the whole row, and the offset
 of an asymmetric quantizer stores that shift without error. Second, damping adds a share of the
 diagonal instead of the identity, so rescaled channels (k by D and q by D^-1) store the same rows.
-With the identity, outlier channels drown the weak ones on which the loss depends.
+With the identity, outlier channels drown the weak ones on which the loss depends. A channel that is
+zero in all rows, such as one that the norm of keys switches off, has no diagonal to add a share of:
+it gets `EMPTY` of the mean.
 
 Source: WUSH-KV: KV Cache Quantization with Data-Adaptive Transforms (sections 3 and 4).
 """
@@ -46,6 +48,9 @@ times its diagonal."""
 GAMMA = 1e-2
 """Damping of both matrices (WUSH-KV, default)."""
 DAMPING: Damping = "diagonal"
+NOTHING, EMPTY = 1e-10, 1e-4
+"""Shares of the mean diagonal entry: a channel with less than the first counts as empty, and gets
+the second."""
 BF16_LIMIT = 2e-2
 """Largest error of logits or outputs from matrices in bfloat16; plain bfloat16 rows have 2e-3."""
 
@@ -74,7 +79,7 @@ def transform(
     Both are `[heads, d, d]` float64 and symmetric.
 
     Raises:
-        ComputeFailed: a matrix is singular even with damping.
+        ComputeFailed: a matrix is singular even with damping, or not finite.
         UsageError: no Hadamard matrix of width `d` is known here.
     """
     flat = hadamard_matrix(gram.shape[-1], gram.device).flip(
@@ -84,7 +89,8 @@ def transform(
     values, vectors = eigenbasis(lower.mT @ _damped(gram, gamma, damping) @ lower)
     if bool(failed.any()) or not bool((values[..., 0] > 0).all()):
         raise ComputeFailed(
-            "a matrix is singular: too few tokens for its channels.", hint="use more text"
+            "a matrix of the statistics is singular or not finite.",
+            hint="use another method, such as oscar-per-head",
         )
     trace = torch.diagonal(gram, dim1=-2, dim2=-1).sum(-1)
     c = ((1 + gamma) * trace / values.sqrt().sum(-1)).sqrt()[..., None, None]
@@ -159,7 +165,8 @@ def rounding_error(forward: Tensor, partner: Tensor, gram: Tensor, hessian: Tens
         gram.shape[-1], dtype=gram.dtype, device=gram.device
     )
     lost = (error @ hessian @ error.mT * gram).sum((-2, -1))
-    return (lost / (gram * hessian).sum((-2, -1))).clamp_min(0).sqrt()
+    seen = (gram * hessian).sum((-2, -1))  # nothing, where keys and queries use other channels
+    return torch.where(seen > 0, lost / seen, 0.0).clamp_min(0).sqrt()
 
 
 def make(
@@ -223,6 +230,7 @@ def _fit_layer(
     gram: Tensor, hessian: Tensor, gamma: float, damping: Damping
 ) -> tuple[WushTransforms, Tensor]:
     """Transforms of one layer and `[3, heads]`: headroom, condition, bfloat16 error."""
+    gram, hessian = _not_zero(gram), _not_zero(hessian)
     one = transform(gram, hessian, gamma=gamma, damping=damping)
     norms = [
         torch.linalg.eigvalsh(matrix @ matrix.mT)[..., -1].sqrt()
@@ -261,7 +269,15 @@ def _damped(matrix: Tensor, gamma: float, damping: Damping) -> Tensor:
     diagonal = torch.diagonal(matrix, dim1=-2, dim2=-1)
     if damping == "identity":
         diagonal = diagonal.mean(-1, keepdim=True).expand_as(diagonal)
-    return matrix + gamma * torch.diag_embed(diagonal)
+    mean = diagonal.mean(-1, keepdim=True)
+    added = torch.where(diagonal > NOTHING * mean, gamma * diagonal, bool(gamma) * EMPTY * mean)
+    return matrix + torch.diag_embed(added)
+
+
+def _not_zero(matrices: Tensor) -> Tensor:
+    """The identity for a head whose rows are all zero, where every transform does as well."""
+    zero = (torch.diagonal(matrices, dim1=-2, dim2=-1).sum(-1) == 0)[..., None, None]
+    return torch.where(zero, torch.eye(matrices.shape[-1], dtype=matrices.dtype), matrices)
 
 
 def _layer(layer_id: int, one: WushTransforms) -> LayerTransform:
