@@ -47,7 +47,7 @@ def compute_artifact(
     stream_weights: bool | None = None,
     output: str | Path | None = None,
     force: bool = False,
-    resume: bool = False,
+    resume: bool | None = None,
     seed: int | None = None,
     chat_template: bool | None = None,
     allow_overlap: bool = False,
@@ -82,7 +82,8 @@ def compute_artifact(
         output: the artifact's folder; `None` for `./<Model>/<tag>`. Moments and report are written
             beside it.
         force: replace an artifact that is already in the folder.
-        resume: continue from what an interrupted call with the same arguments left.
+        resume: continue from what an interrupted call with the same arguments left; `None` where
+            it left something.
         seed: shuffles the documents; `None` keeps their order.
         chat_template: render text as chat, or chats as text; `None` decides by the data.
         allow_overlap: calibrate although the text holds questions of an evaluation set.
@@ -257,6 +258,7 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
         fast=request.fast,
         tune=request.tune,
         widths=wish,
+        raises=request.bits is None and request.max_loss is None,
         fixed_clip=request.clip is not None,
     )
     return options, model

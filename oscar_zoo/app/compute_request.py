@@ -41,7 +41,8 @@ class ComputeRequest:
         stream_weights: read weights layer by layer; `None` does so when the model does not fit.
         output: the artifact's folder; `None` for `./<Model>/<tag>`.
         force: replace an artifact that is already in the folder.
-        resume: continue from what an interrupted run of the same request left.
+        resume: continue from what an interrupted run of the same request left; `None` where it left
+            something.
         seed: shuffles the documents; `None` keeps their order.
         chat_template: render text as chat, or chats as text; `None` decides by the data.
         allow_overlap: calibrate although the text holds questions of an evaluation set.
@@ -71,7 +72,7 @@ class ComputeRequest:
     stream_weights: bool | None = None
     output: Path | None = None
     force: bool = False
-    resume: bool = False
+    resume: bool | None = None
     seed: int | None = None
     chat_template: bool | None = None
     allow_overlap: bool = False

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from oscar_zoo.artifact.owners import TEMP_PREFIX, is_ours, life_of, temp_name
-from oscar_zoo.errors import OscarZooError, StorageError
+from oscar_zoo.errors import MalformedFile, OscarZooError, StorageError
 
 STALE_SECONDS = 3600
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -60,6 +60,24 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     finally:
         fresh.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def refuse_links(root: Path, *parts: str) -> Path:
+    """The path of `parts` below `root`, none of which is a link; `root` itself may be one.
+
+    Raises:
+        MalformedFile: one of them is, whether or not it leads anywhere.
+    """
+    place = root
+    for part in parts:
+        place = place / part
+        if place.is_symlink():
+            raise MalformedFile(
+                "file.link",
+                f"{place} is a symbolic link; links are not followed.",
+                hint="put a copy of what it leads to in its place",
+            )
+    return place
 
 
 def check_writable(folder: Path) -> None:

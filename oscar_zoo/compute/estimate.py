@@ -30,8 +30,10 @@ from oscar_zoo.compute.phases import (
     VERIFY_PASSES,
     WRITE,
     expected_phases,
+    may_raise,
     tunes,
 )
+from oscar_zoo.compute.width_wish import INSTEAD
 from oscar_zoo.evaluate.phases import Phase
 from oscar_zoo.models.device import default_device
 from oscar_zoo.models.inspect import ModelConfig
@@ -113,10 +115,11 @@ def estimate(options: ComputeOptions, model: ModelConfig) -> Estimate | None:
     if options.method == AUTO:
         passes = FAST_PASSES if options.fast else MEASURED_PASSES
         cost |= {name: options.heldout_tokens * times * simulated for name, times in passes.items()}
-    if options.widths is not None:
+    wish = options.widths or (INSTEAD[0] if may_raise(options) else None)
+    if wish is not None:
         # A raise in one layer needs only the layers from there on, on average half of them.
-        raises = len(block.attention_layers) if options.widths.measures else 0
-        rounds = 1 if options.widths.bits is not None and options.method == AUTO else 2
+        raises = len(block.attention_layers) if wish.measures else 0
+        rounds = 1 if wish.bits is not None and options.method == AUTO else 2
         passes = {GAINS: 3 + raises, VERIFY: VERIFY_PASSES * rounds}
         cost |= {name: options.heldout_tokens * times * simulated for name, times in passes.items()}
     known = {phase.name: phase for phase in expected_phases(options)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -16,12 +17,14 @@ from oscar_zoo.compute.methods.table import TUNED
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.options import AUTO, ComputeOptions
 from oscar_zoo.compute.phases import ROWS, TUNE, tunes
-from oscar_zoo.compute.select.choose import choose, refuse_poor
+from oscar_zoo.compute.select.choose import choose, failure, refuse_poor
 from oscar_zoo.compute.select.decision import Choice
 from oscar_zoo.compute.select.width_choice import Verified, WidthChoice
 from oscar_zoo.compute.select.width_runner import Known
 from oscar_zoo.compute.select.widths import choose_widths
+from oscar_zoo.compute.width_wish import INSTEAD, WidthWish, bits_of
 from oscar_zoo.evaluate.phases import Progress
+from oscar_zoo.next_step import AddOption, NextStep
 
 
 def fit_or_choose(
@@ -89,17 +92,39 @@ def _choose(
         options.recipe,
         fixed_clip=options.fixed_clip,
         fast=options.fast,
-        allow_poor=options.allow_poor or options.widths is not None,
         progress=progress,
     )
-    widths = _widths(options, model, data, choice.result, choice.recipe, _known(choice), progress)
+    kept = choice.trials[choice.at]
+    failed = None if choice.base is None else failure(kept.gates(choice.base))
+    wishes: tuple[WidthWish, ...] = () if options.widths is None else (options.widths,)
+    if options.widths is None and failed is not None and not options.allow_poor:
+        wishes = INSTEAD if isinstance(model, InProcess) else ()
+    widths = None
+    for wish in wishes:
+        asked = replace(options, widths=wish)
+        known = _known(choice)
+        widths = _widths(asked, model, data, choice.result, choice.recipe, known, progress)
+        if widths is not None and failure(widths.gates) is None:
+            break
     choice = replace(choice, exact=None)  # which takes much memory
+    if options.allow_poor or (widths is None and failed is None):
+        return choice if widths is None else replace(choice, recipe=widths.recipe, widths=widths)
+    if options.widths is None and not options.raises:
+        refuse_poor(kept.method, kept.gates(choice.base), _budget(model, widths))
     if widths is None:
+        refuse_poor(kept.method, kept.gates(choice.base))
         return choice
-    choice = replace(choice, recipe=widths.recipe, widths=widths)
-    if not options.allow_poor:
-        refuse_poor(choice.chosen.method, widths.gates)
-    return choice
+    refuse_poor(kept.method, widths.gates)
+    instead = failed if options.widths is None else None
+    return replace(choice, recipe=widths.recipe, widths=widths, instead=instead)
+
+
+def _budget(model: RunningModel, widths: WidthChoice | None) -> NextStep | None:
+    """The option by which a computation passes its gates; `None` where none is known."""
+    if widths is None or failure(widths.gates) is not None:
+        return None
+    bits = bits_of(widths.recipe, model.block)
+    return AddOption("--bits", f"{math.ceil(100 * bits) / 100:g}")
 
 
 def _widths(

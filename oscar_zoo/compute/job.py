@@ -58,7 +58,8 @@ from oscar_zoo.compute.subject import (
     running,
 )
 from oscar_zoo.compute.tags import calibration_tag
-from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.compute.width_wish import bits_of
+from oscar_zoo.errors import ComputeFailed, IntegrityError, OutputExists
 from oscar_zoo.evaluate.phases import Progress
 from oscar_zoo.models.memory import memory_errors
 
@@ -151,13 +152,12 @@ def compute_artifact(
             tell(f"no --output-dir was given: the artifact goes into {path_text(base.parent)}.")
         for text in _about_tokens(data, methods):
             tell(text)
-        _tell_of_work(work, options, tell)
     loaded = subject.loaded
     device = loaded.device if loaded else torch.device("cpu")
     with run.kept_for_resume(work), memory_errors(subject.block.id, device):
         with running(options, subject, methods, data, work) as model:
             with clock.phase(CAPTURE):
-                captured = run_capture(model, options, methods, data, work, progress)
+                captured = _capture(model, options, methods, data, work, progress, tell)
             if not is_main_process():
                 return None
             return _finish(options, subject, model, methods, data, captured, clock)
@@ -189,23 +189,35 @@ def _check_resume(options: ComputeOptions, methods: tuple[Method, ...]) -> None:
         OscarZooError: as `read_data`.
     """
     given = options.output_dir
-    if not options.resume or (given is not None and not run.can_resume(_work(given))):
+    if options.resume is not True or (given is not None and not run.can_resume(_work(given))):
         return
     subject = read_subject(options)
     data = read_data(options, subject, methods)
     run.check_text(_work(_base(options, subject, methods, data)), data)
 
 
-def _tell_of_work(work: Path, options: ComputeOptions, tell: Callable[[str], None]) -> None:
-    """Say what becomes of a capture that was interrupted, or that there is none to go on from."""
+def _capture(
+    model: RunningModel | None,
+    options: ComputeOptions,
+    methods: tuple[Method, ...],
+    data: CalibrationData,
+    work: Path,
+    progress: Progress,
+    tell: Callable[[str], None],
+) -> Captured | None:
+    """Capture, from what an interrupted run left where that is wanted and of the same command."""
     kept, place = run.can_resume(work), path_text(work)
     if options.resume and not kept:
         tell(f"there is nothing to go on from in {place}: the capture starts from the beginning.")
-    elif kept and not options.resume:
-        tell(
-            f"{place} holds what an interrupted run captured, and this run begins anew and replaces"
-            " it; to go on from it, stop this run at once and add --resume."
-        )
+    if options.resume is not None or not kept:
+        return run_capture(model, options, methods, data, work, progress)
+    try:
+        captured = run_capture(model, replace(options, resume=True), methods, data, work, progress)
+    except (IntegrityError, OutputExists) as error:
+        tell(f"{error.message.removesuffix('.')}, which is replaced.")
+        return run_capture(model, options, methods, data, work, progress)
+    tell(f"went on from what an interrupted run had captured in {place}; --no-resume does not.")
+    return captured
 
 
 def _finish(
@@ -242,7 +254,7 @@ def _finish(
         write_folder(target, files, force=options.force)
     manifest = Manifest.from_bytes(files[FILE_NAME])
     loading = subject.loaded.notes if subject.loaded else ()
-    notes = (*loading, *data.notes, *_notes(data, chosen.method, choice))
+    notes = (*loading, *data.notes, *_notes(data, subject.block, chosen.method, choice))
     report = None
     if captured is not None:
         told = report_of(manifest, captured.moments, choice, notes, clock.seconds)
@@ -315,7 +327,9 @@ def _require_verified(outcome: Outcome) -> Verified:
     )
 
 
-def _notes(data: CalibrationData, method: Method, choice: Choice | None) -> tuple[str, ...]:
+def _notes(
+    data: CalibrationData, block: ModelBlock, method: Method, choice: Choice | None
+) -> tuple[str, ...]:
     notes = []
     if choice is not None:
         notes += [
@@ -326,6 +340,12 @@ def _notes(data: CalibrationData, method: Method, choice: Choice | None) -> tupl
         ]
         notes += [f"{choice.questions.remark}."] if choice.questions.remark else []
         notes += [choice.worth_more_bits] if choice.worth_more_bits else []
+        if choice.instead is not None:
+            bits = bits_of(choice.recipe, block)
+            notes.append(
+                f"codes of 2 bits: the best fit {choice.instead}. So this artifact has {bits:.2f}"
+                " bits an element; --bits 2 --allow-poor keeps 2 bits."
+            )
         notes += [
             f"{name} was left out: {why_not.removesuffix('.')}."
             for name, why_not in choice.refused.items()

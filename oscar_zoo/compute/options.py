@@ -53,7 +53,8 @@ class ComputeOptions:
         tensor_parallel: ranks of the sglang engine.
         program: starts the sglang engine; required for `engine="sglang"`.
         force: replace an artifact that is already in the folder.
-        resume: go on from the state that an interrupted run of the same command left.
+        resume: go on from the state that an interrupted run of the same command left; `None` where
+            there is one, and `True` refuses to go on from one of another command.
         chat_template: see `data.load_calibration`.
         heldout_tokens: kept apart for measuring, with `auto`.
         allow_overlap: calibrate although the text holds questions of an evaluation set.
@@ -61,6 +62,7 @@ class ComputeOptions:
         fast: `auto` decides by errors of attention alone.
         tune: `auto` tries the methods of `table.TUNED`, where that does not take too long.
         widths: bits of codes to choose per layer and side; `None` for 2 bits everywhere.
+        raises: nobody asked for 2 bits: where they fail their gates, `auto` gives layers more.
         fixed_clip: keep the clip of `recipe`; otherwise `auto` fits it.
         seed: of the document order; `None` keeps the order of the file.
         created: RFC 3339 UTC time for the manifest; `None` for now.
@@ -83,7 +85,7 @@ class ComputeOptions:
     tensor_parallel: int = 1
     program: EngineProgram | None = None
     force: bool = False
-    resume: bool = False
+    resume: bool | None = None
     chat_template: bool | None = None
     heldout_tokens: int = HELDOUT_TOKENS
     allow_overlap: bool = False
@@ -91,6 +93,7 @@ class ComputeOptions:
     fast: bool = False
     tune: bool = True
     widths: WidthWish | None = None
+    raises: bool = False
     fixed_clip: bool = False
     seed: int | None = None
     created: str | None = None

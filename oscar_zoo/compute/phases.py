@@ -56,10 +56,16 @@ def refit_phases(options: ComputeOptions | None) -> tuple[Phase, ...]:
 
 
 def _of_bits(options: ComputeOptions) -> tuple[Phase, ...]:
-    if options.widths is None:
+    if options.widths is None and not may_raise(options):
         return ()
-    gains = 2 * USUAL_LAYERS if options.widths.measures else 3
+    gains = 3 if options.widths is not None and not options.widths.measures else 2 * USUAL_LAYERS
     return Phase(GAINS, "sequences", gains), Phase(VERIFY, "sequences", VERIFY_PASSES)
+
+
+def may_raise(options: ComputeOptions) -> bool:
+    """Whether layers get more than 2 bits where those fail their gates, which measures as much as
+    if that had been asked for."""
+    return options.raises and options.method == AUTO and not (options.fast or options.allow_poor)
 
 
 def tunes(options: ComputeOptions) -> bool:

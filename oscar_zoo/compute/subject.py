@@ -180,5 +180,5 @@ def run_capture(
     def told(done: int, total: int, where: str) -> None:
         progress(done, total, CAPTURE)
 
-    request = CaptureRequest(data, needs, work, options.resume, told)
+    request = CaptureRequest(data, needs, work, bool(options.resume), told)
     return model.capture(request)

@@ -45,6 +45,10 @@ class WidthWish:
         return "--bits auto" if self.auto else f"--bits {self.bits:g}"
 
 
+INSTEAD: tuple[WidthWish, ...] = (WidthWish(auto=True), WidthWish(bits=ALL_FOUR))
+"""What is tried, in this order, where nobody asked for 2 bits and they fail their gates."""
+
+
 def width_wish(bits: float | Literal["auto"] | None, max_loss: float | None) -> WidthWish | None:
     """The wish of two options; `None` for codes of 2 bits everywhere.
 
@@ -73,16 +77,18 @@ def width_wish(bits: float | Literal["auto"] | None, max_loss: float | None) -> 
 
 def possible_bits(recipe: ServingRecipe, geometry: Geometry) -> tuple[float, float]:
     """Bits of an element with codes of 2 and of 4 bits everywhere, scales and offsets included."""
+    layers, no_clip = len(geometry.attention_layers), Clip(k=0.0, v=0.0, algorithm="none")
+    four = Widths.uniform(layers, k=4, v=4, clip=no_clip)
+    low, high = (bits_of(recipe.with_widths(widths), geometry) for widths in (None, four))
+    return low, high
+
+
+def bits_of(recipe: ServingRecipe, geometry: Geometry) -> float:
+    """Bits of an element, scales and offsets included, on average over all layers."""
     from oscar_zoo.evaluate.caches import stored_bits  # imports torch
     from oscar_zoo.evaluate.simulated_cache import CacheSpec
 
-    layers, no_clip = len(geometry.attention_layers), Clip(k=0.0, v=0.0, algorithm="none")
-    four = Widths.uniform(layers, k=4, v=4, clip=no_clip)
-    low, high = (
-        stored_bits(CacheSpec(None, None, recipe.with_widths(widths)), geometry)
-        for widths in (None, four)
-    )
-    return low, high
+    return stored_bits(CacheSpec(None, None, recipe), geometry)
 
 
 def check_wish(wish: WidthWish | None, recipe: ServingRecipe, model: ModelBlock) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from shlex import quote
@@ -171,6 +170,8 @@ class LocalHub:
             )
         for name in (*change.files, *change.root):
             check_part(name, "file name")
+        if change.artifact is not None:
+            durable.refuse_links(self.root, change.artifact.model, change.artifact.tag)
         with durable.storage_errors(f"cannot publish to {self.name}"):
             durable.make_folders(self.root)
             durable.sweep(self.root)
@@ -237,22 +238,13 @@ class LocalHub:
             return None
 
     def _folder(self, artifact: ArtifactId) -> Path:
-        folder = self.root
-        for part in (artifact.model, artifact.tag):
-            folder = folder / check_part(part)
-            try:
-                mode = folder.lstat().st_mode
-            except (FileNotFoundError, NotADirectoryError):
-                raise ArtifactNotFound(
-                    f"{artifact} is not on {self.name}.",
-                    hint=f"see what is there: oscar-zoo list --hub {self.name}",
-                ) from None
-            if stat.S_ISLNK(mode):
-                raise MalformedFile(
-                    "file.link",
-                    f"{folder} is a symbolic link; links are not followed.",
-                    hint="put a copy of what it leads to in its place",
-                )
+        parts = (check_part(artifact.model), check_part(artifact.tag))
+        folder = durable.refuse_links(self.root, *parts)
+        if not folder.exists():
+            raise ArtifactNotFound(
+                f"{artifact} is not on {self.name}.",
+                hint=f"see what is there: oscar-zoo list --hub {self.name}",
+            )
         return folder
 
 
@@ -285,12 +277,7 @@ def _plain_files(folder: Path) -> list[str]:
     for entry in os.scandir(folder):
         if entry.name.startswith("."):
             continue
-        if entry.is_symlink():
-            raise MalformedFile(
-                "file.link",
-                f"{folder / entry.name} is a symbolic link; links are not followed.",
-                hint="put a copy of what it leads to in its place",
-            )
+        durable.refuse_links(folder, entry.name)
         if not _is_safe(entry.name):
             raise MalformedFile(
                 "file.name",

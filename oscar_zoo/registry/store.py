@@ -214,8 +214,8 @@ class Store:
         """The folders of all entries, complete or not, in one order; those that go meanwhile are
         left out."""
         for digest in inside(self.artifacts):
-            if not digest.name.startswith("."):
-                yield from inside(digest)
+            if not digest.name.startswith(".") and not digest.is_symlink():
+                yield from (entry for entry in inside(digest) if not entry.is_symlink())
 
     def remove(self, record: Record) -> None:
         """Remove an entry and those of its blobs that no other entry links."""
@@ -305,14 +305,16 @@ class Store:
         return (entry for entry in self.entry_folders() if (entry / COMPLETE).exists())
 
     def _prepare(self) -> None:
+        self._check_owner()
         for folder in (self.root, self.blobs, self.artifacts):
             durable.make_folders(folder, mode=0o700)
             durable.sweep(folder)
-        self._check_owner()
 
     def _check_owner(self) -> None:
         if not self.root.exists():
             return
+        for folder in (self.blobs, self.artifacts):
+            durable.refuse_links(self.root, *folder.relative_to(self.root).parts)
         info = self.root.stat()
         if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o022:
             raise StorageError(
@@ -342,6 +344,7 @@ class Store:
         """`durable.move_into_place`, also when another process removes the empty folder around
         `target` just now."""
         while True:
+            durable.refuse_links(self.artifacts, target.parent.name, target.name)
             durable.make_folders(target.parent, mode=0o700)
             try:
                 return durable.move_into_place(staged, target)

@@ -18,7 +18,7 @@ from oscar_zoo.compute.fit import Fits, fit_all
 from oscar_zoo.compute.methods.table import METHODS
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.select import trial_runner
-from oscar_zoo.compute.select.choose import choose
+from oscar_zoo.compute.select.choose import choose, refuse_poor
 from oscar_zoo.compute.select.decision import Choice
 from oscar_zoo.compute.select.rule import Trial
 from oscar_zoo.compute.select.trial_runner import FINER_CLIPS
@@ -201,10 +201,10 @@ def test_a_poor_best_is_refused_unless_it_is_wanted(
     loaded: LoadedModel, data: CalibrationData, moments: Moments
 ) -> None:
     fits = only(moments, "hadamard")
+    found = choose(InProcess(loaded), held(data, 1), fits, RECIPE, fixed_clip=True)
     with pytest.raises(ComputeFailed, match="hadamard") as caught:
-        choose(InProcess(loaded), held(data, 1), fits, RECIPE, fixed_clip=True)
+        refuse_poor(found.chosen.method, found.gates)
     assert "--allow-poor" in (caught.value.hint or "")
-    found = choose(InProcess(loaded), held(data, 1), fits, RECIPE, fixed_clip=True, allow_poor=True)
     assert found.chosen.gate == "fail"
     assert len(found.trials) == 1
     assert found.questions.remark is not None  # too little text for questions

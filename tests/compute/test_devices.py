@@ -175,7 +175,7 @@ def test_auto_measures_and_keeps_one(
     monkeypatch.setattr(trial_runner, "RECALL_LEAST", 0.0)
     rows: CalibrationRows = collect_rows(loaded, data.sequences, 16)
     fits: Fits = with_tuned(fit_all(moments), moments, rows, tick=lambda *at: None)
-    choice = choose(InProcess(loaded), data.heldout, fits, RECIPE, allow_poor=True)
+    choice = choose(InProcess(loaded), data.heldout, fits, RECIPE)
     assert choice.questions.own is not None, choice.questions.remark
     captured = Captured(moments, *_captured_facts(loaded, moments))
     facts = Facts(

@@ -15,10 +15,13 @@ from oscar_zoo.cli.main import run
 from oscar_zoo.cli.render.computing import print_result
 from oscar_zoo.cli.render.described import print_manifest
 from oscar_zoo.compute.job import ComputeOptions, ComputeResult, compute_artifact
+from oscar_zoo.compute.phases import expected_phases
 from oscar_zoo.compute.refit import refit
 from oscar_zoo.compute.report.data import ReportData
+from oscar_zoo.compute.select import rule
 from oscar_zoo.compute.width_wish import WidthWish
 from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.next_step import AddOption
 from oscar_zoo.registry.measured import Measured
 
 TEXT = EXAMPLE.parents[1] / "text/calibration.txt"
@@ -238,3 +241,58 @@ def test_bits_that_cannot_be_had_are_refused(
 ) -> None:
     assert run(["compute", str(EXAMPLE), "--calib-data", str(TEXT), *given]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.fixture
+def strict_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes of 2 bits of the example model fail the gate of perplexity, those of 4 bits pass."""
+    monkeypatch.setattr(rule, "PERPLEXITY_PASS", 0.1)
+    monkeypatch.setattr(rule, "PERPLEXITY_FAIL", 0.1)
+
+
+def chosen_freely(model: Path, target: Path, **changes: object) -> ComputeOptions:
+    free: dict[str, object] = {"widths": None, "method": "auto", "tune": False, "allow_poor": False}
+    if model == EXAMPLE:
+        windows = Windows(sink=16, recent=32, dtype="bfloat16")
+        recipe = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92), windows=windows)
+        free |= {"recipe": recipe, "dtype": "float32", "calib_tokens": 1024, "seq_len": 512}
+        free |= {"heldout_tokens": 2048}
+    return options(model, target, WidthWish(), **{**free, **changes})
+
+
+def test_layers_get_more_bits_where_2_fail_and_nobody_asked_for_them(
+    strict_gates: None, tmp_path: Path
+) -> None:
+    """`auto` takes 3.25 bits at most, which is not enough here: the last step is 4 bits."""
+    wanted = chosen_freely(EXAMPLE, tmp_path / "a", raises=True)
+    told: list[str] = []
+    found = compute_artifact(wanted, progress=lambda *news: told.append(news[2]))
+    assert found is not None and found.choice is not None
+    assert {phase.name for phase in expected_phases(wanted)} >= set(told)
+    assert set(found.manifest.recipe.widths.k.bits) == {4}  # type: ignore[union-attr]
+    assert [gate.result for gate in found.choice.gates if gate.name.startswith("perp")] == ["pass"]
+    assert found.choice.chosen.gate == "fail" and found.choice.served.gate == "pass"
+    (note,) = (note for note in found.notes if "--bits 2 --allow-poor" in note)
+    assert "4.50 bits" in note
+    poor = compute_artifact(chosen_freely(EXAMPLE, tmp_path / "b", raises=True, allow_poor=True))
+    assert poor is not None and poor.manifest.recipe.widths is None
+
+
+def test_2_bits_that_were_asked_for_are_refused_with_the_budget_that_passes(
+    strict_gates: None, tmp_path: Path
+) -> None:
+    with pytest.raises(ComputeFailed, match="raises perplexity") as caught:
+        compute_artifact(chosen_freely(EXAMPLE, tmp_path / "a"))
+    assert caught.value.next_step == AddOption("--bits", "4.5")
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_last_step_is_refused_where_it_fails_too(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rule, "PERPLEXITY_PASS", -100.0)
+    monkeypatch.setattr(rule, "PERPLEXITY_FAIL", -100.0)
+    for raises in (True, False):
+        with pytest.raises(ComputeFailed) as caught:
+            compute_artifact(chosen_freely(model, tmp_path / "a", raises=raises))
+        assert caught.value.next_step is None

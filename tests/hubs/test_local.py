@@ -348,3 +348,27 @@ def test_two_publishers_never_mix_a_version(tmp_path: Path) -> None:
         assert there == {name: sha256_hex(data) for name, data in content(winner).items()}
     assert hub.root_file("index.json") == f"round {rounds - 1} of {winner}".encode()
     assert temps(hub) == []
+
+
+@pytest.mark.parametrize("where", ["Model", "Model/tag"])
+@pytest.mark.parametrize("leads", [True, False])
+def test_nothing_is_written_through_a_link(
+    hub: LocalHub, tmp_path: Path, where: str, *, leads: bool
+) -> None:
+    outside = tmp_path / "outside"
+    (hub.root / where).parent.mkdir(parents=True)
+    (hub.root / where).symlink_to(outside)
+    if leads:
+        outside.mkdir()
+    before = sorted(hub.root.rglob("*"))
+    with pytest.raises(MalformedFile):
+        put(hub, ID, FILES)
+    assert sorted(hub.root.rglob("*")) == before
+    assert not leads or not list(outside.iterdir())
+
+
+def test_a_hub_may_lie_behind_a_link(hub: LocalHub, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    hub.root.symlink_to(tmp_path / "real")
+    put(hub, ID, FILES)
+    assert hub.fetch(ID, "k.pt", limit=400) == FILES["k.pt"]

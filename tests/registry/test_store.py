@@ -15,7 +15,13 @@ from tiny_artifacts import artifact_files
 
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import ArtifactNotFound, DigestMismatchError, InvalidName, StorageError
+from oscar_zoo.errors import (
+    ArtifactNotFound,
+    DigestMismatchError,
+    InvalidName,
+    MalformedFile,
+    StorageError,
+)
 from oscar_zoo.registry.store import Store
 
 ID = ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64")
@@ -371,3 +377,29 @@ def test_processes_that_store_the_same_at_once_all_succeed(store: Store) -> None
         assert child.returncode == 0, said.decode()
     assert len(store.installed()) == 30
     assert not list(store.root.rglob(".tmp.*"))
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_nothing_is_written_or_read_through_a_link(
+    store: Store, tmp_path: Path, depth: int
+) -> None:
+    """Blobs, entries, the folder of a digest, and an entry; the root may be one."""
+    record = store.put(ID, PLAIN, source="s").record
+    place = (store.blobs, store.artifacts, record.path.parent, record.path)[depth]
+    outside = tmp_path / "outside"
+    place.rename(outside)
+    symlink(outside, place)
+    before = sorted(outside.rglob("*"))
+    with pytest.raises(MalformedFile):
+        store.put(ID, PLAIN | {"more.pt": b"x"} if depth < 2 else PLAIN, source="s")
+    if depth > 1:
+        with pytest.raises(ArtifactNotFound):
+            store.open(record.digest)
+    assert sorted(outside.rglob("*")) == before
+
+
+def test_a_store_may_lie_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    symlink(tmp_path / "real", tmp_path / "cache")
+    store = Store(tmp_path / "cache")
+    assert store.open(store.put(ID, PLAIN, source="s").record.digest).files == PLAIN

@@ -104,12 +104,14 @@ from oscar_zoo.errors import UsageError
         " a stored element on average, its share of scales and offsets included, spent on codes of"
         " 4 bits where they gain most (in groups of 128, codes of 2 bits cost 2.25 and codes of 4"
         " bits 4.25). auto: the smallest budget up to 3.25 that keeps the model's recall and 0.2 %"
-        " of perplexity. [default: 2]"
+        " of perplexity. [default: 2 where that passes the quality gates, else auto, else 4]"
     ),
 )
 @options.max_loss_option
 @click.option(
-    "--resume", is_flag=True, help="Go on from what an interrupted run of the same command left."
+    "--resume/--no-resume",
+    default=None,
+    help="Go on from what an interrupted run of the same command left. [default: where it did]",
 )
 @options.output_dir_option
 @click.option("--model-id", metavar="ORG/NAME", help="Identity to record for a local folder.")

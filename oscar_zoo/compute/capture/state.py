@@ -21,7 +21,7 @@ from torch import Tensor
 
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.errors import IntegrityError, OutputExists
-from oscar_zoo.next_step import DropOption
+from oscar_zoo.next_step import AddOption
 
 STATE = "state.json"
 DATA = "data"
@@ -128,18 +128,18 @@ def another(folder: Path, name: str, theirs: str, mine: str) -> OutputExists:
         of = "of another calibration text, or of other tokens of this one"
         return OutputExists(
             f"{folder} holds a capture {of}.",
-            hint="give the text and the tokens of that run, or start again without --resume",
+            hint="give the text and the tokens of that run, or start again with --no-resume",
         )
     return OutputExists(
         f"{folder} holds a capture with {name} {theirs}, this one has {mine}.",
-        hint="name another output folder, or start again without --resume",
+        hint="name another output folder, or start again with --no-resume",
     )
 
 
 def unusable(path: Path, why: str) -> IntegrityError:
     """The error when a state or one of its files is damaged."""
     return IntegrityError(
-        f"{path} cannot be resumed: {why[:200].rstrip('.')}.", next_step=DropOption("--resume")
+        f"{path} cannot be resumed: {why[:200].rstrip('.')}.", next_step=AddOption("--no-resume")
     )
 
 

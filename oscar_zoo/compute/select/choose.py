@@ -32,7 +32,7 @@ from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.evaluate.phases import Progress
 from oscar_zoo.evaluate.tasks.base import TaskPrompt
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
-from oscar_zoo.next_step import AddOption
+from oscar_zoo.next_step import NextStep
 
 
 def choose(
@@ -43,7 +43,6 @@ def choose(
     *,
     fixed_clip: bool = False,
     fast: bool = False,
-    allow_poor: bool = False,
     progress: Progress = lambda done, total, phase: None,
 ) -> Choice:
     """Measure every fit with the clips worth it, and keep the best.
@@ -55,12 +54,11 @@ def choose(
         recipe: the settings of the caches; its windows decide which positions count.
         fixed_clip: measure with the recipe's clip only.
         fast: decide by errors of attention; neither perplexity nor recall is measured.
-        allow_poor: keep a result that fails a gate.
         progress: called during the phases `held-out rows`, `errors`, `perplexity`, `recall`
             and `more recall`.
 
     Raises:
-        ComputeFailed: the best one fails a gate, or the model gives no finite perplexity or rows.
+        ComputeFailed: the model gives no finite perplexity or rows.
         UsageError: the held-out sequences are no longer than both windows.
     """
     task = heldout_task(heldout, recipe.windows)
@@ -104,8 +102,6 @@ def choose(
             final = sorted(final + more)
         at, reason = rule.best([trials[n] for n in final], base)
     kept = trials[final[at]]
-    if base is not None and not allow_poor:
-        refuse_poor(kept.method, kept.gates(base))
     return Choice(
         result=fits.results[kept.method],
         recipe=recipe.model_copy(update={"clip": kept.errors.clip}),
@@ -151,8 +147,19 @@ def shortest_measured(windows: Windows) -> int:
     return windows.sink + windows.recent + 2
 
 
-def refuse_poor(name: str, gates: Sequence[Gate]) -> None:
-    """Raise `ComputeFailed` when the fit `name` fails one of `gates`."""
+def refuse_poor(name: str, gates: Sequence[Gate], step: NextStep | None = None) -> None:
+    """Raise `ComputeFailed` when the fit `name` fails one of `gates`; `step` would help."""
+    failed = failure(gates)
+    if failed is not None:
+        raise ComputeFailed(
+            f"the best fit, {name}, {failed}.",
+            hint="use more or other text, or keep it with --allow-poor",
+            next_step=step,
+        )
+
+
+def failure(gates: Sequence[Gate]) -> str | None:
+    """The first of `gates` that fails, in words that follow a subject; `None` where none does."""
     words = {
         "perplexity_change_percent": (
             "raises perplexity by",
@@ -163,8 +170,5 @@ def refuse_poor(name: str, gates: Sequence[Gate]) -> None:
     for gate in gates:
         if gate.result == "fail":
             what, limit = words[gate.name]
-            raise ComputeFailed(
-                f"the best fit, {name}, {what} {gate.value:.1f} {limit}.",
-                hint="use more or other text",
-                next_step=AddOption("--allow-poor"),
-            )
+            return f"{what} {gate.value:.1f} {limit}"
+    return None

@@ -89,6 +89,7 @@ class Choice:
         refused: method -> why it was no candidate.
         questions: how recall was measured.
         widths: how bits were chosen afterwards; `None` for 2 bits everywhere without a choice.
+        instead: how codes of 2 bits failed a gate, where bits were chosen because of it.
         exact: what the model says with the exact cache on half of the text, where it was kept.
     """
 
@@ -103,6 +104,7 @@ class Choice:
     refused: Mapping[str, str]
     questions: Questions
     widths: WidthChoice | None = None
+    instead: str | None = None
     exact: ExactPredictions | None = field(default=None, repr=False)
 
     @property
