@@ -104,7 +104,7 @@ def test_another_text_is_refused_before_the_model_is_loaded(
     monkeypatch.setattr("oscar_zoo.compute.subject.load_model", pytest.fail)
     assert run([*typed, "--calib-data", str(text), "--resume"]) == 7
     told = capsys.readouterr().err
-    assert "holds a capture of another calibration text" in told and "without --resume" in told
+    assert "holds a capture of another calibration text" in told and "--no-resume" in told
     assert (tmp_path / "out.work/rank-0/state.json").read_bytes() == kept
 
 
@@ -123,9 +123,12 @@ def test_the_same_command_goes_on_and_another_one_begins_anew(
         ends_at_first_save.clear()
         capsys.readouterr()
         assert run(again) == 0
-        out, err = capsys.readouterr()
-        told.append(parsed(out)["digest"])
-        told.append("went on from" if "went on from" in err else "replaced" * ("replaced" in err))
+        found = parsed(capsys.readouterr().out)
+        notes = " ".join(found["notes"])
+        told.append(found["digest"])
+        told.append(
+            "went on from" if "went on from" in notes else "replaced" * ("replaced" in notes)
+        )
     assert told[1::2] == ["went on from", "", "replaced"]
     assert len(set(told[::2])) == 1
 

@@ -277,7 +277,8 @@ def _damped(matrix: Tensor, gamma: float, damping: Damping) -> Tensor:
 def _not_zero(matrices: Tensor) -> Tensor:
     """The identity for a head whose rows are all zero, where every transform does as well."""
     zero = (torch.diagonal(matrices, dim1=-2, dim2=-1).sum(-1) == 0)[..., None, None]
-    return torch.where(zero, torch.eye(matrices.shape[-1], dtype=matrices.dtype), matrices)
+    identity = torch.eye(matrices.shape[-1], dtype=matrices.dtype, device=matrices.device)
+    return torch.where(zero, identity, matrices)
 
 
 def _layer(layer_id: int, one: WushTransforms) -> LayerTransform:
