@@ -22,6 +22,7 @@ from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.front.addresses import parse_origin
 from oscar_zoo.engines.sglang.launch import devices, draft_flags, plan
 from oscar_zoo.engines.sglang.launch.draft_flags import Wish
+from oscar_zoo.errors import UsageError
 from oscar_zoo.models import nvidia_smi
 from oscar_zoo.registry.model_names import ModelChoice
 
@@ -65,6 +66,11 @@ def check(request: ServeRequest, observer: Observer) -> Checked:
         OscarZooError: as `check_served` and `check_asked_gpus`.
     """
     flags, size, drafts = request.flags, request.flags.sizes(), wish_of(request.drafts)
+    if request.engine_api and request.expose is not None:
+        raise UsageError(
+            "--engine-api opens what can end a server, so it is for this machine only.",
+            hint="leave out --expose, or --engine-api",
+        )
     key = key_for(request.expose, request.api_key_file, make=request.require_key)
     origins = tuple(map(parse_origin, request.allow_origin))
     sources = Sources(request.hubs, offline=request.offline)

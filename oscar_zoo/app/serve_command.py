@@ -93,9 +93,10 @@ def command(
                 " and key from a file: --config FILE"
             ),
         )
-    if request.allow_origin:
+    if request.allow_origin or request.engine_api:
         raise UsageError(
-            "--print has no page of another origin to open.", hint="leave out --allow-origin"
+            "--print shows a front with its usual settings.",
+            hint="leave out --allow-origin and --engine-api",
         )
     stock = engine == "sglang"
     # The fork knows no other device than a GPU.

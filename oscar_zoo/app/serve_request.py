@@ -32,6 +32,7 @@ class ServeRequest:
         api_key_file: file that holds the API key, or `None`.
         require_key: make an API key, which requests need.
         allow_origin: origins of web pages that may ask and read.
+        engine_api: clients may set every field of the engine's requests; on loopback only.
         clip: clip ratios in place of the recipe's.
         drafts: where drafts come from, `auto`, `mtp` or `ngram`; `None` for no drafts of ours.
         extra: engine flags.
@@ -53,6 +54,7 @@ class ServeRequest:
     api_key_file: Path | None = None
     require_key: bool = False
     allow_origin: tuple[str, ...] = ()
+    engine_api: bool = False
     clip: Clip | None = None
     drafts: str | None = None
     extra: tuple[str, ...] = ()
@@ -96,6 +98,7 @@ class ServeRequest:
             "api-key-file": self.api_key_file,
             "require-key": self.require_key,
             "allow-origin": self.allow_origin,
+            "engine-api": self.engine_api,
             "clip": clip_word(self.clip),
             "drafts": self.drafts,
             "timeout": None if self.timeout == TIMEOUT else self.timeout,

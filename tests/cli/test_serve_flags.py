@@ -154,6 +154,7 @@ def parsed(words: list[str]) -> ServeRequest:
         "X --compute --calib-data manuals --detach --offline",
         "X --drafts",
         "--drafts ngram X -- --tp=2",
+        "X --engine-api --port 31000",
     ],
 )
 def test_a_request_as_a_command_line_again(text: str) -> None:
@@ -223,3 +224,11 @@ def test_a_model_that_could_not_be_fetched_has_a_next_step(
     assert told.message == failed.message and str(told.hint).endswith("log: x")
     assert told.hint == failed.hint if step is None else step in str(told.hint)
     assert with_next_step(failed, str(tmp_path), again) is failed
+
+
+def test_the_engine_s_own_interface_is_for_this_machine(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for more in (["--expose", "0.0.0.0", "--require-key"], ["--print"]):
+        assert run(["serve", "./nowhere", "--engine-api", *more]) == 2
+        assert "--engine-api" in capsys.readouterr().err

@@ -20,16 +20,12 @@ WORKING: dict[str, dict[str, Any]] = {
     "/generate": {"text": TEXT, "sampling_params": {}},
     "/v1/completions": {"model": "default", "prompt": TEXT},
     "/v1/chat/completions": {"model": "default", "messages": MESSAGES},
-    "/v1/score": {"model": "default", "query": "a", "items": ["b"], "label_token_ids": [5, 6]},
-    "/v1/embeddings": {"model": "default", "input": TEXT},
-    "/v1/rerank": {"query": "a", "documents": ["b"]},
     "/tokenize": {"model": "default", "prompt": TEXT},
     "/detokenize": {"model": "default", "tokens": [5, 6, 7]},
     "/v1/messages": {"model": "default", "messages": MESSAGES, "max_tokens": 2},
-    "/api/generate": {"model": "default", "prompt": TEXT, "stream": False},
 }
 WEIGHTS = {"/generate": 8, "/v1/completions": 3, "/v1/chat/completions": 3}
-LENGTHS = ("max_new_tokens", "max_tokens", "max_completion_tokens", "num_predict")
+LENGTHS = ("max_new_tokens", "max_tokens", "max_completion_tokens")
 
 SMALL = (-9, -2, -1, 0, 1, 2, 7, 64, 2047, 2048, 99999999)
 LARGE = (-(2**63), -(2**31), 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 10**30)
@@ -127,9 +123,7 @@ def _shorten(path: str, body: dict[str, Any]) -> None:
         if given is None:
             given = body["sampling_params"] = {}
         places = given if isinstance(given, list) else [given]
-    elif path.startswith("/api/"):
-        places = [body.setdefault("options", {})]
-    names = {"/generate": LENGTHS[:1], "/api/generate": LENGTHS[3:]}
+    names = {"/generate": LENGTHS[:1]}
     for place in places:
         if not isinstance(place, dict):
             continue

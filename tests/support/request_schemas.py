@@ -11,13 +11,9 @@ TYPES = {
     "/generate": "sglang.srt.managers.io_struct:GenerateReqInput",
     "/v1/completions": "sglang.srt.entrypoints.openai.protocol:CompletionRequest",
     "/v1/chat/completions": "sglang.srt.entrypoints.openai.protocol:ChatCompletionRequest",
-    "/v1/score": "sglang.srt.entrypoints.openai.protocol:ScoringRequest",
-    "/v1/embeddings": "sglang.srt.entrypoints.openai.protocol:EmbeddingRequest",
-    "/v1/rerank": "sglang.srt.entrypoints.openai.protocol:V1RerankReqInput",
     "/tokenize": "sglang.srt.entrypoints.openai.protocol:TokenizeRequest",
     "/detokenize": "sglang.srt.entrypoints.openai.protocol:DetokenizeRequest",
     "/v1/messages": "sglang.srt.entrypoints.anthropic.protocol:AnthropicMessagesRequest",
-    "/api/generate": "sglang.srt.entrypoints.ollama.protocol:OllamaGenerateRequest",
 }
 
 

@@ -122,20 +122,6 @@ def serve(argv: list[str]) -> None:
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
 
 
-def fields(out: str) -> None:
-    """In a fork: write the fields of a request, and the sampling parameters, to the file `out`."""
-    import dataclasses
-
-    from sglang.srt.managers.io_struct import GenerateReqInput
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    found = {
-        "request": [one.name for one in dataclasses.fields(GenerateReqInput)],
-        "sampling": [*SamplingParams.__struct_fields__],
-    }
-    Path(out).write_text(json.dumps(found))
-
-
 def routes(out: str) -> None:
     """In a fork: write the method and the path of every route to the file `out`."""
     from sglang.srt.entrypoints.http_server import app

@@ -49,6 +49,14 @@ if TYPE_CHECKING:
     metavar="URL",
     help="Web pages of this origin may ask and read; by default none may. Can be repeated.",
 )
+@click.option(
+    "--engine-api",
+    is_flag=True,
+    help=(
+        "Clients may set every field of the engine's own requests, some of which can end a server."
+        " Only on this machine; by default they may set what OpenAI's API and the documents name."
+    ),
+)
 @click.option("--clip", metavar="K,V", help="Clip ratios to use in place of the recipe's.")
 @click.option(
     "--drafts",

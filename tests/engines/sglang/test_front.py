@@ -7,7 +7,7 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,12 +16,13 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from oscar_zoo.engines.sglang.bounds import request as bounds
 from oscar_zoo.engines.sglang.compat.releases import TESTED
-from oscar_zoo.engines.sglang.front import bodies
+from oscar_zoo.engines.sglang.front import bodies, fields
 from oscar_zoo.engines.sglang.front.addresses import Names, is_loopback, may_ask, parse_origin
 from oscar_zoo.engines.sglang.front.connections import Connections
 from oscar_zoo.engines.sglang.front.middleware import Front
-from oscar_zoo.engines.sglang.front.routes import OPEN, TYPED, Routes, open_routes
+from oscar_zoo.engines.sglang.front.routes import OPEN, Routes, open_routes
 from oscar_zoo.engines.sglang.front.settings import FrontSettings
 from oscar_zoo.errors import UsageError
 
@@ -63,7 +64,14 @@ def test_pages_of_the_server_itself_may_ask_and_requests_without_a_page() -> Non
     here = "127.0.0.1:30000"
     assert may_ask("http://127.0.0.1:30000", b"same-origin", here, ())
     assert may_ask(None, None, here, ()) and may_ask(None, b"none", here, ())
-    for origin, site in (("http://127.0.0.1:3000", b"same-site"), ("null", None), ("", None)):
+    for origin, site in (
+        ("https://127.0.0.1:30000", b"same-site"),
+        ("ftp://127.0.0.1:30000", None),
+        ("127.0.0.1:30000", None),
+        ("http://127.0.0.1:3000", b"same-site"),
+        ("null", None),
+        ("", None),
+    ):
         assert not may_ask(origin, site, here, ())
     assert not may_ask(None, b"cross-site", here, ("http://page.example",))
 
@@ -82,7 +90,7 @@ def test_a_release_between_two_gets_the_list_of_the_earlier_one() -> None:
         major, minor, patch = following.split(".")
         for between in (f"{release}.post1", f"{major}.{minor}.{int(patch) - 1}"):
             assert open_routes(between) == open_routes(release)
-            assert replace(open_routes(release), typed={}) == Routes.of(OPEN[release])
+            assert open_routes(release) == Routes.of(OPEN[release])
     routes = Routes.of({"/v1/models/{model:path}": frozenset({"GET"})})
     assert routes.has("/v1/models/a/b", "GET") and not routes.has("/v1/models/", "GET")
     assert not routes.has("/v1/models/a", "POST")
@@ -96,8 +104,8 @@ def test_administration_is_for_this_machine_only() -> None:
 
 def test_a_body_that_grows_too_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "MOST_BODY", 10)
-    assert asked(ADMINISTRATION, "POST", "/generate", body=[b"123456", b"1234"])[0] == 200
-    assert asked(ADMINISTRATION, "POST", "/generate", body=[b"123456", b"12345"])[0] == 413
+    assert asked(ADMINISTRATION, "POST", "/generate", body=[b"{     ", b"   }"])[0] == 200
+    assert asked(ADMINISTRATION, "POST", "/generate", body=[b"{     ", b"    }"])[0] == 413
 
 
 def test_a_body_that_comes_too_slowly_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,67 +151,138 @@ def coming(*several: list[bytes | None]) -> list[bodies.Refusal | None]:
     return asyncio.run(all_of_them())
 
 
+CHAT = "/v1/chat/completions"
+DEEP = "[" * 10_000 + "]" * 10_000
+
+
 @pytest.mark.parametrize(
-    ("body", "status"),
+    ("path", "body", "field"),
     [
-        ('{"response_format": [[2047]]}', 400),
-        ('{"response_format": "json"}', 400),
-        ('{"response_format": {"type": "json_object"}}', 200),
-        ('{"response_format": null}', 200),
-        ('{"messages": "response_format"}', 200),
-        ('["response_format"]', 200),
-        ('{"response_format"', 200),
+        (CHAT, '{"response_format": [[2047]]}', "response_format"),
+        (CHAT, '{"response_format": "json"}', "response_format"),
+        (CHAT, f'{{"response_format": {DEEP}}}', None),
+        (CHAT, '{"a":' * 10_000 + "1" + "}" * 10_000, None),
+        (CHAT, "[" * 100 + "]" * 100, None),
+        (CHAT, '["response_format"]', None),
+        (CHAT, '{"response_format"', None),
+        (CHAT, '{"temperature": NaN}', None),
+        (CHAT, '{"temperature": Infinity}', None),
+        (CHAT, "\xff", None),
+        (CHAT, '{"chat_template_kwargs": [1]}', "chat_template_kwargs"),
+        (CHAT, '{"chat_template_kwargs": {"tokenize": true}}', "chat_template_kwargs"),
+        (CHAT, '{"chat_template_kwargs": {"chat_template": "{{"}}', "chat_template_kwargs"),
+        (CHAT, '{"chat_template_kwargs": {"a": [1]}}', "chat_template_kwargs"),
+        (CHAT, '{"chat_template_kwargs": {"a b": 1}}', "chat_template_kwargs"),
+        (CHAT, '{"http_worker_ipc": "ipc:///x"}', "http_worker_ipc"),
+        (CHAT, '{"bootstrap_host": null}', "bootstrap_host"),
+        (CHAT, '{"guided_json": {}}', "guided_json"),
+        (CHAT, json.dumps({"model": "a" * 5000}), "model"),
+        ("/v1/completions", '{"extra_key": ["a"]}', "extra_key"),
+        ("/v1/completions", '{"messages": []}', "messages"),
+        ("/generate", '{"session_params": {}}', "session_params"),
+        ("/generate", '{"http_worker_ipc": "x"}', "http_worker_ipc"),
+        ("/generate", '{"rid": 5}', "rid"),
+        ("/generate", '{"rid": ["a", 5]}', "rid"),
+        ("/v1/responses", '{"request_id": "a"}', "request_id"),
+        ("/v1/models", '{"a": 1}', "a"),
     ],
 )
-def test_a_field_that_must_be_an_object_is_named(body: str, status: int) -> None:
-    """And what was read is handed on whole, also in parts; other routes are not read."""
-    parts = [body[:9].encode(), body[9:].encode()]
-    found = asked(ADMINISTRATION, "POST", "/v1/chat/completions", body=parts)
-    assert found[0] == status
-    if status == 400:
-        assert found[1]["error"]["message"] == "response_format must be an object."
-    assert asked(ADMINISTRATION, "POST", "/generate", body=parts)[0] == 200
+def test_what_no_client_may_ask_is_refused_by_name(path: str, body: str, field: str | None) -> None:
+    method = "GET" if path == "/v1/models" else "POST"
+    parts = [body[:9].encode("latin-1"), body[9:].encode("latin-1")]
+    status, said = asked(ADMINISTRATION, method, path, body=parts)
+    assert (status, said["error"]["param"]) == (400, field)
+    assert "\n" not in said["error"]["message"] and len(said["error"]["message"]) < 200
 
 
-def test_types_of_fields_are_those_of_the_release() -> None:
-    body = [b'{"extra_key": ["a"]}']
-    for release, status in (("0.5.17", 400), ("0.5.21", 200)):
-        found = asked(
-            ADMINISTRATION, "POST", "/v1/completions", body=body, routes=open_routes(release)
-        )
-        assert found[0] == status
-    assert TYPED.keys() == OPEN.keys()
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"response_format": {"type": "json_object"}, "messages": [], "metadata": {}}),
+        (CHAT, {"response_format": None, "chat_template_kwargs": {"enable_thinking": False}}),
+        ("/v1/completions", {"prompt": "a" * 10_000, "stream_options": {"include_usage": True}}),
+        ("/v1/messages", {"messages": [], "max_tokens": 1, "system": "a", "tools": []}),
+        ("/generate", {"text": "a", "sampling_params": {"top_k": 1}}),
+    ],
+)
+def test_what_clients_ask_reaches_the_engine(path: str, body: dict[str, Any]) -> None:
+    status, said = asked(ADMINISTRATION, "POST", path, body=[json.dumps(body).encode()], tells=True)
+    assert status == 200 and said == body
+
+
+def test_the_engine_s_own_interface_is_open_where_that_was_asked_for() -> None:
+    body = [b'{"session_params": {"id": "a"}}']
+    own = replace(ADMINISTRATION, engine_api=True)
+    routes = open_routes("0.5.21", engine_api=True)
+    given = {"body": body, "tells": True, "routes": routes}
+    for path in ("/generate", "/encode"):
+        assert asked(own, "POST", path, **given)[0] == 200
+        assert asked(own, "POST", path, **given | {"body": [DEEP.encode()]})[0] == 400
+    assert asked(ADMINISTRATION, "POST", "/encode", body=body)[0] == 404
+
+
+def test_every_field_of_a_client_has_bounds() -> None:
+    assert fields.FIELDS["/generate"] == bounds.ROWS.keys()
+    assert fields.FIELDS.keys() <= {*open_routes("0.5.21").exact}
+
+
+@pytest.mark.parametrize("given", ["1", ["1", "12", 'a"ä\n'], "x" * 512])
+def test_ids_of_clients_never_reach_the_engine(given: Any) -> None:
+    """And come back as they were sent; no id of ours is the beginning of another."""
+    status, said = asked(
+        ADMINISTRATION, "POST", "/generate", body=[json.dumps({"rid": given}).encode()], tells=True
+    )
+    assert status == 200 and said == {"rid": given}
+    seen: list[list[str]] = []
+    for _ in range(2):
+        body = {"rid": given}
+        ours = fields.own_ids(body)
+        assert [*ours.values()] == (given if isinstance(given, list) else [given])
+        seen.append([body["rid"]] if isinstance(body["rid"], str) else body["rid"])
+        assert seen[-1] == [*ours] and {len(one) for one in ours} == {32}
+    assert not set(seen[0]) & set(seen[1])
+
+
+@pytest.mark.parametrize(
+    "name", ["origin", "host", "authorization", "x-api-key", "content-length", "content-type"]
+)
+def test_a_header_that_decides_stands_once(name: str) -> None:
+    twice = [(name.encode(), b"5"), (name.encode(), b"5")]
+    assert asked(ADMINISTRATION, "POST", "/generate", twice)[0] == 400
 
 
 def test_sglang_sees_its_own_key_and_no_origin() -> None:
     settings = FrontSettings("127.0.0.1", ("http://a.example",), "client", "engine")
-    given = {b"authorization": b"Bearer client", b"origin": b"http://a.example", b"x-a": b"b"}
-    status, said = asked(settings, "POST", "/generate", given)
-    assert status == 200 and said == {"x-a": "b", "authorization": "Bearer engine"}
+    given = {b"authorization": b"Bearer client", b"origin": b"http://a.example", b"accept": b"b"}
+    given |= {b"x-data-parallel-rank": b"1", b"content-length": b"10", b"content-encoding": b"gzip"}
+    body = [b'{"rid":"a"}']
+    status, said = asked(settings, "POST", "/generate", given, body=body)
+    length = str(len('{"rid": ""}') + 32)
+    assert status == 200
+    assert said == {"accept": "b", "authorization": "Bearer engine", "content-length": length}
 
 
 def asked(
     settings: FrontSettings,
     method: str,
     path: str,
-    headers: dict[bytes, bytes] | None = None,
+    headers: Any = None,
     *,
-    body: Iterable[bytes] = (b"",),
+    body: Sequence[bytes] = (b"",),
     peer: str = "127.0.0.1",
     routes: Routes | None = None,
+    tells: bool = False,
 ) -> tuple[int, Any]:
-    """Status and JSON of what the front answers before an application that tells its headers."""
+    """Status and JSON of what the front answers before an application that tells its headers, or
+    with `tells` the body that it got."""
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
-        seen = b""
-        while (message := await receive()).get("more_body"):
-            seen += message["body"]
-        assert message["type"] == "http.disconnect" or seen + message["body"] == b"".join(body)
-        if message["type"] == "http.disconnect":
-            return
+        message = await receive()
+        assert not message["more_body"]
         told = {name.decode(): value.decode() for name, value in scope["headers"]}
+        answer = message["body"] if tells else json.dumps(told).encode()
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": json.dumps(told).encode()})
+        await send({"type": "http.response.body", "body": answer})
 
     parts = [{"type": "http.request", "body": part, "more_body": True} for part in body]
     parts[-1]["more_body"] = False
@@ -219,7 +298,7 @@ def asked(
         "type": "http",
         "method": method,
         "path": path,
-        "headers": [*(headers or {}).items()],
+        "headers": headers if isinstance(headers, list) else [*(headers or {}).items()],
         "client": (peer, 1),
     }
     asyncio.run(

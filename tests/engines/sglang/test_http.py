@@ -18,8 +18,7 @@ from sglang_forks import shared
 from sglang_http import HttpServer, http_server
 from tiny_artifacts import payload, write_folder
 
-from oscar_zoo.engines.sglang.bounds import patterns, sampling
-from oscar_zoo.engines.sglang.bounds import request as bounds
+from oscar_zoo.engines.sglang.bounds import patterns
 from oscar_zoo.engines.sglang.front.routes import ADMINISTRATION, Routes, open_routes
 from oscar_zoo.engines.sglang.front.settings import FrontSettings
 from oscar_zoo.engines.sglang.launch.staging import write_front
@@ -71,6 +70,54 @@ def test_requests_with_and_without_listed_tokens_share_a_batch(served: HttpServe
 
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(ask, range(24))) == {200}
+
+
+NESTED = "[" * 10_000 + "]" * 10_000
+HOSTILE = (
+    f'"response_format": {NESTED}',
+    f'"response_format": {{"type": "json_schema", "json_schema": {{"schema": {NESTED}}}}}',
+    f'"chat_template_kwargs": {NESTED}',
+    '"chat_template_kwargs": {"tokenize": 5}',
+    '"chat_template_kwargs": {"add_generation_prompt": [{}]}',
+    '"chat_template_kwargs": {"chat_template": "{{"}',
+    f'"tools": {NESTED}',
+    f'"messages": {NESTED}',
+    '"messages": [{"role": "user", "content": {"a": 1}}]',
+    '"messages": [{"role": 5}]',
+    '"messages": [{"role": "tool", "content": [{"type": "text", "text": null}]}]',
+    '"messages": [], "tools": [{"type": "function", "function": {"name": "", "parameters": 5}}]',
+)
+
+
+def test_no_body_is_an_internal_error(served: HttpServer) -> None:
+    usual = '{"model": "default", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1, '
+    for path in ("/v1/chat/completions", "/v1/completions", "/generate", "/v1/messages"):
+        for more in HOSTILE:
+            status, answer, _ = served.ask("POST", path, f"{usual}{more}}}".encode())
+            assert status == 200 or 400 <= status < 500, (path, more[:90], answer)
+            assert status == 200 or json.dumps(answer).count("error")
+
+
+def test_an_id_of_a_client_ends_nothing(served: HttpServer) -> None:
+    """Ids that are the beginnings of all others, in many requests at once, and streamed."""
+    sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
+    plain = {"input_ids": [5, 6, 7], "sampling_params": sampling}
+    ids = [f"{number:x}" for number in range(16)] + ["", "x" * 300]
+    with ThreadPoolExecutor(len(ids) + 2) as pool:
+        answers = list(
+            pool.map(
+                lambda body: served.post("/generate", body),
+                [plain, *({**plain, "rid": one} for one in ids)],
+            )
+        )
+    assert [status for status, _ in answers] == [200] * len(answers)
+    assert [answer["meta_info"]["id"] for _, answer in answers[1:]] == ids
+    assert {len(answer["output_ids"]) for _, answer in answers} == {8}
+    status, streamed, _ = served.ask("POST", "/generate", {**plain, "rid": "0", "stream": True})
+    assert status == 200 and '"id":"0"' in streamed.replace(" ", "")
+    several = {**plain, "input_ids": [[5], [6]], "rid": ["1", "11"]}
+    status, both = served.post("/generate", several)
+    assert [one["meta_info"]["id"] for one in both] == ["1", "11"]
 
 
 def test_a_stream_that_is_refused_says_so(served: HttpServer) -> None:
@@ -309,16 +356,6 @@ def test_a_name_that_is_not_this_server_is_refused(served: HttpServer) -> None:
 def test_a_long_body_is_refused(served: HttpServer) -> None:
     status, answer, _ = served.ask("POST", "/generate", None, {"Content-Length": str(65 << 20)})
     assert status == 413 and "64 MiB" in answer["error"]["message"]
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_every_field_of_a_request_has_a_row(release: str, tmp_path: Path) -> None:
-    out, log = tmp_path / "out", tmp_path / "log"
-    code = shared(folder_of(release)).call("sglang_http:fields", tmp_path, log, out=str(out))
-    assert code == 0, log.read_text()
-    found = json.loads(out.read_text())
-    assert set(found["request"]) - bounds.ROWS.keys() == set()
-    assert set(found["sampling"]) - sampling.ROWS.keys() == set()
 
 
 QUICK = ("[0-9]{1,20}\\.", "END", "(yes|no)", "a{4}(bc){2}", "\\n\\n$", "")

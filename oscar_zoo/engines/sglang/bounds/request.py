@@ -1,5 +1,5 @@
-"""One row per field of a request of any supported release of SGLang, and the checks of a whole
-request: as it arrives, and of each prompt once it is tokens."""
+"""One row per field that a client may set (`front.fields`), and the checks of a whole request: as
+it arrives, and of each prompt once it is tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from oscar_zoo.engines.sglang.bounds import sampling, values
-from oscar_zoo.engines.sglang.bounds.values import Check, shown
+from oscar_zoo.engines.sglang.bounds.values import Check
 from oscar_zoo.errors import UsageError
 
 MOST_PROMPTS = 1024
@@ -30,39 +30,9 @@ ALIASES = {
     "top_logprobs_num": "top_logprobs",
 }
 """How the OpenAI-compatible routes call a field."""
-NOT_DIVIDED = "prefill and decode run in one server here"
-NOT_FOREIGN = "this server takes tokens or text"
-INTERNAL = sampling.INTERNAL
 
 _name = values.text(values.MOST_NAME)
-_small = values.whole(0, 1 << 20)
 _ids = values.sequence(values.whole(0, sampling.MOST_TOKENS), sampling.MOST_IDS)
-
-
-def _media(value: Any) -> str | None:
-    """Images, video and sound are checked by SGLang's processors, if it has one for this model."""
-    return None
-
-
-SESSION = {
-    "id": _name,
-    "rid": _name,
-    "offset": values.whole(0, sampling.MOST_TOKENS),
-    "replace": values.flag,
-    "drop_previous_output": values.flag,
-}
-
-
-def _session(value: Any) -> str | None:
-    if not isinstance(value, dict):
-        return f"must be an object, and is {shown(value)}"
-    for key, inner in value.items():
-        if key not in SESSION:
-            return f"has an unknown entry {shown(key)}"
-        wrong = None if inner is None else SESSION[key](inner)
-        if wrong is not None:
-            return f"has an entry {key} that {wrong}"
-    return None if value.get("id") else "needs an id"
 
 
 @dataclass(frozen=True)
@@ -80,78 +50,19 @@ class Row:
 
 ROWS: dict[str, Row] = {
     "rid": Row(_name, each=True),
-    "session_id": Row(_name),
     "text": Row(values.text(1 << 30), each=True),
     "input_ids": Row(lambda value: None),  # `check_prompt` sees them all
-    "input_embeds": Row(values.absent(NOT_FOREIGN)),
-    "image_data": Row(_media, each=True),
-    "video_data": Row(_media, each=True),
-    "audio_data": Row(_media, each=True),
-    "mm_hashes": Row(_media, each=True),
-    "mm_content_hashes": Row(_media, each=True),
-    "mm_data_mooncake": Row(values.absent(NOT_DIVIDED)),
-    "use_audio_in_video": Row(values.flag),
-    "video_config": Row(values.plain),
-    "mm_processor_kwargs": Row(values.plain),
-    "images_config": Row(values.plain),
     "sampling_params": Row(lambda value: None),  # `sampling` has its rows
     "return_logprob": Row(values.flag, each=True),
     "logprob_start_len": Row(values.whole(0, sampling.MOST_TOKENS, -1), each=True),
     "top_logprobs_num": Row(values.whole(0, MOST_LOGPROBS), each=True),
     "token_ids_logprob": Row(_ids, each=True),
-    "return_sampling_mask": Row(values.flag, each=True),
-    "sampling_logprobs_mode": Row(values.word("selected", "support"), each=True),
     "return_text_in_logprobs": Row(values.flag),
-    "return_flat_raw_top_logprobs": Row(values.flag),
-    "return_flat_raw_output_top_logprobs": Row(values.flag),
-    "return_flat_raw_top_logprobs_b64": Row(values.flag),
     "stream": Row(values.flag),
-    "log_metrics": Row(values.flag),
     "return_hidden_states": Row(values.word(True, False, "last"), each=True),
-    "return_routed_experts": Row(values.flag),
-    "routed_experts_start_len": Row(values.whole(0, sampling.MOST_TOKENS)),
-    "return_indexer_topk": Row(values.flag),
-    "modalities": Row(values.sequence(_name, MOST_PROMPTS)),
-    "session_params": Row(_session),
     "lora_path": Row(_name, each=True),
-    "lora_id": Row(values.absent(INTERNAL)),
-    "custom_logit_processor": Row(values.text(1 << 20), each=True),
-    "positional_embed_overrides": Row(values.absent(NOT_FOREIGN)),
-    "bootstrap_host": Row(values.absent(NOT_DIVIDED)),
-    "bootstrap_port": Row(values.absent(NOT_DIVIDED)),
-    "bootstrap_room": Row(values.absent(NOT_DIVIDED)),
-    "bootstrap_pair_key": Row(values.absent(NOT_DIVIDED)),
-    "decode_tp_size": Row(values.absent(NOT_DIVIDED)),
-    "disagg_prefill_dp_rank": Row(values.absent(NOT_DIVIDED)),
-    "routed_dp_rank": Row(_small),
-    "data_parallel_rank": Row(_small),
-    "routing_key": Row(_name),
-    "conversation_id": Row(_name),
-    "http_worker_ipc": Row(values.text(1 << 12)),  # workers of the HTTP server set it
-    "background": Row(values.flag),
-    "require_reasoning": Row(values.flag),
-    "max_thinking_tokens": Row(values.whole(0, sampling.MOST_TOKENS)),
-    "priority": Row(values.whole(-sampling.MOST_TOKENS, sampling.MOST_TOKENS)),
     "extra_key": Row(_name, each=True),
     "cache_salt": Row(_name, each=True),
-    "kv_hints": Row(values.absent("this server has no cache outside of its GPU")),
-    "no_logs": Row(values.flag),
-    "custom_labels": Row(values.mapping(_name, _name, 64)),
-    "return_bytes": Row(values.flag),
-    "return_entropy": Row(values.flag),
-    "return_prompt_token_ids": Row(values.flag),
-    "external_trace_header": Row(values.mapping(_name, values.text(1 << 13), 64)),
-    "received_time": Row(values.number(0, 1e18)),
-    "need_wait_for_mm_inputs": Row(values.absent(NOT_DIVIDED)),
-    "num_items_assigned": Row(values.absent(NOT_DIVIDED)),
-    "encoder_urls": Row(values.absent(NOT_DIVIDED)),
-    "max_dynamic_patch": Row(_small),
-    "min_dynamic_patch": Row(_small),
-    "image_max_dynamic_patch": Row(_small),
-    "video_max_dynamic_patch": Row(_small),
-    "multi_item_delimiter_indices": Row(_ids, each=True),
-    "token_indices_to_pool": Row(_ids, each=True),
-    "watermark": Row(values.plain),
 }
 """A value of `None` means that the field was left out, and is not checked."""
 

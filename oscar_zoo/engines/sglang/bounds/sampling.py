@@ -1,4 +1,4 @@
-"""One row per sampling parameter of any supported release of SGLang."""
+"""One row per sampling parameter that a client may set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ LEAST_PENALTY = 0.01
 """Logits are divided by it, and must stay finite."""
 LEAST_TEMPERATURE = 1e-4
 """The same; 0 is greedy and divides by nothing."""
-INTERNAL = "SGLang sets it itself"
 
 
 def _temperature(value: Any) -> str | None:
@@ -68,14 +67,6 @@ ROWS: dict[str, Check] = {
     "stream_interval": values.whole(1, 1 << 20),
     "logit_bias": values.mapping(_token_key, values.number(-1000, 1000), MOST_IDS),
     "sampling_seed": values.whole(-values.INT64 - 1, values.INT64),
-    "custom_params": values.plain,
-    "watermark": values.plain,
-    "stop_strs": values.absent(INTERNAL),
-    "stop_regex_strs": values.absent(INTERNAL),
-    "stop_str_max_len": values.absent(INTERNAL),
-    "stop_regex_max_len": values.absent(INTERNAL),
-    "is_normalized": values.absent(INTERNAL),
-    "ebnf_full_assistant": values.flag,
 }
 """A value of `None` means that the parameter was left out, and is not checked."""
 
@@ -90,9 +81,9 @@ def check(given: Any, known: Collection[str]) -> tuple[str, str] | None:
     if not isinstance(given, dict):
         return "sampling_params", f"must be an object, and is {values.shown(given)}"
     for name, value in given.items():
-        if name not in known:
+        if name not in known or (value is not None and name not in ROWS):
             return _inside(name), "is no sampling parameter of this server"
-        wrong = ROWS[name](value) if value is not None and name in ROWS else None
+        wrong = None if value is None else ROWS[name](value)
         if wrong is not None:
             return _inside(name), wrong
     least, most = given.get("min_new_tokens") or 0, given.get("max_new_tokens")

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -79,11 +78,6 @@ def word(*allowed: Any) -> Check:
     return check
 
 
-def absent(reason: str) -> Check:
-    """A field that no client may set."""
-    return lambda value: None if _empty(value) else f"cannot be set: {reason}"
-
-
 def sequence(check: Check, most: int) -> Check:
     """A list of at most `most` values."""
 
@@ -115,57 +109,6 @@ def mapping(keys: Check, values: Check, most: int) -> Check:
         return None
 
     return check
-
-
-def first(*checks: Check) -> Check:
-    """What the first of `checks` finds that finds something."""
-
-    def check(value: Any) -> str | None:
-        return next(filter(None, (one(value) for one in checks)), None)
-
-    return check
-
-
-def either(*checks: Check) -> Check:
-    """A value that one of `checks` accepts; the last one says what is wrong otherwise."""
-
-    def check(value: Any) -> str | None:
-        found: str | None = None
-        for one in checks:
-            found = one(value)
-            if found is None:
-                return None
-        return found
-
-    return check
-
-
-def plain(value: Any, depth: int = 4, most: int = 4096) -> str | None:
-    """JSON of at most `depth` levels, of small numbers and short strings."""
-    left = [most]
-
-    def walk(one: Any, level: int) -> str | None:
-        left[0] -= 1
-        if left[0] < 0:
-            return f"holds more than {most} values"
-        if one is None or type(one) is bool:
-            return None
-        if type(one) is int:
-            return None if -INT64 <= one <= INT64 else "holds an integer of more than 64 bits"
-        if type(one) is float:
-            return None if math.isfinite(one) else "holds a number that is not finite"
-        if isinstance(one, str):
-            return text(1 << 16)(one)
-        if level == 0:
-            return "is nested too deep"
-        if isinstance(one, list):
-            return next(filter(None, (walk(item, level - 1) for item in one)), None)
-        if isinstance(one, dict) and all(isinstance(key, str) for key in one):
-            parts = (part for pair in one.items() for part in pair)
-            return next(filter(None, (walk(item, level - 1) for item in parts)), None)
-        return f"holds {shown(one)}, which is not JSON"
-
-    return walk(value, depth)
 
 
 def token_ids(ids: Collection[int], vocabulary: int) -> str | None:
@@ -204,7 +147,3 @@ def _each(values: Collection[Any], check: Check, most: int) -> str | None:
         if wrong is not None:
             return f"has an entry that {wrong}"
     return None
-
-
-def _empty(value: Any) -> bool:
-    return value is None or value is False or value == [] or value == {}

@@ -134,6 +134,29 @@ def check_detokenized(wrong: Callable[[Any], str | None]) -> None:
     OpenAIServingDetokenize.handle_request = handle
 
 
+def check_converted(unfit: Callable[[Exception], Exception]) -> None:
+    """Let chats and completions that cannot be made into a request of the engine raise what `unfit`
+    makes of the error. SGLang renders a client's arguments into the template of a chat there, and
+    answers 500 where the template takes them badly."""
+    from fastapi import HTTPException
+    from sglang.srt.entrypoints.openai import serving_chat, serving_completions
+
+    def checked(original: Any) -> Any:
+        @functools.wraps(original)
+        def convert(*given: Any, **named: Any) -> Any:
+            try:
+                return original(*given, **named)
+            except (HTTPException, ValueError):
+                raise
+            except Exception as error:
+                raise unfit(error) from error
+
+        return convert
+
+    for kind in (serving_chat.OpenAIServingChat, serving_completions.OpenAIServingCompletion):
+        kind._convert_to_internal_request = checked(kind._convert_to_internal_request)
+
+
 def _naming(original: Any, field_of: Callable[[str], str | None]) -> Any:
     from fastapi.responses import ORJSONResponse
 

@@ -91,8 +91,11 @@ def parse_origin(text: str) -> str:
 
 
 def is_own_page(origin: str, host: str) -> bool:
-    """Whether a page with `origin` came from the server itself, which was asked as `host`."""
-    return origin.partition("://")[2].lower() == host.lower()
+    """Whether a page with `origin` came from the server itself, which was asked as `host`.
+
+    It speaks HTTP: a page of https with its name is of a proxy, which `--allow-origin` can open.
+    """
+    return origin.lower() == f"http://{host.lower()}"
 
 
 def may_ask(origin: str | None, site: bytes | None, host: str, allowed: Collection[str]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 Message = dict[str, Any]
@@ -14,10 +14,16 @@ RETRY_SECONDS = 5
 
 
 async def refuse(
-    send: Send, status: int, message: str, *, code: str, headers: Sequence[tuple[bytes, bytes]] = ()
+    send: Send,
+    status: int,
+    message: str,
+    *,
+    code: str,
+    param: str | None = None,
+    headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> None:
-    """Answer with an error in the form of OpenAI."""
-    await answer(send, status, _error(message, code), headers)
+    """Answer with an error in the form of OpenAI; `param` is the field that it is about."""
+    await answer(send, status, _error(message, code, param), headers)
 
 
 def busy(message: str) -> bytes:
@@ -30,8 +36,8 @@ def busy(message: str) -> bytes:
     return head.encode() + body
 
 
-def _error(message: str, code: str) -> dict[str, Any]:
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+def _error(message: str, code: str, param: str | None = None) -> dict[str, Any]:
+    error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
     return {"error": error}
 
 
@@ -63,6 +69,24 @@ def when_begun(send: Send, call: Callable[[], None]) -> Send:
 
     async def forward(message: Message) -> None:
         call()
+        await send(message)
+
+    return forward
+
+
+def with_ids(send: Send, ids: Mapping[str, str]) -> Send:
+    """Put the client's ids in the place of ours, which nothing else in an answer equals. SGLang
+    sends an event of a stream, and another answer, in one piece each."""
+
+    async def forward(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            kept = [one for one in message["headers"] if one[0].lower() != b"content-length"]
+            message = {**message, "headers": kept}
+        else:
+            body = message.get("body", b"")
+            for ours, theirs in ids.items():
+                body = body.replace(ours.encode(), json.dumps(theirs)[1:-1].encode())
+            message = {**message, "body": body}
         await send(message)
 
     return forward

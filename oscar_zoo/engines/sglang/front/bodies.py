@@ -1,16 +1,11 @@
-"""Bodies of requests: how long one may be and how long it may take, how much memory all of them
-have, and fields over which SGLang's own checks fall.
-
-A body is read whole before SGLang sees the request. SGLang answers 500 where a field has another
-type than the one that it takes for granted.
-"""
+"""Bodies of requests: how long one may be and how long it may take, and how much memory all of them
+have. A body is read whole before SGLang sees the request."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from oscar_zoo.engines.sglang.front.answers import Message
@@ -26,9 +21,6 @@ SMALL = 64 << 10
 FIRST_SECONDS = 30.0
 SLOWEST = 100_000
 """A body has `FIRST_SECONDS`, and one second more for each time so many bytes have come."""
-Fields = Mapping[str, type]
-"""Fields of a request that must have a type, if they are there."""
-NAMES: Mapping[type, str] = {dict: "an object", str: "a string"}
 
 
 @dataclass(frozen=True)
@@ -132,19 +124,3 @@ class Body:
 
     def _speed(self) -> float:
         return self._length / (time.monotonic() - self._began)
-
-
-def wrong_type(body: bytes, fields: Fields) -> str | None:
-    """Which of `fields` has another type; `None` where none has, and of a body that is no JSON
-    object, about which SGLang says more."""
-    named = [name for name in fields if f'"{name}"'.encode() in body]
-    if not named:
-        return None
-    try:
-        value = json.loads(body)
-    except ValueError:
-        return None
-    if not isinstance(value, dict):
-        return None
-    wrong = (name for name in named if not isinstance(value.get(name), fields[name] | None))
-    return next((f"{name} must be {NAMES[fields[name]]}." for name in wrong), None)

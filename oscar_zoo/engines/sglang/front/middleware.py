@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from oscar_zoo.engines.sglang.front import addresses, answers
+from oscar_zoo.engines.sglang.front import addresses, answers, fields
 from oscar_zoo.engines.sglang.front.answers import Send
-from oscar_zoo.engines.sglang.front.bodies import MOST_BODY, TOO_LARGE, Body, Receive, wrong_type
+from oscar_zoo.engines.sglang.front.bodies import MOST_BODY, TOO_LARGE, Body, Receive
 from oscar_zoo.engines.sglang.front.routes import ADMINISTRATION, Routes
 from oscar_zoo.engines.sglang.front.settings import FrontSettings
 
@@ -23,6 +24,16 @@ WITHOUT_KEY = frozenset({"/health", "/ready", "/ping", "/metrics", "/metrics/", 
 """Routes that need no key: those of health checks and of Prometheus."""
 WITH_SECRETS = frozenset({"/server_info", "/get_server_info"})
 """Routes whose answers hold the arguments of the server."""
+PASSED = frozenset(
+    b"host user-agent accept accept-encoding content-type connection anthropic-version".split()
+)
+"""Headers of a client that SGLang sees. It reads many more: ranks, keys of routers, labels."""
+NOT_PASSED = (b"authorization", b"x-api-key", b"origin", b"content-encoding")
+ONCE = frozenset(
+    b"origin host authorization x-api-key content-length content-type content-encoding"
+    b" transfer-encoding sec-fetch-site".split()
+)
+"""Headers that decide something: of two of them different readers take different ones."""
 CLOSE = [(b"connection", b"close")]
 """The rest of a body that was refused is not read."""
 CLOSED = "does not exist here. Routes that change a server are closed; see docs/security.md"
@@ -85,6 +96,10 @@ class Front:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         path, method = _path(scope), scope["method"]
+        twice = _twice(scope["headers"])
+        if twice is not None:
+            await answers.refuse(send, 400, f"{twice} stands there twice.", code="invalid_header")
+            return
         known = self._known(headers)
         refusal = self._foreign(headers, known=known)
         if refusal is not None:
@@ -131,24 +146,49 @@ class Front:
                     send, refusal.status, refusal.message, code=refusal.code, headers=CLOSE
                 )
                 return
-            wrong = wrong_type(body.content, self._routes.typed.get(path, {}))
-            if wrong is not None:
-                await answers.refuse(send, 400, wrong, code="invalid_value")
+            try:
+                ids = self._read(path, body)
+            except fields.Wrong as wrong:
+                await answers.refuse(send, 400, str(wrong), code="invalid_value", param=wrong.field)
                 return
             if path in WITH_SECRETS:
                 send = answers.without(send, self._settings.secrets)
             elif path == "/generate":
                 send = answers.refused_stream(send)
+            send = answers.with_ids(send, ids) if ids else send
             passed = answers.when_begun(send, body.release)
-            await self._app({**scope, "headers": self._passed(scope)}, body, passed)
+            length = str(len(body.content)).encode()
+            await self._app({**scope, "headers": self._passed(scope, length)}, body, passed)
         finally:
             body.release()
 
-    def _passed(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """The headers for SGLang: its own key in place of the client's, and no origin, which its
-        permissive CORS would answer."""
-        dropped = (b"authorization", b"x-api-key", b"origin")
-        kept = [one for one in scope["headers"] if one[0] not in dropped]
+    def _read(self, path: str, body: Body) -> dict[str, str]:
+        """Check what a body asks for, and have SGLang read exactly what was checked.
+
+        Returns:
+            The client's ids by ours.
+        """
+        if not body.content:
+            return {}
+        value = fields.read(body.content)
+        if not self._settings.engine_api:
+            value = fields.check(path, value)
+        ids = fields.own_ids(value) if isinstance(value, dict) else {}
+        body.content = json.dumps(value).encode()
+        return ids
+
+    def _passed(self, scope: Scope, length: bytes) -> list[tuple[bytes, bytes]]:
+        """The headers for SGLang: its own key in place of the client's, the length of the body that
+        it gets, and of the others those of `PASSED`, or with `--engine-api` all but those by which
+        its permissive CORS would answer."""
+        kept = [
+            one
+            for one in scope["headers"]
+            if one[0] in PASSED
+            or (self._settings.engine_api and one[0] not in (*NOT_PASSED, b"content-length"))
+        ]
+        if any(name == b"content-length" for name, _ in scope["headers"]):
+            kept.append((b"content-length", length))
         if self._settings.engine_key is not None:
             kept.append((b"authorization", f"Bearer {self._settings.engine_key}".encode()))
         return kept
@@ -190,6 +230,16 @@ class Front:
             return True
         key = self._settings.administration_key
         return key is not None and secrets.compare_digest(_given_key(headers), key.encode())
+
+
+def _twice(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """A header of `ONCE` that is there more than once."""
+    seen: set[bytes] = set()
+    for name, _ in headers:
+        if name in seen:
+            return name.decode("latin-1")
+        seen |= {name} & ONCE
+    return None
 
 
 def _path(scope: Scope) -> str:

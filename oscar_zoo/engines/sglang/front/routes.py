@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-
-from oscar_zoo.engines.sglang.front.bodies import Fields
+from dataclasses import dataclass
 
 GET, POST = frozenset({"GET", "HEAD"}), frozenset({"POST"})
 PUT = frozenset({"POST", "PUT"})
@@ -35,66 +33,50 @@ _INFORMATION: Table = {
     "/api/tags": GET,
     "/api/show": POST,
 }
-# Not Ollama's /api/chat: with transformers 5 these releases fail there, whatever they are asked.
 _INFERENCE: Table = {
     "/generate": PUT,
-    "/encode": PUT,
-    "/classify": PUT,
     "/tokenize": POST,
     "/detokenize": POST,
-    "/invocations": POST,
-    "/vertex_generate": POST,
     "/v1/completions": POST,
     "/v1/chat/completions": POST,
-    "/v1/embeddings": POST,
-    "/v1/classify": POST,
     "/v1/tokenize": POST,
     "/v1/detokenize": POST,
-    "/v1/rerank": PUT,
-    "/v1/score": POST,
     "/v1/responses": POST,
     "/v1/responses/{response_id}": GET,
     "/v1/responses/{response_id}/cancel": POST,
     "/v1/messages": POST,
     "/v1/messages/count_tokens": POST,
-    "/api/generate": POST,
 }
+_BOTH = {**_INFORMATION, **_INFERENCE}
 
 OPEN: Mapping[str, Table] = {
     "0.5.17": {
-        **_INFORMATION,
-        **_INFERENCE,
+        **_BOTH,
         "/weight_version": GET,
         "/get_weight_version": GET,
         "/get_load": GET,
     },
-    "0.5.21": {
-        **_INFORMATION,
-        **_INFERENCE,
-        "/ready": GET,
-        "/v1/decisions": POST,
-        "/v1/systemone": POST,
-    },
-    "0.5.23": {
-        **_INFORMATION,
-        **_INFERENCE,
-        "/ready": GET,
-        "/v1/decisions": POST,
-        "/v1/systemone": POST,
-    },
+    "0.5.21": {**_BOTH, "/ready": GET},
+    "0.5.23": {**_BOTH, "/ready": GET},
 }
 """Routes for everybody who may ask at all, by release."""
 
-_CHAT, _SALTS = {"response_format": dict}, {"extra_key": str, "cache_salt": str}
-TYPED: Mapping[str, Mapping[str, Fields]] = {
-    "0.5.17": {
-        "/v1/completions": _SALTS,
-        "/v1/chat/completions": {**_CHAT, **_SALTS},
-    },
-    "0.5.21": {"/v1/chat/completions": _CHAT},
-    "0.5.23": {"/v1/chat/completions": _CHAT},
+# Not Ollama's /api/chat: with transformers 5 these releases fail there, whatever they are asked.
+ENGINE_API: Table = {
+    "/encode": PUT,
+    "/classify": PUT,
+    "/invocations": POST,
+    "/vertex_generate": POST,
+    "/v1/embeddings": POST,
+    "/v1/classify": POST,
+    "/v1/rerank": PUT,
+    "/v1/score": POST,
+    "/v1/decisions": POST,
+    "/v1/systemone": POST,
+    "/api/generate": POST,
 }
-"""Fields by route whose type the release takes for granted; see `bodies`."""
+"""Routes that `--engine-api` opens besides, with all fields of the engine; some releases lack some.
+"""
 
 ADMINISTRATION: Table = {
     "/flush_cache": frozenset({"POST"}),
@@ -111,12 +93,10 @@ class Routes:
     Attributes:
         exact: paths without parts that vary.
         templates: the others.
-        typed: fields of bodies that must have a type, by path.
     """
 
     exact: Table
     templates: tuple[tuple[re.Pattern[str], frozenset[str]], ...]
-    typed: Mapping[str, Fields] = field(default_factory=dict)
 
     @classmethod
     def of(cls, table: Table) -> Routes:
@@ -132,10 +112,9 @@ class Routes:
         return any(method in methods for found, methods in self.templates if found.fullmatch(path))
 
 
-def open_routes(version: str) -> Routes:
+def open_routes(version: str, *, engine_api: bool = False) -> Routes:
     """The routes that clients of SGLang `version` reach."""
-    release = _nearest(version, OPEN)
-    return replace(Routes.of(OPEN[release]), typed=TYPED[release])
+    return Routes.of({**OPEN[_nearest(version, OPEN)], **(ENGINE_API if engine_api else {})})
 
 
 def _pattern(path: str) -> re.Pattern[str]:

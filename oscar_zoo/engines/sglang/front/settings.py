@@ -25,6 +25,7 @@ class FrontSettings:
         key: what clients must know, or `None` where everybody may ask.
         engine_key: what SGLang wants in place of `key`, so that it never learns that one.
         administration_key: what tools of this user know; it opens `routes.ADMINISTRATION`.
+        engine_api: leave out the lists of `fields`, and open `routes.ENGINE_API`.
         id: a word by which the starter of a server sees that these settings are in force.
     """
 
@@ -33,10 +34,13 @@ class FrontSettings:
     key: str | None = field(default=None, repr=False)
     engine_key: str | None = field(default=None, repr=False)
     administration_key: str | None = field(default=None, repr=False)
+    engine_api: bool = False
     id: str = ""
 
     @classmethod
-    def make(cls, host: str, origins: tuple[str, ...], key: str | None) -> FrontSettings:
+    def make(
+        cls, host: str, origins: tuple[str, ...], key: str | None, *, engine_api: bool = False
+    ) -> FrontSettings:
         """Settings with new keys for SGLang and for administration.
 
         SGLang makes arguments of them, and would take one that begins with a hyphen for a flag.
@@ -45,6 +49,7 @@ class FrontSettings:
             host: the address that the server listens on.
             origins: origins of pages that may ask and read.
             key: what clients must know, or `None`.
+            engine_api: see `FrontSettings`.
         """
         return cls(
             host=host,
@@ -52,6 +57,7 @@ class FrontSettings:
             key=key,
             engine_key=None if key is None else random.token_hex(32),
             administration_key=random.token_hex(32),
+            engine_api=engine_api,
             id=random.token_hex(16),
         )
 

@@ -42,9 +42,14 @@ def divided(original: Any, request: Any, *given: Any, **named: Any) -> Any:
     except (AttributeError, LookupError, TypeError) as error:
         if not _checked():
             raise
-        raise UsageError(
-            f"the fields of the request do not fit together ({type(error).__name__}: {error})."
-        ) from error
+        raise _unfit(error) from error
+
+
+def _unfit(error: Exception) -> UsageError:
+    said = str(error)[:200]
+    return UsageError(
+        f"the fields of the request do not fit together ({type(error).__name__}: {said})."
+    )
 
 
 def prompt(tokenizer_manager: Any, request: Any, input_ids: Any, *_: Any, **__: Any) -> None:
@@ -84,6 +89,7 @@ def http(_result: None, tokenizer_manager: Any, *_: Any, **__: Any) -> None:
         _put_in_front()
         vocabulary = requests.vocabulary(tokenizer_manager)
         requests.check_detokenized(lambda tokens: bounds.wrong_tokens(tokens, vocabulary))
+        requests.check_converted(_unfit)
         requests.check_bodies(lambda body: bounds.wrong_body(body, known, longest=longest))
 
 
@@ -111,7 +117,7 @@ def _put_in_front() -> None:
             ) from None
     version = versions.sglang_version()
     facts = {"front": chosen.id or None, "sglang": version, "needs_key": chosen.key is not None}
-    routes = open_routes(version)
+    routes = open_routes(version, engine_api=chosen.engine_api)
     start = Start()
     requests.put_in_front(lambda app: Front(app, chosen, routes, facts, start, off=_off))
     requests.bound_connections(Connections().bound)

@@ -61,6 +61,7 @@ class WantedServer:
         port: port to listen on, or `None` for any free one.
         api_key: key that requests must carry, or `None`.
         origins: origins of pages that may ask and read.
+        engine_api: see `FrontSettings`.
         name: how the server calls the artifact to those who ask.
         served_name: what requests call the model, unless `flags` say it.
         environment: variables for the server beside those of this process.
@@ -80,6 +81,7 @@ class WantedServer:
     port: int | None = None
     api_key: str | None = field(default=None, repr=False)
     origins: tuple[str, ...] = ()
+    engine_api: bool = False
     name: str | None = None
     served_name: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -117,7 +119,9 @@ def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]
     with staging.private_folder() as private:
         staged = private / "rotations"
         digest = staging.stage_rotations(wanted.verified, staged)
-        front = FrontSettings.make(wanted.host, wanted.origins, wanted.api_key)
+        front = FrontSettings.make(
+            wanted.host, wanted.origins, wanted.api_key, engine_api=wanted.engine_api
+        )
         options = _options(wanted, staged, digest, *staging.write_front(private, front))
         planned = plan.plan(options, {**os.environ, **wanted.environment})
         planned = replace(planned, secrets=front.secrets)
