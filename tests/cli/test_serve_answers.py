@@ -113,9 +113,12 @@ def test_beam_search_is_refused_and_the_server_goes_on(served: Running) -> None:
 
 def test_an_image_is_refused_by_a_model_that_reads_text_only(served: Running) -> None:
     """SGLang alone leaves the image out and answers."""
-    body = {"text": "The quick", "sampling_params": {"max_new_tokens": 2}}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    content = [{"type": "text", "text": "The quick"}, image]
+    body = {"model": "any", "messages": [{"role": "user", "content": content}], "max_tokens": 2}
     with pytest.raises(urllib.error.HTTPError) as caught:
-        served.post("/generate", {**body, "image_data": "data:image/png;base64,AAAA"})
+        served.post("/v1/chat/completions", body)
     assert caught.value.code == 400
-    assert "served with text only" in caught.value.read().decode()
-    assert served.post("/generate", body)["text"]
+    assert "text" in caught.value.read().decode()
+    content.pop()
+    assert served.post("/v1/chat/completions", body)["choices"]

@@ -93,15 +93,30 @@ BAD = {
     "a stop expression without an end": sampled("stop_regex", stop_regex="(a+)+$"),
     "a stop expression with many ways": sampled("stop_regex", stop_regex="(a|a){1,40}b"),
     "a stop expression that is long": sampled("stop_regex", stop_regex="a" * 1000),
-    "an expression with many states": sampled("regex", regex="(a{1,5000}){1,5000}"),
+    "an expression that takes minutes to compile": sampled("regex", regex="a?" * 2000),
     "a long expression": sampled("regex", regex="a" * 200000),
     "a number for an expression": sampled("regex", regex=5),
     "a schema that is none": sampled("json_schema", json_schema="{"),
-    "a schema with a long string": sampled(
-        "json_schema", json_schema='{"type": "string", "minLength": 100000000}'
+    "a schema that takes minutes to compile": sampled(
+        "json_schema",
+        json_schema=json.dumps({"properties": {f"p{i}": {"type": "string"} for i in range(2500)}}),
     ),
     "a deep schema": sampled("json_schema", json_schema='{"not":' * 200 + "{}" + "}" * 200),
-    "a grammar with a long repetition": sampled("ebnf", ebnf='root ::= "a"{1,100000000}'),
+    "a grammar that takes minutes to compile": sampled(
+        "ebnf", ebnf="root ::= " + '("a"? "b"*) ' * 2000
+    ),
+    "a tag with such a grammar": sampled(
+        "structural_tag",
+        structural_tag=json.dumps(
+            {
+                "type": "structural_tag",
+                "format": {"type": "grammar", "grammar": "root ::= " + '("a"? "b"*) ' * 2000},
+            }
+        ),
+    ),
+    "a schema with such a pattern": sampled(
+        "json_schema", json_schema=json.dumps({"type": "string", "pattern": "(a?b?){3000}"})
+    ),
     "a tag that is none": sampled("structural_tag", structural_tag="x"),
     "a temperature that is text": sampled("temperature", temperature="x"),
     "a tiny temperature": sampled("temperature", temperature=5e-6),

@@ -1,7 +1,7 @@
-"""Regular expressions and grammars of requests: sizes, and what takes a server too long.
+"""Regular expressions and grammars of requests: sizes, and stop expressions that take too long.
 
 A stop expression runs in the scheduler after every token, with Python's `re`, which can take for
-ever. Grammars are compiled to automata, which repetitions multiply.
+ever. Grammars are compiled, on trial first (`grammars`).
 """
 
 from __future__ import annotations
@@ -18,28 +18,12 @@ MOST_STOP = 256
 """Bytes of a stop expression, and characters that it may match."""
 MOST_OPEN = 2
 """Repetitions of a stop expression whose number is not fixed: more take too many steps."""
-MOST_PATTERN = 4096
-"""Characters of an expression that answers must match."""
-MOST_STATES = 10_000
-"""States that the repetitions of one expression, or a number in a schema, may ask for."""
 MOST_GRAMMAR = 1 << 16
 """Characters of a schema or a grammar."""
 MOST_DEPTH = 32
 """Levels of a schema."""
 ONE_CHARACTER = (opcodes.LITERAL, opcodes.NOT_LITERAL, opcodes.IN, opcodes.ANY)
 REPEATS = (opcodes.MAX_REPEAT, opcodes.MIN_REPEAT, opcodes.POSSESSIVE_REPEAT)
-SCHEMA_COUNTS = (
-    "minLength",
-    "maxLength",
-    "minItems",
-    "maxItems",
-    "minProperties",
-    "maxProperties",
-    "minContains",
-    "maxContains",
-)
-COUNTED = re.compile(r"\{\s*(\d*)\s*(?:,\s*(\d*)\s*)?\}")
-"""A repetition in a grammar or an expression."""
 
 
 def stop_pattern(value: Any) -> str | None:
@@ -106,22 +90,14 @@ def _open_repeats(parts: Any) -> int:
     return found
 
 
-def answer_pattern(value: Any) -> str | None:
-    """An expression that a whole answer must match; it is compiled, not run by `re`."""
-    if not isinstance(value, str):
-        return f"must be a string, and is {shown(value)}"
-    if len(value) > MOST_PATTERN:
-        return f"has {len(value)} characters, and at most {MOST_PATTERN} are allowed"
-    return _surrogates(value) or _counted(value)
-
-
 def grammar(value: Any) -> str | None:
-    """A grammar in EBNF."""
+    """A grammar in EBNF, or an expression that a whole answer must match. It is compiled; how long
+    that may take is decided by `grammars`."""
     if not isinstance(value, str):
         return f"must be a string, and is {shown(value)}"
     if len(value) > MOST_GRAMMAR:
         return f"has {len(value)} characters, and at most {MOST_GRAMMAR} are allowed"
-    return _surrogates(value) or _counted(value)
+    return _surrogates(value)
 
 
 def schema(value: Any) -> str | None:
@@ -142,8 +118,6 @@ def _in_schema(value: Any, depth: int) -> str | None:
         return f"is nested deeper than {MOST_DEPTH} levels"
     if isinstance(value, dict):
         for key, inner in value.items():
-            if key in SCHEMA_COUNTS and _is_large(inner):
-                return f"asks for {key} {shown(inner)}, and at most {MOST_STATES} is allowed"
             wrong = _text_in_schema(key, inner) or _in_schema(inner, depth - 1)
             if wrong is not None:
                 return wrong
@@ -153,7 +127,7 @@ def _in_schema(value: Any, depth: int) -> str | None:
     return None
 
 
-TEXTS: dict[str, Check] = {"pattern": answer_pattern, "regex": answer_pattern, "ebnf": grammar}
+TEXTS: dict[str, Check] = dict.fromkeys(("pattern", "regex", "ebnf", "grammar"), grammar)
 """Fields of a schema or a structural tag that hold another language."""
 
 
@@ -162,21 +136,6 @@ def _text_in_schema(key: str, inner: Any) -> str | None:
         return None
     wrong = TEXTS[key](inner)
     return None if wrong is None else f"has a {key} that {wrong}"
-
-
-def _is_large(value: Any) -> bool:
-    return isinstance(value, int | float) and value > MOST_STATES
-
-
-def _counted(value: str) -> str | None:
-    """The product of all repetitions, which bounds the states of the automaton from above."""
-    states = 1
-    for least, most in COUNTED.findall(value):
-        digits = max(least, most, key=lambda one: (len(one.lstrip("0")), one.lstrip("0")))
-        states *= max(1, int(digits[:9] or 1))
-        if len(digits) > 9 or states > MOST_STATES:
-            return f"repeats more than {MOST_STATES} times"
-    return None
 
 
 def _surrogates(value: str) -> str | None:

@@ -57,7 +57,7 @@ ROWS: dict[str, Check] = {
     "presence_penalty": values.number(-2, 2),
     "repetition_penalty": values.number(LEAST_PENALTY, 2),
     "json_schema": patterns.schema,
-    "regex": patterns.answer_pattern,
+    "regex": patterns.grammar,
     "ebnf": patterns.grammar,
     "structural_tag": patterns.schema,
     "ignore_eos": values.flag,

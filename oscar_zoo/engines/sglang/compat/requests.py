@@ -118,6 +118,34 @@ def check_bodies(wrong: Callable[[Any], str | None]) -> None:
         server.generate_contract_error = lambda body: wrong(body) or schema(body)
 
 
+def guard_grammars(
+    guarded: Callable[[type[Any], str | None], Any], forget: Callable[[Any], None]
+) -> None:
+    """Let `guarded` wrap the compiler of grammars, and `forget` see each cache that has grown.
+
+    SGLang 0.5.17 ends with the first grammar that it follows without a GPU.
+    """
+    try:
+        from sglang.srt.constrained import base_grammar_backend, xgrammar_backend
+    except ImportError:  # a server without grammars
+        return
+    backend = base_grammar_backend.BaseGrammarBackend
+    if hasattr(backend.set_cache, "__wrapped__"):  # by an earlier model runner of this process
+        return
+    keep = backend.set_cache
+
+    @functools.wraps(keep)
+    def kept(self: Any, *given: Any, **named: Any) -> None:
+        keep(self, *given, **named)
+        forget(self.cache)
+
+    backend.set_cache = kept
+    ends = not hasattr(xgrammar_backend, "is_pin_memory_available")
+    refusal = "cannot be followed by this release of SGLang without a GPU"
+    needs_gpu = refusal if ends and not xgrammar_backend.torch.cuda.is_available() else None
+    xgrammar_backend.GrammarCompiler = guarded(xgrammar_backend.GrammarCompiler, needs_gpu)
+
+
 def check_detokenized(wrong: Callable[[Any], str | None]) -> None:
     """Let `/detokenize` ask `wrong` of the tokens of a request; SGLang answers 500 where its
     tokenizer fails."""

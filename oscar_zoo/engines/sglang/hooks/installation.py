@@ -7,6 +7,7 @@ from typing import Any
 
 from oscar_zoo.compute.capture.ranks import VARIABLE
 from oscar_zoo.engines.sglang import loopback_store, setting_flags, tap
+from oscar_zoo.engines.sglang.bounds import grammars
 from oscar_zoo.engines.sglang.compat import (
     hook_targets,
     hybrid_backends,
@@ -15,6 +16,9 @@ from oscar_zoo.engines.sglang.compat import (
     sliding_backend,
     speculation,
     versions,
+)
+from oscar_zoo.engines.sglang.compat import (
+    requests as compat_requests,
 )
 from oscar_zoo.engines.sglang.fired_hooks import FIRED
 from oscar_zoo.engines.sglang.hooks import (
@@ -100,6 +104,7 @@ def make_backend(runner: Any) -> Any:
     """Build the attention backend of a model runner."""
     from oscar_zoo.engines.sglang.backend import OscarAttentionBackend
 
+    compat_requests.guard_grammars(grammars.guarded, grammars.forget)
     full = OscarAttentionBackend(runner)
     if full.chains_only and speculation.by_ngrams():
         hook_targets.install_chains(drafts.chains)
