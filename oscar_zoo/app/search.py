@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,8 @@ from oscar_zoo.app.listing import Listing, ListRequest, listing
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.catalog import Catalog
+
+MOST_CHARACTERS = 1000
 
 
 def search(
@@ -19,7 +22,7 @@ def search(
     offline: bool = False,
 ) -> Listing:
     """Find the artifacts, and the models without one, that have every word in their names, aliases,
-    family, method, tasks of scores or digest; case does not matter.
+    family, method, tasks of scores or digest; case does not matter, and `7b` is a size.
 
     Args:
         words: a text, or a list of texts, which are taken apart at spaces.
@@ -35,6 +38,12 @@ def search(
     wanted = text.casefold().split()
     if not wanted:
         raise UsageError("there is no word to search for.", hint="oscar-zoo search qwen3")
+    if len(text) > MOST_CHARACTERS:
+        raise UsageError(
+            f"the words to search for have {len(text):,} characters, and at most"
+            f" {MOST_CHARACTERS} make sense.",
+            hint="oscar-zoo search qwen3",
+        )
     known = listing(ListRequest(Sources(hubs, offline=offline)))
     rows = tuple(row for row in known.rows if _has(wanted, _words_of(row)))
     recipes = tuple(one for one in known.recipes if _has(wanted, (*one.names, one.family)))
@@ -46,7 +55,21 @@ def search(
 
 def _has(words: Iterable[str], facts: Iterable[str | None]) -> bool:
     text = " ".join(filter(None, facts)).casefold()
-    return all(word in text for word in words)
+    sizes = {(float(number), unit) for number, unit in _SIZE.findall(text)}
+    return all(_is_size(word, sizes) if _SIZE.fullmatch(word) else word in text for word in words)
+
+
+_SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![\w.])")
+"""The size of a model in its name: parameters in billions or millions."""
+
+
+def _is_size(word: str, sizes: Collection[tuple[float, str]]) -> bool:
+    """Whether one of `sizes` is that of `word`, or rounds to it where `word` has no point."""
+    wanted, unit = float(word[:-1]), word[-1]
+    exact = "." in word
+    return any(
+        unit == other and wanted == (size if exact else int(size + 0.5)) for size, other in sizes
+    )
 
 
 def _words_of(row: Mapping[str, Any]) -> tuple[str | None, ...]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from oscar_zoo.artifact.specs import Geometry, Hex40, Hex64, Rope, Spec, Text
+from oscar_zoo.artifact.specs import Geometry, Hex40, Hex64, ModelId, Rope, Spec, Text
 
 
 class CompatibleModel(Spec):
     """Another checkpoint the artifact may be served with, and on what evidence."""
 
-    id: Text
+    id: ModelId
     revision: Hex40 | None = None
     evidence: Literal["measured", "claimed"]
     score_ref: Text | None = None
@@ -26,7 +26,7 @@ class WeightsInfo(Spec):
 class ModelBlock(Geometry):
     """The base model: identity, geometry, and what decides folding."""
 
-    id: Text
+    id: ModelId
     revision: Hex40 | None
     config_sha256: Hex64 | None
     kv_share: dict[str, int] | None = None

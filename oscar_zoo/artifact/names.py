@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Self
 
 from oscar_zoo.errors import InvalidName
 
+CACHED = "models--"
 FILE_SUFFIXES = (".pt", ".json", ".safetensors")
 """Endings of files; no name ends in one."""
 
@@ -44,6 +45,27 @@ def check_part(text: str, what: str = "name") -> str:
             ),
         )
     return text
+
+
+def safe_part(text: str) -> str:
+    """`text` as one part of a name: what cannot stand in one becomes a hyphen."""
+    try:
+        return check_part(text)
+    except InvalidName:
+        kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in text)
+        kept = re.sub(r"\.{2,}", "-", kept[:100]).strip(".-_")
+        return check_part(kept or "model")
+
+
+def cached_model(folder: Path) -> tuple[str, str] | None:
+    """The id and the commit of a model in the cache of a hub's client, which keeps `ORG/NAME` in
+    `models--ORG--NAME/snapshots/<commit>`; `None` for another folder."""
+    place, commit = folder.parent.parent.name, folder.name
+    if folder.parent.name != "snapshots" or not place.startswith(CACHED):
+        return None
+    if re.fullmatch("[0-9a-f]{40}", commit) is None:
+        return None
+    return place.removeprefix(CACHED).replace("--", "/", 1), commit
 
 
 def is_path(text: str) -> bool:

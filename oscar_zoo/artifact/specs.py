@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -24,6 +25,9 @@ Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Hex40 = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Text = Annotated[str, Field(min_length=1, max_length=4000)]
+_PART = "[A-Za-z0-9_][A-Za-z0-9._-]{0,99}"
+ModelId = Annotated[str, Field(pattern=rf"^{_PART}(?:/{_PART})?$")]
+"""The id of a model as hubs have it. No letter of it looks like another one."""
 Count = Annotated[int, Field(ge=1, lt=1 << 31)]
 
 Capability = Literal["per_head", "k_partner", "v_partner", "k_mean", "grouped"]
@@ -103,11 +107,24 @@ class Geometry(Spec):
         return None
 
 
+LEAST_CLIP = 0.1
+"""A smaller ratio would clip nearly all numbers of a row."""
+
+
+def _is_clip(ratio: float) -> float:
+    if 0 < ratio < LEAST_CLIP:
+        raise ValueError(f"must be 0, which clips nothing, or from {LEAST_CLIP} to 1")
+    return ratio
+
+
+Ratio = Annotated[float, Field(ge=0, le=1), AfterValidator(_is_clip)]
+
+
 class Clip(Spec):
     """Clip ratios of the order-statistic clip `absrank-floor/1`; 0 means no clipping."""
 
-    k: Annotated[float, Field(ge=0, le=1)]
-    v: Annotated[float, Field(ge=0, le=1)]
+    k: Ratio
+    v: Ratio
     algorithm: Literal["none", "absrank-floor/1", "absrank-bisect7/1"] = "absrank-floor/1"
 
 
@@ -124,7 +141,6 @@ class Windows(Spec):
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
 
 
-Ratio = Annotated[float, Field(ge=0, le=1)]
 CodeBits = Literal[2, 4]
 
 

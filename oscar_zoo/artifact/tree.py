@@ -14,7 +14,7 @@ from pathlib import Path
 
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.manifest import FILE_NAME, STATISTICS_NAME, SUFFIX, Manifest
-from oscar_zoo.artifact.names import is_path, path_text
+from oscar_zoo.artifact.names import CACHED, is_path, path_text
 from oscar_zoo.artifact.pairing import role_of_name
 from oscar_zoo.errors import (
     AmbiguousName,
@@ -24,8 +24,6 @@ from oscar_zoo.errors import (
     StorageError,
 )
 
-_CACHED = "models--"
-"""A model hub's cache keeps `ORG/NAME` in `models--ORG--NAME/snapshots/<commit>`."""
 _SHOWN = 8
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 
@@ -122,8 +120,8 @@ def hub_id(model: str) -> str:
         return model.casefold()
     path = path.resolve()
     for part in (path, *path.parents):
-        if part.name.startswith(_CACHED):
-            return part.name.removeprefix(_CACHED).replace("--", "/", 1).casefold()
+        if part.name.startswith(CACHED):
+            return part.name.removeprefix(CACHED).replace("--", "/", 1).casefold()
     return path.name.casefold()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.names import cached_model, safe_part
 from oscar_zoo.errors import InvalidModel
 from oscar_zoo.models import config_file, model_hub
 from oscar_zoo.models.config_age import refuse_misread
@@ -71,7 +72,9 @@ def read_model_config(path_or_id: str, revision: str | None, model_id: str | Non
     if folder:
         config_file.check_present(Path(path_or_id).expanduser())
     where = str(folder or path_or_id)
-    model_id = model_id or (folder.name if folder else path_or_id)
+    cached = cached_model(folder) if folder else None
+    if model_id is None:
+        model_id = cached[0] if cached else safe_part(folder.name) if folder else path_or_id
     file = None
     try:
         file = Path(cached_file(where, config_file.NAME, **source))
@@ -85,7 +88,7 @@ def read_model_config(path_or_id: str, revision: str | None, model_id: str | Non
     block = model_block(
         config,
         model_id=model_id,
-        revision=None if folder else getattr(config, "_commit_hash", None),
+        revision=(cached and cached[1]) if folder else getattr(config, "_commit_hash", None),
         config_sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
     )
     return ModelConfig(config, block, file.parent)

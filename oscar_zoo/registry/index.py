@@ -23,7 +23,7 @@ from oscar_zoo.artifact.manifest import (
     Status,
 )
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.artifact.specs import Digest, Hex64, Score, Spec, Text
+from oscar_zoo.artifact.specs import Digest, Hex64, ModelId, Score, Spec, Text
 from oscar_zoo.errors import MalformedFile, UsageError, malformed_hint
 from oscar_zoo.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
 from oscar_zoo.registry.measured import Measured
@@ -84,7 +84,7 @@ class IndexEntry(Spec):
     digest: Digest
     files: tuple[PayloadFile, ...]
     manifest_sha256: Hex64 | None
-    model: Text | None
+    model: ModelId | None
     summary: Summary | None = None
     aliases: tuple[Text, ...] = ()
     status: Status = Status()

@@ -10,7 +10,7 @@ from shlex import quote
 
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.manifest import Manifest
-from oscar_zoo.artifact.names import check_part, is_path, path_text
+from oscar_zoo.artifact.names import cached_model, check_part, is_path, path_text, safe_part
 from oscar_zoo.errors import InvalidName, OscarZooError, PathNotFound, UsageError
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.known_names import aliased
@@ -121,10 +121,11 @@ def model_in_folder(path: Path, recipe: ModelRecipe | None = None) -> ModelChoic
     source = path_text(path)
     if not path.is_dir():
         raise PathNotFound.for_path(source, "model folder")
-    name = path.resolve().name
-    recipe = recipe or Catalog.packaged().recipe(name)
+    cached = cached_model(path.resolve())
+    model_id = cached[0] if cached else safe_part(path.resolve().name)
+    recipe = recipe or Catalog.packaged().recipe(model_id)
     if recipe is None:
-        return ModelChoice(source, name, _safe(name), None)
+        return ModelChoice(source, model_id, safe_part(model_id.rpartition("/")[2]), None)
     return ModelChoice(source, recipe.hf_id, recipe.name, recipe)
 
 
@@ -150,7 +151,7 @@ def recorded_model(model_id: str) -> ModelChoice:
     No folder is looked at: the name of a local model means nothing on another machine.
     """
     recipe = Catalog.packaged().recipe(model_id)
-    name = recipe.name if recipe else _safe(model_id.rpartition("/")[2])
+    name = recipe.name if recipe else safe_part(model_id.rpartition("/")[2])
     return ModelChoice(model_id, model_id, name, recipe)
 
 
@@ -213,13 +214,3 @@ def check_model_id(text: str) -> None:
         raise InvalidName(f"{text[:120]!r} is not a model id.", hint="ids look like Qwen/Qwen3-8B")
     for part in parts:
         check_part(part, "model id")
-
-
-def _safe(name: str) -> str:
-    try:
-        return check_part(name, "model name")
-    except InvalidName:
-        kept = "".join(
-            c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in name
-        ).strip(".-_")
-        return check_part(kept or "model", "model name")

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscar_zoo.artifact.names import ArtifactId, CalibrationTag, Reference, check_digest, check_part
+from oscar_zoo.artifact.names import (
+    ArtifactId,
+    CalibrationTag,
+    Reference,
+    cached_model,
+    check_digest,
+    check_part,
+    safe_part,
+)
 from oscar_zoo.errors import InvalidName
 
 BAD_PARTS = [
@@ -148,3 +158,30 @@ def test_digests() -> None:
     for text in ("0" * 64, "sha256:" + "0" * 63, "sha256:" + "A" * 64, "sha256:" + "0" * 64 + "\n"):
         with pytest.raises(InvalidName):
             check_digest(text)
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("folder", "found"),
+    [
+        (f"models--Qwen--Qwen3-8B/snapshots/{COMMIT}", ("Qwen/Qwen3-8B", COMMIT)),
+        (f"models--gpt2/snapshots/{COMMIT}", ("gpt2", COMMIT)),
+        (f"models--org--a--b/snapshots/{COMMIT}", ("org/a--b", COMMIT)),
+        ("models--Qwen--Qwen3-8B/snapshots/main", None),
+        (f"models--Qwen--Qwen3-8B/blobs/{COMMIT}", None),
+        (f"datasets--Qwen--Qwen3-8B/snapshots/{COMMIT}", None),
+        ("Qwen3-8B", None),
+    ],
+)
+def test_a_model_in_the_cache_of_a_hub_is_known(folder: str, found: tuple[str, str] | None) -> None:
+    assert cached_model(Path("/cache", folder)) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "safe"),
+    [("Qwen3-8B", "Qwen3-8B"), ("my model", "my-model"), ("\u0410cme", "cme"), ("...", "model")],
+)
+def test_any_folder_s_name_becomes_a_name(text: str, safe: str) -> None:
+    assert safe_part(text) == safe and check_part(safe_part("a" * 200 + "..b"))

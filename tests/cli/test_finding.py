@@ -3,6 +3,7 @@ order."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,16 @@ def test_search_wants_every_word_somewhere(cli: Cli, hub: str) -> None:
     found = cli.json(0, "search", "gemma-3", "--offline")
     assert found["artifacts"] == [] and "gemma-3-4b-it" in found["recipes_without_artifact"]
     assert "gemma-3-4b-it" in cli(0, "search", "gemma-3", "--offline")
+
+
+def test_a_size_is_found_by_its_number_and_not_by_its_letters(cli: Cli, hub: str) -> None:
+    found = cli.json(0, "search", "7b", "--offline")["recipes_without_artifact"]
+    assert found and all(re.search(r"(?<![\d.])([67]\.\d|7)B", name) for name in found), found
+    assert QWEN in ids(cli, "search", "qwen3", "8b", "--offline")
+
+
+def test_words_without_an_end_are_refused(cli: Cli) -> None:
+    assert cli.json(2, "search", "a" * 100_000)["error"]["code"] == "usage"
 
 
 def test_search_that_finds_nothing_says_so_and_what_may_be_meant(cli: Cli, hub: str) -> None:

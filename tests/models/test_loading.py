@@ -194,3 +194,15 @@ def test_the_scope_is_left_when_the_body_fails(tmp_path: Path) -> None:
     assert model.model.config._attn_implementation == before
     with pytest.raises(UnsupportedModel, match=r"\[0, 1\]"), attention_scope(model, causal):
         pass
+
+
+def test_a_folder_of_a_hub_s_cache_is_the_model_of_its_id(tmp_path: Path) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    folder = tmp_path / "models--acme--tiny" / "snapshots" / commit
+    folder.mkdir(parents=True)
+    with_config(folder)
+    (tmp_path / "link").symlink_to(folder)
+    for place in (str(folder), f"{folder}/", str(tmp_path / "link")):
+        block = inspect_model(place)
+        assert (block.id, block.revision) == ("acme/tiny", commit)
+    assert inspect_model(with_config(tmp_path / "моя модель")).id

@@ -177,7 +177,6 @@ NASTY = [
 @pytest.mark.parametrize("text", NASTY)
 def test_what_a_manifest_says_stays_plain_text(text: str) -> None:
     nasty = entry(
-        model=text,
         summary=Summary(method=text, license=text),
         scores=(
             Score(task=text, value=1.0, unit=text, kv_dtype="int2", reporter="measured", who=text),

@@ -18,12 +18,13 @@ def command(words: tuple[str, ...], offline: bool, hubs: tuple[str, ...], as_jso
     """Find artifacts, and models without one, that have every word.
 
     Words are looked for in names, aliases, families, methods, tasks of scores, status and digests;
-    case does not matter.
+    case does not matter. A word such as 7b or 0.6b is the size of a model.
 
     \b
     Examples:
       oscar-zoo search qwen3 wush
       oscar-zoo search gemma
+      oscar-zoo search qwen 8b
       oscar-zoo search gpqa_diamond --hub hf:my-org/zoo --json
     """
     from oscar_zoo.app.search import search
