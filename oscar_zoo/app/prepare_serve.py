@@ -8,6 +8,7 @@ from pathlib import Path
 from oscar_zoo.app.artifact_model import ArtifactModel, model_for
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Observer
+from oscar_zoo.app.refused_models import check_served
 from oscar_zoo.artifact import group_size
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.engines.sglang import concurrency
@@ -104,6 +105,7 @@ def prepare(
         GeometryMismatch: artifact and model have different shapes.
     """
     choice = model_for(artifact, model, observer, again=again)
+    check_served(choice, None, device)
     fitting = ArtifactModel.of(artifact, choice)
     recipe = fitting.recipe.override(clip=clip)
     parallel = flags.tensor_parallel

@@ -13,12 +13,15 @@ from oscar_zoo.registry.architectures import architecture
 from oscar_zoo.registry.model_names import ModelChoice
 
 
-def check_served(choice: ModelChoice | None, revision: str | None = None) -> None:
-    """Refuse a model that no server takes.
+def check_served(
+    choice: ModelChoice | None, revision: str | None = None, device: str | None = None
+) -> None:
+    """Refuse a model that no server takes, or none on `device`.
 
     Args:
         choice: the model; `None` is never refused.
         revision: commit of a model on a hub.
+        device: `cpu` or `cuda`, where it is known.
 
     Raises:
         UnsupportedModel: why, as `serve` says it of the `config.json`.
@@ -29,12 +32,17 @@ def check_served(choice: ModelChoice | None, revision: str | None = None) -> Non
     config = ConfigFile.kept(choice.source, revision)
     if config is not None:
         config_refusals.check_config(config, choice.model_id)
+    kind = choice.recipe.model_type if choice.recipe else getattr(config, "model_type", None)
+    known = architecture(str(kind))
+    if known is None:
         return
-    known = architecture(choice.recipe.model_type) if choice.recipe else None
-    if known is not None and known.serve_gpu.reason is not None and choice.recipe is not None:
+    why = known.serve_gpu.reason if config is None else None
+    if why is None and device == "cpu":
+        why = known.serve_cpu.reason
+    if why is not None:
+        where = " on a CPU" if device == "cpu" else ""
         raise UnsupportedModel(
-            f"oscar-zoo cannot serve {choice.name} ({choice.recipe.model_type}):"
-            f" {known.serve_gpu.reason}.",
+            f"oscar-zoo cannot serve {choice.name} ({kind}){where}: {why}.",
             hint=f"what works with it: oscar-zoo info {choice.name}",
         )
 

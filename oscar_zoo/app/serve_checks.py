@@ -84,7 +84,7 @@ def check(request: ServeRequest, observer: Observer) -> Checked:
     draft_flags.check_wish(drafts, flags, device)
     devices.check_devices(Layout.of_flags(size, tp=size.tensor_parallel or 1), device, gpu)
     model = targets.parse_given_model(request.model, observer, again=again(model="FOLDER"))
-    check_served(model or request.target.choice, request.revision)
+    check_served(model or request.target.choice, request.revision, device)
     check_asked_gpus(model or request.target.choice, device, size)
     return Checked(key, origins, host, device, gpu, size, drafts, model, sources, wish)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oscar_zoo.artifact.model_block import ModelBlock
-from oscar_zoo.errors import InvalidModel
+from oscar_zoo.errors import InvalidModel, UnsupportedModel
 from oscar_zoo.models.folder_code import refuse_chosen_code
 from oscar_zoo.models.geometry import float8_block
 from oscar_zoo.models.inspect import read_model_config
@@ -117,6 +117,25 @@ def load_model(
     placed = place_model(model, block.id, block.num_layers, wish)
     kind = str(model.dtype).removeprefix("torch.")
     return LoadedModel(model.eval(), tokenizer, block, kind, placed.streamed, placed.notes)
+
+
+def check_weights(folder: Path) -> None:
+    """Refuse a folder whose weights are not those of its `config.json`: the very check of
+    `load_model`, from headers alone.
+
+    What transformers does not run, or is quantized in a way that is not read here, passes: an
+    engine may know more.
+
+    Raises:
+        InvalidModel: a tensor is missing, has another shape, or is not where the index says.
+    """
+    where, read = str(folder), read_model_config(str(folder), None, None)
+    try:
+        blocks = float8_block(read.parsed, read.block.id)
+        stored = checkpoint.open_weights(folder, block=blocks)
+        _build(where, read.block.id, read.parsed, stored, "auto")
+    except UnsupportedModel:
+        return
 
 
 def load_tokenizer(path_or_id: str, *, revision: str | None = None) -> Any:

@@ -14,6 +14,9 @@ from oscar_zoo.models.config_file import ConfigFile
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
+POINTER = b"version https://git-lfs"
+
+
 def check_model_folder(folder: Path) -> None:
     """Refuse a folder that cannot be loaded or served, before anything reads its weights.
 
@@ -35,12 +38,33 @@ def check_model_folder(folder: Path) -> None:
         raise InvalidModel(
             f"{folder} has no tokenizer.", hint=f"it needs one of {', '.join(TOKENIZER_FILES)}"
         )
+    for name in ("config.json", *TOKENIZER_FILES, "tokenizer_config.json"):
+        check_is_file(folder / name)
     for path in sorted(folder.glob("*.safetensors")):
         if not os.access(path, os.R_OK):
             raise StorageError(
                 f"cannot read {path}: permission denied, or a broken link.",
                 hint="check its permissions",
             )
+        check_is_file(path)
+
+
+def check_is_file(path: Path) -> None:
+    """Refuse an empty file, or a pointer that git left in place of a large file; one that is not
+    there passes. Raises `InvalidModel`."""
+    if not path.is_file():
+        return
+    with path.open("rb") as stream:
+        start = stream.read(len(POINTER))
+    if not start.strip():
+        raise InvalidModel(f"{path} is empty.", hint="download it again")
+    if start == POINTER:
+        raise InvalidModel(
+            f"{path} is a pointer of git-lfs and not the file itself.",
+            hint=f"fetch the files: git -C {path.parent} lfs pull",
+        )
+    if path.suffix == ".json" and not start.lstrip().startswith(b"{"):
+        raise InvalidModel(f"{path} holds no JSON object.", hint="download it again")
 
 
 def stored_weights(folder: Path, file: ConfigFile) -> tuple[int, str | None]:

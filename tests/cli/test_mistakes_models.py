@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import fake_sglang
 import pytest
 from cli_output import parsed
 from refusals import TINY, refused
+from safetensors.torch import load_file, save_file
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli.main import run
 from oscar_zoo.cli.pasting import measuring
+from oscar_zoo.models.loading import check_weights
 from oscar_zoo.models.nvidia_smi import torch_without_cuda
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
@@ -82,7 +85,7 @@ def test_an_address_of_another_machine(
         ("config.json", b"[]", "config.json"),
         ("config.json", b'{"num_hidden_layers": "four"}', "four"),
         ("tokenizer.json", b"nope", "tokenizer"),
-        ("model.safetensors", b"", "weights"),
+        ("model.safetensors", b"", "model.safetensors"),
     ],
 )
 def test_a_model_with_a_damaged_file(
@@ -97,6 +100,70 @@ def test_a_model_with_a_damaged_file(
         capsys, 1, "compute", model, "--calib-tokens", 64, "--output-dir", tmp_path / "out"
     )
     assert cause in line and not (tmp_path / "out").exists()
+
+
+def without(model: Path, lost: str) -> None:
+    """The weights without the tensors whose names hold `lost`."""
+    tensors = load_file(model / "model.safetensors")
+    kept = {name: value for name, value in tensors.items() if lost not in name}
+    assert len(kept) < len(tensors)
+    save_file(kept, model / "model.safetensors")
+
+
+def divided(model: Path, *, unnamed: str = "", invented: str = "") -> None:
+    """The weights in two files with an index that does not name some, or names some that are not
+    there."""
+    tensors = load_file(model / "model.safetensors")
+    (model / "model.safetensors").unlink()
+    names, index = sorted(tensors), {}
+    for number in range(2):
+        part = {name: tensors[name] for name in names[number::2]}
+        save_file(part, model / f"part-{number}.safetensors")
+        index |= dict.fromkeys(part, f"part-{number}.safetensors")
+    index = {name: file for name, file in index.items() if not unnamed or unnamed not in name}
+    index |= {invented: "part-0.safetensors"} if invented else {}
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 9\n"
+SPOILT: dict[str, Callable[[Path], object]] = {
+    "a tensor is lost": lambda model: without(model, "layers.2.self_attn.k_proj"),
+    "a layer is lost": lambda model: without(model, "layers.3."),
+    "an index that lacks a layer": lambda model: divided(model, unnamed="layers.1."),
+    "an index of other weights": lambda model: divided(model, invented="model.layers.9.x"),
+    "weights that are a pointer": lambda model: (model / "model.safetensors").write_bytes(POINTER),
+    "a tokenizer that is a pointer": lambda model: (model / "tokenizer.json").write_bytes(POINTER),
+    "a tokenizer that is a page": lambda model: (model / "tokenizer.json").write_text("<html>"),
+    "an empty tokenizer": lambda model: (model / "tokenizer.json").write_bytes(b""),
+    "other heads": lambda model: (model / "config.json").write_text(
+        json.dumps(json.loads((MODEL / "config.json").read_bytes()) | {"num_attention_heads": 8})
+    ),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT)
+def test_a_model_that_is_not_whole_is_refused_everywhere(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    artifact: Path,
+    spoil: Callable[[Path], object],
+) -> None:
+    """In the same words, before weights are read and before a server starts."""
+    shutil.copytree(MODEL, tmp_path / "a-model")
+    spoil(tmp_path / "a-model")
+    model, out = tmp_path / "a-model", tmp_path / "out"
+    lines = {
+        refused(capsys, 1, "compute", model, "--calib-tokens", 64, "--output-dir", out),
+        refused(capsys, 1, "eval", artifact, "--model", model, "--task", "perplexity"),
+        refused(capsys, 1, "serve", artifact, "--model", model, "--device", "cpu"),
+    }
+    assert len(lines) == 1 and not out.exists()
+
+
+def test_weights_in_two_files_are_whole(tmp_path: Path) -> None:
+    shutil.copytree(MODEL, tmp_path / "a-model")
+    divided(tmp_path / "a-model")
+    check_weights(tmp_path / "a-model")
 
 
 @pytest.mark.parametrize("text", ["hi", "one two three", ""])

@@ -57,12 +57,16 @@ class Table:
         return []
 
     def weights(self, size: int) -> list[str]:
-        """Weights of `size` bytes, of which the disk holds none but the header."""
-        entry = {"dtype": "BF16", "shape": [size // 2], "data_offsets": [0, size]}
-        header = json.dumps({"model.norm.weight": entry}).encode()
+        """Weights with `size` bytes more, of which the disk holds none."""
         path = self.model / "model.safetensors"
-        path.write_bytes(len(header).to_bytes(8, "little") + header)
-        os.truncate(path, 8 + len(header) + size)
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        entries, numbers = json.loads(data[8 : 8 + length]), data[8 + length :]
+        places = [len(numbers), len(numbers) + size]
+        entries["more"] = {"dtype": "BF16", "shape": [size // 2], "data_offsets": places}
+        header = json.dumps(entries).encode()
+        path.write_bytes(len(header).to_bytes(8, "little") + header + numbers)
+        os.truncate(path, 8 + len(header) + places[1])
         return []
 
     def cut(self, size: int) -> list[str]:
@@ -110,6 +114,16 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
         lambda t: t.cut(4096),
         1,
         ("model.safetensors: it has ", "and its header says", "download it again"),
+    ),
+    "a model without architectures": (
+        lambda t: t.config(architectures=None),
+        1,
+        ("a-model has no architectures",),
+    ),
+    "a model that SGLang runs on GPUs alone": (
+        lambda t: t.config(model_type="qwen3_next"),
+        1,
+        ("a-model (qwen3_next) on a CPU", "needs CUDA"),
     ),
     "too many requests at a time": (
         lambda t: ["--", "--max-running-requests=90000000"],

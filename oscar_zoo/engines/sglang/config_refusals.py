@@ -92,3 +92,8 @@ def check_config(config: ConfigFile, model_id: str) -> None:
             hint="if you trust that code: python -P -m sglang.launch_server --model-path ..."
             " --trust-remote-code --kv-cache-dtype int2 --oscar-artifact NAME",
         )
+    if not getattr(config, "architectures", None):
+        raise UnsupportedModel(
+            f"the config.json of {model_id} has no architectures, and SGLang chooses by them.",
+            hint='add them as the model has them on its hub: "architectures": ["..."]',
+        )

@@ -110,11 +110,16 @@ def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]
 
     Raises:
         ServerFailed: the server did not start.
-        InvalidModel: the chat template of the model does not come to an end.
+        InvalidModel: the weights of the model are not those of its configuration, or its chat
+            template does not come to an end.
         UsageError: a flag or a variable that an INT2 cache refuses.
         VerificationFailed: the artifact holds only one of K and V.
         DigestMismatchError: somebody changed the staged files during the start.
     """
+    if Path(wanted.model).is_dir():
+        from oscar_zoo.models.loading import check_weights  # imports transformers
+
+        check_weights(Path(wanted.model))
     check_template_of(wanted.model, wanted.revision)
     with staging.private_folder() as private:
         staged = private / "rotations"
