@@ -73,7 +73,7 @@ def _bench(work: Path, artifact: Path) -> dict[str, Any]:
     command += [f"--seconds={SECONDS}", *SIZES, "--json", "--", *FLAGS]
     done = subprocess.run(
         [sys.executable, "-m", "oscar_zoo", *command],
-        env=_environment(work / "bench"),
+        env=environment(work / "bench"),
         capture_output=True,
         text=True,
         timeout=START + 4 * SECONDS,
@@ -100,13 +100,13 @@ def _killed(folder: Path, artifact: Path, number: int) -> _Killed:
     command = ["serve", str(artifact), "--model", str(MODEL), "--port", str(port), "--json"]
     serve = subprocess.Popen(
         [sys.executable, "-m", "oscar_zoo", *command, "--", *FLAGS],
-        env=_environment(folder),
+        env=environment(folder),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
     )
     try:
-        ready = _wait_until_ready(serve)
+        ready = ready_server(serve)
         tree = [serve.pid, *_children(serve.pid)]
         victim = tree[number % len(tree)]
         name = "oscar-zoo" if victim == serve.pid else f"process {tree.index(victim)} of SGLang"
@@ -154,7 +154,7 @@ def _left(
             yield f"port {port} is not free: {error.strerror}"
 
 
-def _wait_until_ready(serve: subprocess.Popen[str]) -> dict[str, Any]:
+def ready_server(serve: subprocess.Popen[str]) -> dict[str, Any]:
     assert serve.stdout is not None
     timer = threading.Timer(START, serve.kill)
     timer.start()
@@ -203,7 +203,7 @@ def _asking(url: str, model: str) -> Iterator[None]:
     yield
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def environment(folder: Path) -> dict[str, str]:
     """Variables of a user of his own, whose temporary files are in `folder`."""
     folder.mkdir(exist_ok=True)
     own = {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

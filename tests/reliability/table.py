@@ -7,6 +7,7 @@ tests where there can be none.
 
 from __future__ import annotations
 
+import attack_experiments
 import crowd_experiments
 import disk_experiments
 import disk_faults
@@ -152,6 +153,13 @@ EXPERIMENTS = (
         load_experiments.held_under_load,
         load_experiments.lacking_sglang,
         short_form="tests/cli/test_load.py",
+    ),
+    Experiment(
+        "S16",
+        "attack",
+        "No client occupies a server: the others get their answers, and in time.",
+        attack_experiments.occupied_by_nobody,
+        load_experiments.lacking_sglang,
     ),
     Experiment(
         "S17",
