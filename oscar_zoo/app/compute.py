@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,14 +11,12 @@ from oscar_zoo.app.arguments import clip_of, model_text
 from oscar_zoo.app.compute_request import ComputeRequest
 from oscar_zoo.app.early_checks import check_device, check_model
 from oscar_zoo.app.progress import SILENT, Note, Observer, phase_progress
-from oscar_zoo.errors import UnsupportedModel, UsageError
+from oscar_zoo.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.specs import Clip
-    from oscar_zoo.compute.capture.engine_session import EngineProgram
     from oscar_zoo.compute.estimate import Estimate
     from oscar_zoo.compute.job import ComputeOptions, ComputeResult
-    from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
     from oscar_zoo.models.config_file import ConfigFile
     from oscar_zoo.models.inspect import ModelConfig
     from oscar_zoo.models.loading import Dtype
@@ -41,9 +37,6 @@ def compute_artifact(
     group_size: int | None = None,
     device: str | None = None,
     dtype: Dtype = ComputeRequest.dtype,
-    engine: Literal["transformers", "sglang"] = ComputeRequest.engine,
-    tensor_parallel: int = ComputeRequest.tensor_parallel,
-    engine_flags: Sequence[str] = ComputeRequest.engine_flags,
     stream_weights: bool | None = None,
     output: str | Path | None = None,
     force: bool = False,
@@ -59,7 +52,7 @@ def compute_artifact(
     revision: str | None = None,
     model_id: str | None = None,
     observer: Observer = SILENT,
-) -> ComputeResult | None:
+) -> ComputeResult:
     """Calibrate a model, fit a rotation, and write it as a verified artifact.
 
     Args:
@@ -75,9 +68,6 @@ def compute_artifact(
         group_size: channels that share a scale; `None` for the recipe's.
         device: `cpu`, `cuda[:N]`, or `auto` for all GPUs; `None` for the first GPU, else the CPU.
         dtype: type of the weights in memory; `auto` keeps the stored one.
-        engine: what runs the model.
-        tensor_parallel: ranks of the sglang engine.
-        engine_flags: flags of SGLang, such as `--attention-backend=flashinfer`.
         stream_weights: read weights layer by layer; `None` does so when the model does not fit.
         output: the artifact's folder; `None` for `./<Model>/<tag>`. Moments and report are written
             beside it.
@@ -99,8 +89,7 @@ def compute_artifact(
         observer: hears of progress and remarks.
 
     Returns:
-        The artifact: `path`, `manifest`, `moments`, `report`, `notes` and more. In processes of
-        `torchrun` other than the first, `None`.
+        The artifact: `path`, `manifest`, `moments`, `report`, `notes` and more.
 
     Raises:
         MissingDependency: torch or transformers is not installed.
@@ -121,9 +110,6 @@ def compute_artifact(
         group_size=group_size,
         device=device,
         dtype=dtype,
-        engine=engine,
-        tensor_parallel=tensor_parallel,
-        engine_flags=tuple(engine_flags),
         stream_weights=stream_weights,
         output=None if output is None else Path(output),
         force=force,
@@ -142,12 +128,11 @@ def compute_artifact(
     return compute(request, observer)
 
 
-def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResult | None:
+def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResult:
     """Calibrate a model, fit a rotation, and write it as a verified artifact.
 
     Returns:
         The artifact; its `notes` hold every remark, also those that the observer was told at once.
-        `None` in all processes of `torchrun` but the first.
 
     Raises:
         MissingDependency: torch or transformers is not installed.
@@ -159,7 +144,6 @@ def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResu
     from oscar_zoo.compute.folder import check_place
     from oscar_zoo.registry.model_names import check_model_id
 
-    flags = read_engine_flags(request)
     require_compute()
     choice = parse_model(request.model, observer)
     choice.check_can_be_had("oscar-zoo compute FOLDER")
@@ -167,32 +151,14 @@ def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResu
         check_model_id(request.model_id)
     check_place(request.output, force=request.force)
     options, model = options_of(request, choice)
-    if request.engine == "sglang":
-        options = replace(options, program=_engine_program(options, flags))
     refused = serving_refusal(model.written, model.block.id)
     early = (not_served_note(refused),) if refused is not None else ()
     cost = None
-    if observer is not SILENT and _is_first():
+    if observer is not SILENT:
         from oscar_zoo.compute.estimate import estimate
 
         cost = estimate(options, model)
     return run(options, observer, cost=cost, notes=early)
-
-
-def read_engine_flags(request: ComputeRequest) -> UserFlags:
-    """SGLang's flags of `request`.
-
-    Raises:
-        UsageError: a flag that the capture decides, or flags for another engine.
-    """
-    from oscar_zoo.engines.sglang.launch.capture_flags import read_flags
-
-    if request.engine_flags and request.engine != "sglang":
-        raise UsageError(
-            f"{request.engine_flags[0]} is for an engine.",
-            hint="add --engine sglang, or leave it out",
-        )
-    return read_flags(request.engine_flags)
 
 
 def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOptions, ModelConfig]:
@@ -202,8 +168,7 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
         choice: the model that the request names, which can be had.
 
     Returns:
-        The options, without the program of an engine, and what the configuration of the model
-        says.
+        The options, and what the configuration of the model says.
 
     Raises:
         NetworkError: the model is not on this machine and cannot be fetched now.
@@ -228,7 +193,7 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
     if Path(choice.source).is_dir():
         check_model_folder(Path(choice.source).absolute())
     recipe = serving_recipe(choice.recipe, model.block.geometry)
-    device = pick_device(request.device, several=request.engine == "transformers")
+    device = pick_device(request.device, several=True)
     usual = choice.recipe.calibration if choice.recipe else None
     recipe = recipe.override(clip=request.clip, group_size=request.group_size)
     wish = width_wish(request.bits, request.max_loss)
@@ -247,8 +212,6 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
         device=device,
         dtype=request.dtype,
         stream_weights=request.stream_weights,
-        engine=request.engine,
-        tensor_parallel=request.tensor_parallel,
         force=request.force,
         resume=request.resume,
         seed=request.seed,
@@ -270,7 +233,7 @@ def run(
     *,
     cost: Estimate | None = None,
     notes: tuple[Note, ...] = (),
-) -> ComputeResult | None:
+) -> ComputeResult:
     """Compute with `options` and tell the observer of the first process how far it is.
 
     Args:
@@ -280,7 +243,6 @@ def run(
     from oscar_zoo.compute.job import compute_artifact
     from oscar_zoo.compute.phases import expected_phases
 
-    observer = observer if _is_first() else SILENT
     observer.begin(cost.phases if cost else expected_phases(options), timed=cost is not None)
     told: list[str] = []
     for note in notes:
@@ -292,11 +254,7 @@ def run(
         tell=partial(_remark, observer, told),
     )
     observer.begin((), timed=False)
-    return (
-        replace(result, notes=tuple(dict.fromkeys((*told, *result.notes))))
-        if result is not None
-        else None
-    )
+    return replace(result, notes=tuple(dict.fromkeys((*told, *result.notes))))
 
 
 def serving_refusal(config: ConfigFile, model_id: str) -> UnsupportedModel | None:
@@ -317,26 +275,6 @@ def not_served_note(error: UnsupportedModel) -> Note:
     return Note("compute.not_served", text, {"reason": error.message})
 
 
-def _is_first() -> bool:
-    """Whether this is the first process of `torchrun`, or the only one."""
-    from oscar_zoo.compute.capture.distributed import rank_and_size
-
-    return rank_and_size()[0] == 0
-
-
 def _remark(observer: Observer, told: list[str], text: str) -> None:
     told.append(text)
     observer.note(Note("compute.remark", text))
-
-
-def _engine_program(options: ComputeOptions, flags: UserFlags) -> EngineProgram:
-    """The SGLang engine that calibrates, in the environment of `serve` without an INT2 cache."""
-    from oscar_zoo.engines.sglang.capture_program import capture_program
-    from oscar_zoo.engines.sglang.launch.capture_flags import check_backend
-    from oscar_zoo.engines.sglang.launch.environment import child_environment
-    from oscar_zoo.engines.sglang.launch.staging import kernels_folder
-
-    check_backend(flags, options.device, options.dtype)
-    cpu = "cpu" if options.device == "cpu" else None
-    environment = child_environment(os.environ, device=cpu, kernels=kernels_folder())
-    return capture_program(environment, flags)

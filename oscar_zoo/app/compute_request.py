@@ -35,9 +35,6 @@ class ComputeRequest:
         group_size: channels that share a scale; `None` for the recipe's.
         device: `cpu`, `cuda[:N]`, or `auto` for all GPUs; `None` for the first GPU, else the CPU.
         dtype: type of the weights in memory; `auto` keeps the stored one.
-        engine: what runs the model.
-        tensor_parallel: ranks of the sglang engine.
-        engine_flags: flags of SGLang for it.
         stream_weights: read weights layer by layer; `None` does so when the model does not fit.
         output: the artifact's folder; `None` for `./<Model>/<tag>`.
         force: replace an artifact that is already in the folder.
@@ -66,9 +63,6 @@ class ComputeRequest:
     group_size: int | None = None
     device: str | None = None
     dtype: Dtype = "auto"
-    engine: Literal["transformers", "sglang"] = "transformers"
-    tensor_parallel: int = 1
-    engine_flags: tuple[str, ...] = ()
     stream_weights: bool | None = None
     output: Path | None = None
     force: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from oscar_zoo.app.arguments import command_line, option_words
@@ -49,11 +48,6 @@ class ComputeWish:
         if self.calib_data and not self.compute:
             raise UsageError(
                 "--calib-data goes with --compute.", hint="add --compute, or leave it out"
-            )
-        if self.compute and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise UsageError(
-                "this computes in one process.",
-                hint="torchrun -m oscar_zoo compute ..., then oscar-zoo publish",
             )
 
 

@@ -24,12 +24,6 @@ OURS: Ours = {
     "--daemon": ("--detach", None),
 }
 """Flags of other programs: our option that does the same, and a remark."""
-OURS_OF_COMPUTE: Ours = {
-    "--tp": ("--tensor-parallel", None),
-    "--tp-size": ("--tensor-parallel", None),
-    "--tensor-parallel-size": ("--tensor-parallel", None),
-}
-"""The same for `compute`."""
 SWITCHES = (
     "--enable-",
     "--disable-",
@@ -79,11 +73,9 @@ class EngineCommand(FlagsCommand):
 
     Attributes:
         ours: flags for which the command has an option.
-        needs: an option and its value, without which it starts no engine.
     """
 
     ours: Ours = OURS
-    needs: tuple[str, ...] = ()
 
     def check(self, words: Sequence[str]) -> None:
         """Raise `UsageError` when `words` hold a flag that is refused behind `--`."""
@@ -116,9 +108,6 @@ class EngineCommand(FlagsCommand):
         self, command: str, flag: str, given: Sequence[str], options: Set[str]
     ) -> UsageError:
         """The error for `flag`, which is not among the `options` of `command`."""
-        if self.needs and self.needs[0] not in map(_name, given):
-            cut = given.index("--") if "--" in given else len(given)
-            given = [*given[:cut], *self.needs, *given[cut:]]
         if flag not in self.ours:
             front, moved = _sorted(given, options)
             self.check(moved)
@@ -128,19 +117,6 @@ class EngineCommand(FlagsCommand):
         if option is None:
             return UsageError(what, hint=f"{command} --help")
         return UsageError(what, hint=_line(command, _renamed(given, flag, option)))
-
-
-class ComputeCommand(EngineCommand):
-    """A command that calibrates, with SGLang where `--engine` says so."""
-
-    ours = OURS_OF_COMPUTE
-    needs = ("--engine", "sglang")
-
-    def check(self, words: Sequence[str]) -> None:
-        """Raise `UsageError` when `words` hold a flag that is refused behind `--`."""
-        from oscar_zoo.engines.sglang.launch.capture_flags import read_flags
-
-        read_flags(words)
 
 
 def _behind(

@@ -8,7 +8,7 @@ from functools import partial
 
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.compute.capture.calibration_rows import CalibrationRows
-from oscar_zoo.compute.capture.running import InProcess, RunningModel
+from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.data import CalibrationData
 from oscar_zoo.compute.estimate import LONGEST_TUNING, tuning_seconds
 from oscar_zoo.compute.fit import FitResult, Fits, Tick, fit, fit_all, with_tuned
@@ -30,7 +30,7 @@ from oscar_zoo.next_step import AddOption, NextStep
 def fit_or_choose(
     options: ComputeOptions,
     methods: tuple[Method, ...],
-    model: RunningModel | None,
+    model: RunningModel,
     data: CalibrationData,
     moments: Moments,
     progress: Progress,
@@ -40,7 +40,7 @@ def fit_or_choose(
     Args:
         options: what to compute.
         methods: to fit.
-        model: which has run its capture; `None` will do for a method that reads moments alone.
+        model: which has run its capture.
         data: the text.
         moments: of the capture.
         progress: called during the phases.
@@ -48,8 +48,6 @@ def fit_or_choose(
     Raises:
         ComputeFailed: see `choose.choose`.
     """
-    if model is None:
-        return fit(moments, methods[0]), None, None
     if options.method == AUTO:
         choice = _choose(options, model, data, moments, progress)
         return choice.result, choice, choice.widths
@@ -98,7 +96,7 @@ def _choose(
     failed = None if choice.base is None else failure(kept.gates(choice.base))
     wishes: tuple[WidthWish, ...] = () if options.widths is None else (options.widths,)
     if options.widths is None and failed is not None and not options.allow_poor:
-        wishes = INSTEAD if isinstance(model, InProcess) else ()
+        wishes = INSTEAD
     widths = None
     for wish in wishes:
         asked = replace(options, widths=wish)
@@ -139,7 +137,6 @@ def _widths(
     """The bits of every layer and side, when they were asked for."""
     if options.widths is None:
         return None
-    assert isinstance(model, InProcess)  # `check_options` refuses an engine
     assert data.heldout is not None  # `heldout_check` refuses such text
     return choose_widths(
         model, data.heldout, result, recipe, options.widths, known=known, progress=progress

@@ -29,7 +29,7 @@ from oscar_zoo.compute import moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
 from oscar_zoo.compute.capture import run
 from oscar_zoo.compute.capture.base import no_progress
-from oscar_zoo.compute.capture.run import Captured, is_main_process
+from oscar_zoo.compute.capture.run import Captured
 from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.data import CalibrationData
 from oscar_zoo.compute.fit import FitResult
@@ -55,7 +55,6 @@ from oscar_zoo.compute.subject import (
     read_data,
     read_subject,
     run_capture,
-    running,
 )
 from oscar_zoo.compute.tags import calibration_tag
 from oscar_zoo.compute.width_wish import bits_of
@@ -116,7 +115,7 @@ def compute_artifact(
     *,
     progress: Progress = no_progress,
     tell: Callable[[str], None] = lambda text: None,
-) -> ComputeResult | None:
+) -> ComputeResult:
     """Calibrate a model and write the artifact.
 
     Args:
@@ -125,7 +124,7 @@ def compute_artifact(
         tell: called with remarks that the user should see at once, in sentences.
 
     Returns:
-        The artifact; `None` in all processes of `torchrun` but the first.
+        The artifact.
 
     Raises:
         UsageError: options that make no sense together, or data that is no text.
@@ -147,20 +146,18 @@ def compute_artifact(
     if len(methods) == 1 and options.widths is None:  # else the tag is not known yet
         check_target(base, force=options.force)
     work = _work(base)
-    if is_main_process():
-        if options.output_dir is None:
-            tell(f"no --output-dir was given: the artifact goes into {path_text(base.parent)}.")
-        for text in _about_tokens(data, methods):
-            tell(text)
+    if options.output_dir is None:
+        tell(f"no --output-dir was given: the artifact goes into {path_text(base.parent)}.")
+    for text in _about_tokens(data, methods):
+        tell(text)
     loaded = subject.loaded
     device = loaded.device if loaded else torch.device("cpu")
     with run.kept_for_resume(work), memory_errors(subject.block.id, device):
-        with running(options, subject, methods, data, work) as model:
-            with clock.phase(CAPTURE):
-                captured = _capture(model, options, methods, data, work, progress, tell)
-            if not is_main_process():
-                return None
-            return _finish(options, subject, model, methods, data, captured, clock)
+        assert loaded is not None
+        model = RunningModel(loaded)
+        with clock.phase(CAPTURE):
+            captured = _capture(model, options, methods, data, work, progress, tell)
+        return _finish(options, subject, model, methods, data, captured, clock)
 
 
 def _base(
@@ -197,7 +194,7 @@ def _check_resume(options: ComputeOptions, methods: tuple[Method, ...]) -> None:
 
 
 def _capture(
-    model: RunningModel | None,
+    model: RunningModel,
     options: ComputeOptions,
     methods: tuple[Method, ...],
     data: CalibrationData,
@@ -223,7 +220,7 @@ def _capture(
 def _finish(
     options: ComputeOptions,
     subject: Subject,
-    model: RunningModel | None,
+    model: RunningModel,
     methods: tuple[Method, ...],
     data: CalibrationData,
     captured: Captured | None,

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from oscar_zoo.artifact.group_size import check_groups
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.compute.capture.distributed import rank_and_size
-from oscar_zoo.compute.capture.engine_session import EngineProgram
 from oscar_zoo.compute.data import check_budget, check_source
 from oscar_zoo.compute.folder import check_target
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.methods.table import METHODS, find_method
 from oscar_zoo.compute.width_wish import WidthWish
 from oscar_zoo.errors import UsageError
-from oscar_zoo.models.device import AUTO as DEVICES
 from oscar_zoo.models.device import check_device
 from oscar_zoo.models.loading import Dtype
 
@@ -49,9 +45,6 @@ class ComputeOptions:
             together.
         stream_weights: read weights layer by layer; `None` does so when the model does not fit
             otherwise.
-        engine: what runs them.
-        tensor_parallel: ranks of the sglang engine.
-        program: starts the sglang engine; required for `engine="sglang"`.
         force: replace an artifact that is already in the folder.
         resume: go on from the state that an interrupted run of the same command left; `None` where
             there is one, and `True` refuses to go on from one of another command.
@@ -81,9 +74,6 @@ class ComputeOptions:
     device: str = "cpu"
     dtype: Dtype = "auto"
     stream_weights: bool | None = None
-    engine: Literal["transformers", "sglang"] = "transformers"
-    tensor_parallel: int = 1
-    program: EngineProgram | None = None
     force: bool = False
     resume: bool | None = None
     chat_template: bool | None = None
@@ -113,31 +103,7 @@ def check_options(options: ComputeOptions) -> tuple[Method, ...]:
     check_source(options.calib_data)
     if options.output_dir is not None:
         check_target(options.output_dir, force=options.force)
-    if options.engine == "sglang" and options.program is None:
-        raise UsageError(
-            "no program is given for the sglang engine.", hint="use engines.sglang.capture_program"
-        )
-    if options.engine == "transformers" and options.tensor_parallel > 1:
-        raise UsageError(
-            "transformers runs tensor parallel 1.",
-            hint="use --engine sglang, or data parallel: torchrun",
-        )
-    if options.engine != "transformers" and options.widths is not None:
-        raise UsageError(
-            f"{options.widths.option} compares whole distributions of tokens, which the sglang"
-            " engine does not hand over.",
-            hint="use --engine transformers; it streams weights that do not fit",
-        )
-    check_device(options.device, several=options.engine == "transformers")
-    if options.device == DEVICES and rank_and_size()[1] > 1:
-        raise UsageError(
-            "--device auto gives every process all GPUs.", hint="start it without torchrun"
-        )
-    if options.stream_weights is not None and options.engine != "transformers":
-        raise UsageError(
-            "sglang loads weights itself.",
-            hint="leave --stream-weights out, or --engine transformers",
-        )
+    check_device(options.device, several=True)
     return methods
 
 

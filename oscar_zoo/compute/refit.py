@@ -20,7 +20,7 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute import moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
-from oscar_zoo.compute.capture.running import InProcess
+from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.data import HeldOut
 from oscar_zoo.compute.fit import FitResult, fit, needs_model, possible_methods
 from oscar_zoo.compute.fitting import choose_bits
@@ -144,6 +144,6 @@ def _bits(
             " were captured from may be among the text that bits are chosen with."
         )
     with memory_errors(subject.block.id, subject.loaded.device):
-        widths = choose_bits(options, InProcess(subject.loaded), data, result, progress)
+        widths = choose_bits(options, RunningModel(subject.loaded), data, result, progress)
     assert widths is not None and data.heldout is not None  # `options` has a wish
     return widths, data.heldout

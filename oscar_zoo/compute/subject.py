@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from oscar_zoo.artifact.model_block import ModelBlock
-from oscar_zoo.compute.capture.engine_job import Scalar
-from oscar_zoo.compute.capture.engine_session import open_engine
-from oscar_zoo.compute.capture.in_engine import InEngine
 from oscar_zoo.compute.capture.run import Captured, CaptureRequest
-from oscar_zoo.compute.capture.running import InProcess, RunningModel
+from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.data import CalibrationData, check_overlap, load_calibration
 from oscar_zoo.compute.heldout_check import check_heldout
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.methods.table import METHODS
 from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions, sequence_length
 from oscar_zoo.compute.phases import CAPTURE
-from oscar_zoo.compute.select.trial_runner import recall_lengths
 from oscar_zoo.compute.width_wish import check_wish
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.phases import Progress
@@ -36,7 +28,7 @@ ENOUGH_TOKENS = 5000
 
 @dataclass(frozen=True)
 class Subject:
-    """The model of a job; `loaded` is `None` when an engine of its own runs it."""
+    """The model of a job; `loaded` is `None` before its weights are read."""
 
     block: ModelBlock
     tokenizer: Any
@@ -44,13 +36,11 @@ class Subject:
 
 
 def load_subject(options: ComputeOptions) -> Subject:
-    """Read the model of a job; an engine of its own needs only its configuration and tokenizer.
+    """Read the model of a job.
 
     Raises:
         PathNotFound, InvalidModel, UnsupportedModel, NotEnoughMemory: see `loading.load_model`.
     """
-    if options.engine == "sglang":
-        return read_subject(options)
     loaded = load_model(
         options.model,
         revision=options.revision,
@@ -105,58 +95,8 @@ def read_data(
     return check_overlap(data, allow_overlap=options.allow_overlap)
 
 
-@contextmanager
-def running(
-    options: ComputeOptions,
-    subject: Subject,
-    methods: tuple[Method, ...],
-    data: CalibrationData,
-    work: Path,
-) -> Iterator[RunningModel | None]:
-    """The model of a job, ready to run; an engine of its own lives as long as the block.
-
-    Args:
-        work: folder for what an interrupted run leaves.
-
-    Returns:
-        The model, or `None` where an engine would have nothing to do.
-
-    Raises:
-        MissingDependency: the engine is not installed.
-    """
-    if subject.loaded is not None:
-        yield InProcess(subject.loaded)
-        return
-    if not any(method.needs for method in methods):
-        yield None
-        return
-    assert options.program is not None  # `check_options` refuses an engine without its program
-    kind, _, number = options.device.partition(":")
-    given: dict[str, Scalar] = {"device": kind, "dtype": options.dtype}
-    if number:
-        given["base_gpu_id"] = int(number)
-    if options.revision is not None:
-        given["revision"] = options.revision
-    with open_engine(
-        options.program,
-        options.model,
-        _longest(options, subject.block, data),
-        tensor_parallel=options.tensor_parallel,
-        engine=given,
-        work=work,
-    ) as session:
-        yield InEngine(session, subject.block, subject.tokenizer, torch.device(options.device))
-
-
-def _longest(options: ComputeOptions, block: ModelBlock, data: CalibrationData) -> int:
-    """Tokens of the longest sequence that an engine will see."""
-    held_out = data.heldout.sequences if data.heldout else ()
-    asked = recall_lengths(options.recipe.windows, block) if options.method == AUTO else ()
-    return max(*map(len, (*data.sequences, *held_out)), *asked)
-
-
 def run_capture(
-    model: RunningModel | None,
+    model: RunningModel,
     options: ComputeOptions,
     methods: tuple[Method, ...],
     data: CalibrationData,
@@ -171,7 +111,7 @@ def run_capture(
     Raises:
         ComputeFailed: see `RunningModel.capture`.
     """
-    if model is None or not any(method.needs for method in methods):
+    if not any(method.needs for method in methods):
         return None
     # Everything a fit can ask for costs little more than what one does, and the moments then serve
     # them all.

@@ -233,7 +233,7 @@ def float8_block(config: Any, model_id: str) -> tuple[int, int] | None:
     if method != "fp8":
         raise UnsupportedModel(
             f"{model_id} is quantized with {method}, which is not read here.",
-            hint="use its bfloat16 or fp8 checkpoint, or --engine sglang",
+            hint="use its bfloat16 or fp8 checkpoint",
         )
     block = _entry(given, "weight_block_size") or (128, 128)
     if len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block):

@@ -36,7 +36,7 @@ def outline(config: Any, model_id: str) -> Any:
             return model
     raise UnsupportedModel(
         f"transformers runs no language model for {model_id} ({config.model_type}).",
-        hint="use --engine sglang with a fixed method: --method wush",
+        hint="choose a model that transformers runs",
     )
 
 
@@ -46,5 +46,5 @@ def _check_attention(model: Any, model_id: str) -> None:
         raise UnsupportedModel(
             f"{model_id} ({type(model).__name__}) computes attention in code of its own, which"
             " nothing can watch.",
-            hint="use --engine sglang with a fixed method: --method wush",
+            hint="choose a model that transformers runs through its attention interface",
         )

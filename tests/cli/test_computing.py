@@ -245,7 +245,7 @@ def test_without_a_network_only_a_model_that_is_here_is_offered(
             ]
         snapshot = tmp_path / "models--Qwen--Qwen3-8B" / "snapshots" / commit
         snapshot.mkdir(parents=True, exist_ok=True)
-        (snapshot / "config.json").write_text("{}")
+        (snapshot / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
         refs = tmp_path / "models--Qwen--Qwen3-8B" / "refs"
         refs.mkdir(exist_ok=True)
         (refs / "main").write_text(commit)

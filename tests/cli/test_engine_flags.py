@@ -12,13 +12,11 @@ from tiny_artifacts import artifact_files, write_folder
 
 pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(300)]
 
-TEXT = Path(__file__).resolve().parents[2] / "examples/text/calibration.txt"
 COMMANDS = {
     "serve": ("serve", "./rotation", "--model", str(MODEL)),
     "eval": ("eval", "./rotation", "--model", str(MODEL), "--engine", "sglang"),
     "bench serve": ("bench", "serve", "--dummy-weights", "tiny-qwen3-hard", "--caches=bf16,int2"),
     "bench load": ("bench", "load", "--dummy-weights", "tiny-qwen3-hard"),
-    "compute": ("compute", str(MODEL), "--engine", "sglang", "--calib-data", str(TEXT)),
 }
 
 

@@ -117,20 +117,3 @@ def test_a_streamed_computation_makes_the_same_artifact(tmp_path: Path) -> None:
         assert status == 0, err
         made.append(parsed(out)["digest"])
     assert made[0] == made[1]
-
-
-def test_choices_that_do_not_go_together_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    status, _, err = run(
-        "compute", EXAMPLE, "--engine", "sglang", "--method", "wush", "--stream-weights"
-    )
-    assert (status, "sglang loads weights itself" in err) == (2, True), err
-    status, _, err = run(
-        "compute", EXAMPLE, "--engine", "sglang", "--method", "wush", "--device", "auto"
-    )
-    assert (status, "'auto' is not a device" in err) == (2, True), err
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    status, _, err = run("compute", EXAMPLE, "--device", "auto")
-    assert (status, "Start it without torchrun" in err) == (2, True), err

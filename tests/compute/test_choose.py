@@ -11,7 +11,7 @@ import pytest
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.cli.render.choice import print_choice
-from oscar_zoo.compute.capture.running import InProcess
+from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.data import CalibrationData, HeldOut, load_calibration
 from oscar_zoo.compute.fit import Fits, fit_all
@@ -64,7 +64,7 @@ def chosen(loaded: LoadedModel, data: CalibrationData, moments: Moments) -> Choi
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(trial_runner, "RECALL_ANSWERS", 16)
         fits = only(moments, "identity", "hadamard", "wush")
-        return choose(InProcess(loaded), held(data, 4), fits, RECIPE)
+        return choose(RunningModel(loaded), held(data, 4), fits, RECIPE)
 
 
 def test_on_outlier_channels_wush_is_kept_and_costs_little(chosen: Choice) -> None:
@@ -177,7 +177,7 @@ def test_fast_measures_no_perplexity(
     seen: list[tuple[int, int, str]] = []
     fits = only(moments, "hadamard", "wush")
     found = choose(
-        InProcess(loaded),
+        RunningModel(loaded),
         held(data),
         fits,
         RECIPE,
@@ -201,7 +201,7 @@ def test_a_poor_best_is_refused_unless_it_is_wanted(
     loaded: LoadedModel, data: CalibrationData, moments: Moments
 ) -> None:
     fits = only(moments, "hadamard")
-    found = choose(InProcess(loaded), held(data, 1), fits, RECIPE, fixed_clip=True)
+    found = choose(RunningModel(loaded), held(data, 1), fits, RECIPE, fixed_clip=True)
     with pytest.raises(ComputeFailed, match="hadamard") as caught:
         refuse_poor(found.chosen.method, found.gates)
     assert "--allow-poor" in (caught.value.hint or "")
@@ -220,7 +220,7 @@ def test_a_model_that_recalls_nothing_is_not_judged_by_it(
         loaded,
         tokenizer=lambda text, **options: {"input_ids": mute(text, **options)["input_ids"][::-1]},
     )
-    found = choose(InProcess(odd), held(data, 4), only(moments, "wush"), RECIPE, fixed_clip=True)
+    found = choose(RunningModel(odd), held(data, 4), only(moments, "wush"), RECIPE, fixed_clip=True)
     assert found.questions.own is not None
     assert found.questions.own.value < 0.5
     assert "recall was not judged" in (found.questions.remark or "")
@@ -233,4 +233,4 @@ def test_short_held_out_text_is_refused(
 ) -> None:
     short = HeldOut(tuple(sequence[:300] for sequence in held(data).sequences))
     with pytest.raises(UsageError, match="320 tokens"):
-        choose(InProcess(loaded), short, only(moments, "hadamard"), RECIPE)
+        choose(RunningModel(loaded), short, only(moments, "hadamard"), RECIPE)

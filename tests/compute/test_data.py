@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_tokenizers import ChatLetters, Letters, spell, write
 
-from oscar_zoo.compute.data import CalibrationData, load_calibration, shard
+from oscar_zoo.compute.data import CalibrationData, load_calibration
 from oscar_zoo.errors import PathNotFound, UsageError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -252,31 +252,6 @@ def test_documents_that_come_again_are_not_held_out(tmp_path: Path) -> None:
         "the data has no text left to hold out, so nothing can be measured on it.",
     )
     assert repeated.tokens_used == 640
-
-
-@settings(deadline=None, max_examples=40)
-@given(number=st.integers(1, 30), world=st.integers(1, 30))
-def test_shards_partition_the_sequences_in_order(number: int, world: int) -> None:
-    data = CalibrationData(tuple((n,) for n in range(number)), number, "made up")
-    if world > number:
-        with pytest.raises(
-            UsageError, match=f"{world} processes cannot share {number} calibration"
-        ):
-            shard(data, 0, world)
-        return
-    shards = [shard(data, rank, world).sequences for rank in range(world)]
-    assert sorted(sequence for part in shards for sequence in part) == list(data.sequences)
-    assert all(list(part) == sorted(part) for part in shards)
-    assert max(map(len, shards)) - min(map(len, shards)) <= 1
-
-
-def test_a_shard_keeps_the_rest_of_the_data(tmp_path: Path) -> None:
-    data = load(write(tmp_path, SEPARATOR.join(["ab " * 40, "cd " * 400])), 100, 10, heldout=80)
-    part = shard(data, 1, 3)
-    assert part.heldout == data.heldout
-    assert (part.source, part.tokens_requested) == (data.source, 100)
-    with pytest.raises(UsageError, match="no rank 3 among 3"):
-        shard(data, 3, 3)
 
 
 CHATS = [

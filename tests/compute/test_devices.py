@@ -34,7 +34,7 @@ from oscar_zoo.compute.capture import layerwise
 from oscar_zoo.compute.capture.base import no_progress
 from oscar_zoo.compute.capture.calibration_rows import CalibrationRows, collect_rows
 from oscar_zoo.compute.capture.run import Captured, CaptureRequest
-from oscar_zoo.compute.capture.running import InProcess
+from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.data import CalibrationData, load_calibration
 from oscar_zoo.compute.estimate import matmul_speed
@@ -154,7 +154,7 @@ def test_a_model_is_captured(
     if not by_layer:
         monkeypatch.setattr(layerwise, "start_states", lambda *args: None)
     request = CaptureRequest(text, NEEDS, tmp_path / "work", progress=no_progress)
-    captured = InProcess(model).capture(request)
+    captured = RunningModel(model).capture(request)
     coverage.check(captured.moments, NEEDS)
     assert all(layer.qq.device == CPU for layer in captured.moments.layers.values())
 
@@ -175,7 +175,7 @@ def test_auto_measures_and_keeps_one(
     monkeypatch.setattr(trial_runner, "RECALL_LEAST", 0.0)
     rows: CalibrationRows = collect_rows(loaded, data.sequences, 16)
     fits: Fits = with_tuned(fit_all(moments), moments, rows, tick=lambda *at: None)
-    choice = choose(InProcess(loaded), data.heldout, fits, RECIPE)
+    choice = choose(RunningModel(loaded), data.heldout, fits, RECIPE)
     assert choice.questions.own is not None, choice.questions.remark
     captured = Captured(moments, *_captured_facts(loaded, moments))
     facts = Facts(

@@ -232,7 +232,6 @@ def test_auto_stays_below_its_bits(model: Path, tmp_path: Path) -> None:
         (["--bits", "3", "--max-loss", "0.1%"], "exclude each other"),
         (["--max-loss", "0%"], "percent above 0"),
         (["--max-loss", "a little"], "a number in percent"),
-        (["--bits", "3", "--engine", "sglang"], "--engine transformers"),
         (["--bits", "3", "--compat"], "Leave out --compat"),
     ],
 )

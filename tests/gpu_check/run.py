@@ -103,7 +103,6 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         compiled = pool.submit(steps.precompile, check)
         kernels = begin("kernel tests", steps.kernel_tests)
         chosen = begin("compute with defaults", steps.compute)
-        captured = begin("compute --engine sglang", steps.compute_with_engine)
         experts = begin("pull --compute, mixture of experts", steps.compute_experts)
         hybrid = begin("compute, hybrid model", steps.compute_hybrid)
         windowed = begin("compute, sliding windows", compute_windowed)
@@ -123,9 +122,9 @@ def _run_all(record: Record, check: Check, beside: Check | None) -> list[StepRes
         first = (pulled, measured) if measured else (pulled, kernels)
         alone = begin("serve, second turn, eval --url", steps.serve, *first, on=beside or check)
         if measured is None:
-            before = (kernels, alone, in_process, captured, *served)
+            before = (kernels, alone, in_process, *served)
             measured = begin("bench serve", steps.bench_serve, *before)
-        computed = (chosen, pulled, captured, experts, hybrid, windowed, mixed, in_process)
+        computed = (chosen, pulled, experts, hybrid, windowed, mixed, in_process)
         results = [one.result() for one in (*computed, kernels, alone, *served, measured)]
         compiled.result()
     return results

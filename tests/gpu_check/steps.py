@@ -7,12 +7,10 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moments import largest_difference
 from served import Server, passkey_prompt
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,33 +109,6 @@ def publish_and_pull(check: Check) -> str:
 def _level(verified: dict[str, Any]) -> str:
     level = re.search(r'"level": "(\w+)"', json.dumps(verified))
     return level[1] if level else "unknown"
-
-
-def compute_with_engine(check: Check) -> str:
-    """`compute --engine sglang` with an attention backend behind `--`, `verify`, and the same sums
-    in process."""
-    if check.device != "cuda":
-        raise NotTried("another start of an engine; the tests do it on a CPU")
-    model, text = str(EXAMPLE), ("--calib-tokens", "2048", "--seq-len", "512", "--method", "oscar")
-    flags = (*check.engine_flags, f"--attention-backend={BACKEND}")
-    engine = ("--engine", "sglang", "--output-dir", "./by-engine", "--", *flags)
-    with ThreadPoolExecutor(1) as pool:
-        ours = pool.submit(check.zoo, "compute", model, *text, "--output-dir", "./in-process")
-        sums = check.zoo("compute", model, *text, *engine)["moments"]
-    level = _level(check.zoo("verify", "./by-engine"))
-    apart = largest_difference(check.work / sums, check.work / ours.result()["moments"])
-    figures = f"verified to level {level}, sums differ by {apart:.2%} from those in process"
-    if level not in GOOD_LEVELS or apart > SUMS_APART:
-        raise CheckFailed(f"{figures}: the limits are level numeric and {SUMS_APART:.0%}")
-    return figures
-
-
-BACKEND = "flashinfer"
-"""SGLang's usual backend of a Hopper GPU needs FA3, which is not in every build of its kernels."""
-GOOD_LEVELS = ("numeric", "statistics")
-"""The second says more: the rotation fits the statistics that come with it."""
-SUMS_APART = 0.02
-"""Largest relative difference of the sums of two engines in bfloat16; on a CPU it is 0.4 %."""
 
 
 def evaluate(check: Check) -> str:

@@ -1,14 +1,12 @@
-"""Captures in processes that may be killed: `python capture_child.py JOB.json`, also under
-`torchrun`.
+"""Captures in processes that may be killed: `python capture_child.py JOB.json`.
 
 A job is a list of captures of one small model, run one after the other. Each names `family`,
-`lengths` (of its random sequences), `out` (where rank 0 writes the sums), `passes` (force the
+`lengths` (of its random sequences), `out` (where the sums are written), `passes` (force the
 engine that runs the model whole), and for checkpoints `work`, `resume`, and one way to end early:
 - `kill_at`: SIGKILL at that progress report, in a forked process, so that the next capture of the
   list still runs;
 - `kill_in_save`: `[n, "before" or "after"]`, SIGKILL around the n-th replacement of the state;
-- `stop_at`: KeyboardInterrupt at that progress report; with `savers`, only these ranks have saved
-  something.
+- `stop_at`: KeyboardInterrupt at that progress report.
 The exit codes of all captures go to `JOB.json.codes`.
 """
 
@@ -28,7 +26,6 @@ from safetensors.torch import save_file
 from oscar_zoo.artifact import durable
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.capture import checkpoint, layerwise, state
-from oscar_zoo.compute.capture.distributed import rank_and_size
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.moments import Moments
 
@@ -50,15 +47,13 @@ def main() -> None:
         else:
             run(job)
             codes.append(0)
-    if rank_and_size()[0] == 0:
-        Path(f"{place}.codes").write_text(json.dumps(codes))
+    Path(f"{place}.codes").write_text(json.dumps(codes))
 
 
 def run(job: dict[str, Any]) -> None:
     layerwise.MEMORY_SHARE = 0.0 if job.get("passes") else 0.6
     checkpoint.LARGEST = job.get("largest", 256 << 20)
-    saver = rank_and_size()[0] in job.get("savers", (0, 1))
-    state.MIN_SECONDS, state.SHARE = (0.0, 0) if saver else (1e9, 1)
+    state.MIN_SECONDS, state.SHARE = 0.0, 0
     if "kill_in_save" in job:
         kill_in_save(*job["kill_in_save"])
     loaded = build(job["family"], torch.float32)
@@ -75,8 +70,7 @@ def run(job: dict[str, Any]) -> None:
         )
     except KeyboardInterrupt:
         return
-    if rank_and_size()[0] == 0:
-        write(Path(job["out"]), moments)
+    write(Path(job["out"]), moments)
 
 
 class Reports:

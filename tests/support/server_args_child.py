@@ -65,50 +65,6 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
         }
 
 
-def capture(model: str, words: list[str], out: str) -> None:
-    """What this SGLang makes of a capture of the folder `model` with the flags `words` of a user;
-    JSON in the file `out`.
-
-    Beside it, the flags that are refused there, and those that should be.
-    """
-    from sglang.srt.server_args import ServerArgs, prepare_server_args
-
-    from oscar_zoo.engines.sglang.launch import capture_flags
-
-    given = {"device": "cpu", "dtype": "float32"}
-    line = capture_flags.command_line(model, 100, 2, given, capture_flags.read_flags(words))
-    args = prepare_server_args(list(line))
-    parser = argparse.ArgumentParser()
-    ServerArgs.add_cli_args(parser)
-    flags = {option for action in parser._actions for option in action.option_strings}
-    families = tuple(capture_flags.REFUSED_FAMILIES)
-    found = {
-        "args": {name: getattr(args, name) for name in CAPTURE},
-        "refused": sorted(filter(capture_flags.reason_against, flags)),
-        "meant": sorted(
-            flag
-            for flag in flags
-            if flag in capture_flags.REFUSED_FLAGS or flag.startswith(families)
-        ),
-        "unknown": [
-            word for word in line if word[0] == "-" and word.partition("=")[0] not in flags
-        ],
-    }
-    Path(out).write_text(json.dumps(found))
-
-
-CAPTURE = (
-    "model_path",
-    "tp_size",
-    "device",
-    "disable_radix_cache",
-    "skip_tokenizer_init",
-    "max_total_tokens",
-    "attention_backend",
-    "mem_fraction_static",
-)
-
-
 def parser(out: str) -> None:
     """The flags that the parser of this SGLang takes without a plugin; JSON in the file `out`."""
     import sglang

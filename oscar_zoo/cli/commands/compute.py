@@ -9,14 +9,12 @@ import click
 from oscar_zoo.app.compute_request import METHODS, ComputeRequest
 from oscar_zoo.app.progress import Note
 from oscar_zoo.cli import completing, options, parsing
-from oscar_zoo.cli.engine_flags import ComputeCommand
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import UsageError
 
 
-@click.command("compute", cls=ComputeCommand)
+@click.command("compute")
 @click.argument("model", required=False, shell_complete=completing.models)
-@options.engine_flags_argument
 @click.option("--model-path", metavar="MODEL", help="Another way to give MODEL.")
 @click.option(
     "--calib-data",
@@ -51,23 +49,6 @@ from oscar_zoo.errors import UsageError
     "--compat",
     is_flag=True,
     help="Only what the OSCAR server loads: one rotation per layer (--method oscar).",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["transformers", "sglang"]),
-    default=ComputeRequest.engine,
-    show_default=True,
-    help=(
-        "What runs the model; several processes with transformers: torchrun -m oscar_zoo"
-        " compute ..."
-    ),
-)
-@click.option(
-    "--tensor-parallel",
-    type=click.IntRange(1),
-    default=ComputeRequest.tensor_parallel,
-    metavar="N",
-    help="Ranks of the sglang engine.",
 )
 @click.option(
     "--chat-template/--no-chat-template",
@@ -127,7 +108,6 @@ from oscar_zoo.errors import UsageError
 @options.json_option
 def command(
     model: str | None,
-    engine_flags: tuple[str, ...],
     model_path: str | None,
     method: str,
     compat: bool,
@@ -150,15 +130,11 @@ def command(
     verified artifact. Beside it: the moments, from which `oscar-zoo fit` makes other methods
     without the model, and a report.
 
-    With --engine sglang everything after -- goes to SGLang, except flags that the calibration
-    decides itself.
-
     \b
     Examples:
       oscar-zoo compute Qwen/Qwen3-8B --calib-data prompts.jsonl --calib-tokens 8192
       oscar-zoo compute ./my-model --calib-data text.txt --output-dir ./my-rotation --method wush
       oscar-zoo compute ./my-model --bits 2.75
-      oscar-zoo compute ./my-model --engine sglang -- --attention-backend=flashinfer
     """
     from oscar_zoo.app.compute import compute
     from oscar_zoo.cli.pasting import typed_again
@@ -167,7 +143,6 @@ def command(
 
     if offline:
         options.go_offline()
-    model, engine_flags = parsing.apart(model, engine_flags)
     chosen = _one_model(model, model_path)
     method = "oscar" if compat else method
     if compat and (bits is not None or max_loss is not None):
@@ -177,7 +152,6 @@ def command(
         )
     request = ComputeRequest(
         chosen,
-        engine_flags=engine_flags,
         method=method,
         tune=not no_tune,
         bits=parsing.parse_bits(bits),
@@ -192,8 +166,6 @@ def command(
             if hasattr(error, "__notes__"):  # something is kept
                 error.add_note(f"to go on from there: {typed_again('--resume')}")
             raise
-    if result is None:  # a process of torchrun that only lent a hand
-        return
     if as_json:
         terminal.emit_json(result_facts(result))
         return

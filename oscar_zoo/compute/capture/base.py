@@ -15,7 +15,6 @@ from torch import Tensor
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute import estimators
 from oscar_zoo.compute.capture.checkpoint import SUMS, Checkpoint
-from oscar_zoo.compute.capture.distributed import World
 from oscar_zoo.compute.layer_moments import LayerMoments, Need
 from oscar_zoo.compute.moments import Moments
 
@@ -79,18 +78,17 @@ class Sums:
         layer = self.layer(layer_id, key.device)
         layer.add(query, key, value, output if "outputs" in self.needs else None)
 
-    def target(self, layer_id: int, world: World, tokens: int) -> Tensor:
-        """A of `sst/1`, from the queries of every process.
+    def target(self, layer_id: int, tokens: int) -> Tensor:
+        """A of `sst/1`.
 
         Args:
-            tokens: that all processes together feed the model.
+            tokens: that the model is fed.
 
         Returns:
             `[num_kv_heads, d, d]` float64 on the device of the layer's sums.
         """
-        mine = self.layer(layer_id)
         group = self.geometry.num_q_heads // self.geometry.num_kv_heads
-        return estimators.qqt(replace(mine, qq=world.add_up(mine.qq), query_rows=group * tokens))
+        return estimators.qqt(replace(self.layer(layer_id), query_rows=group * tokens))
 
     def moments(self) -> Moments:
         """The sums of all layers, in order and on one device."""
@@ -101,13 +99,11 @@ class Sums:
 
 @dataclass(frozen=True)
 class Run:
-    """One capture, as an engine gets it.
+    """One capture.
 
     Attributes:
         sums: to fill.
-        sequences: token ids, those of this process.
-        tokens: in the sequences of all processes.
-        world: the processes.
+        sequences: token ids.
         forward: one pass of the whole model over one sequence, logits left out.
         listen: sets the function that gets the rows of the following passes.
         set_weights: reads the output projection of a layer that has run into its sums.
@@ -117,13 +113,16 @@ class Run:
 
     sums: Sums
     sequences: Sequence[Sequence[int]]
-    tokens: int
-    world: World
     forward: Callable[[Sequence[int]], None]
     listen: Callable[[RowSink | None], None]
     set_weights: Callable[[LayerMoments, int], None]
     progress: Progress
     checkpoint: Checkpoint | None
+
+    @property
+    def tokens(self) -> int:
+        """In all sequences."""
+        return sum(map(len, self.sequences))
 
 
 def _move(layer: LayerMoments, device: torch.device) -> None:

@@ -98,7 +98,7 @@ def _run_layer(
         return
     run.set_weights(run.sums.layer(index), index)
     if "weighted" in run.sums.needs:
-        target = run.sums.target(index, run.world, run.tokens)
+        target = run.sums.target(index, run.tokens)
         for key, value in kept:
             run.sums.layer(index).add_weighted(key, value, target)
 

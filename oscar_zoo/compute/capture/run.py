@@ -1,11 +1,10 @@
-"""What a capture is asked for and gives, with transformers in this process or in an engine.
+"""What a capture is asked for and gives.
 
 What an interrupted run needs to go on is kept here too.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from pathlib import Path
 from oscar_zoo.artifact.fit_block import Coverage, Numerics
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.names import path_text
-from oscar_zoo.compute.capture import engine as in_engine
 from oscar_zoo.compute.capture import transformers as in_process
 from oscar_zoo.compute.capture.base import Progress, no_progress
 from oscar_zoo.compute.capture.state import DATA, STATE, another, facts_in
@@ -68,11 +66,6 @@ class Captured:
         )
 
 
-def is_main_process() -> bool:
-    """Whether this process writes results; only the first process of `torchrun` does."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
 def can_resume(work: Path) -> bool:
     """Whether an interrupted run left a state in `work` that a capture can go on from."""
     return any(work.glob(f"*/{STATE}"))
@@ -87,8 +80,7 @@ def check_text(work: Path, data: CalibrationData) -> None:
     """
     for path in sorted(work.glob(f"*/{STATE}")):
         theirs = facts_in(path).get(DATA)
-        engine = path.parent.name == in_engine.STORE
-        mine = in_engine.data_fact(data.sequences) if engine else data.prompts_sha256
+        mine = data.prompts_sha256
         if theirs not in (None, mine):
             raise another(path.parent, DATA, str(theirs), mine)
 
@@ -108,7 +100,6 @@ def kept_for_resume(work: Path) -> Iterator[None]:
     finally:
         if done or not can_resume(work):
             in_process.discard(work)
-            in_engine.discard(work)
             for folder in (work, *missing):
                 # a folder stays when it holds other files, such as the artifact
                 with suppress(OSError):

@@ -1,11 +1,10 @@
-"""A model that runs, wherever it does: what is captured from it and measured with it."""
+"""A model that runs: what is captured from it and measured with it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -24,64 +23,9 @@ Ticks = Callable[[int, int], None]
 """Called with `(sequences done, sequences in all)`."""
 
 
-class RunningModel(Protocol):
-    """A model in this process, or in an engine."""
-
-    @property
-    def block(self) -> ModelBlock:
-        """The model."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """Of transformers."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where this process computes with the rows of the model."""
-
-    def capture(self, request: CaptureRequest) -> Captured:
-        """Sums over rows; the first thing that is asked.
-
-        Raises:
-            ComputeFailed: a head, layer or token was missed.
-        """
-
-    def held_out_rows(
-        self, sequences: Sequence[Sequence[int]], windows: Windows, *, tick: Ticks
-    ) -> HeldOutRows:
-        """Rows to measure fits on; see `held_out_rows`.
-
-        Raises:
-            ComputeFailed: rows that are not finite.
-        """
-
-    def calibration_rows(
-        self, sequences: Sequence[Sequence[int]], group_size: int, *, tick: Ticks
-    ) -> CalibrationRows:
-        """Rows to tune methods on; see `calibration_rows`.
-
-        Raises:
-            ComputeFailed: rows that are not finite.
-        """
-
-    def measure(
-        self, task: Task, cache: CacheSpec | None, *, tick: Callable[[], None]
-    ) -> Measurement:
-        """Run every prompt of `task`; see `evaluate.tasks.base.measure`.
-
-        Args:
-            task: what to measure.
-            cache: the INT2 cache to simulate at every position; `None` for the model's own.
-            tick: called after each prompt.
-
-        Raises:
-            GeometryMismatch, UsageError: `cache` does not fit the model.
-        """
-
-
 @dataclass(frozen=True)
-class InProcess:
-    """A model in this process, with transformers: a `RunningModel`."""
+class RunningModel:
+    """A model in this process, with transformers."""
 
     loaded: LoadedModel
 
@@ -101,7 +45,11 @@ class InProcess:
         return self.loaded.device
 
     def capture(self, request: CaptureRequest) -> Captured:
-        """See `RunningModel`; on all processes that `torchrun` started."""
+        """Sums over rows; the first thing that is asked.
+
+        Raises:
+            ComputeFailed: a head, layer or token was missed.
+        """
         moments = with_transformers.capture(
             self.loaded,
             request.data,
@@ -112,23 +60,40 @@ class InProcess:
         )
         moments = replace(moments, geometry=self.block.geometry)
         coverage.check(moments, request.needs)
-        seen = coverage.observed(moments, dp=int(os.environ.get("WORLD_SIZE", "1")))
+        seen = coverage.observed(moments)
         return Captured(moments, with_transformers.numerics(self.loaded), seen)
 
     def held_out_rows(
         self, sequences: Sequence[Sequence[int]], windows: Windows, *, tick: Ticks
     ) -> HeldOutRows:
-        """See `RunningModel`."""
+        """Rows to measure fits on; see `held_out_rows`.
+
+        Raises:
+            ComputeFailed: rows that are not finite.
+        """
         return collect(self.loaded, sequences, windows, tick=tick)
 
     def calibration_rows(
         self, sequences: Sequence[Sequence[int]], group_size: int, *, tick: Ticks
     ) -> CalibrationRows:
-        """See `RunningModel`."""
+        """Rows to tune methods on; see `calibration_rows`.
+
+        Raises:
+            ComputeFailed: rows that are not finite.
+        """
         return collect_rows(self.loaded, sequences, group_size, tick=tick)
 
     def measure(
         self, task: Task, cache: CacheSpec | None, *, tick: Callable[[], None]
     ) -> Measurement:
-        """See `RunningModel`."""
+        """Run every prompt of `task`; see `evaluate.tasks.base.measure`.
+
+        Args:
+            task: what to measure.
+            cache: the INT2 cache to simulate at every position; `None` for the model's own.
+            tick: called after each prompt.
+
+        Raises:
+            GeometryMismatch, UsageError: `cache` does not fit the model.
+        """
         return measure(self.loaded, task, cache, tick=tick)

@@ -38,11 +38,10 @@ from oscar_zoo.artifact.specs import Harness
 from oscar_zoo.compute.capture import layerwise, whole
 from oscar_zoo.compute.capture.base import Progress, Run, Sums, no_progress
 from oscar_zoo.compute.capture.checkpoint import Checkpoint, Saved
-from oscar_zoo.compute.capture.distributed import World, all_reduce_moments, world
 from oscar_zoo.compute.capture.projection import OutputProjections
 from oscar_zoo.compute.capture.state import DATA, weights_digest
 from oscar_zoo.compute.capture.tap import Tap
-from oscar_zoo.compute.data import CalibrationData, shard
+from oscar_zoo.compute.data import CalibrationData
 from oscar_zoo.compute.layer_moments import LayerMoments, Need
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
@@ -51,6 +50,8 @@ from oscar_zoo.models.exact_attention import exact_attention
 from oscar_zoo.models.layer_by_layer import remember_plan
 from oscar_zoo.models.layer_replay import ReplayPlan, plan_replay
 
+STORE = "rank-0"
+"""Folder with the state of a capture, in that of the work."""
 NAME = "oscar_zoo_capture"
 """Name of our attention implementation in transformers."""
 
@@ -65,8 +66,6 @@ def capture(
     resume: bool = False,
 ) -> Moments:
     """Moments of `data`: one sequence at a time, in order, without padding or KV cache.
-
-    Under `torchrun` every process runs its share of the sequences and returns the sums of all.
 
     Args:
         loaded: left as it was found; may be spread over devices by accelerate.
@@ -90,22 +89,18 @@ def capture(
     if not needs:
         return Moments(loaded.block.geometry, {})
     device = loaded.device
-    here = world(device)
-    mine = shard(data, here.rank, here.size).sequences
     with _tapped(loaded) as tap, torch.inference_mode():
         known = _learn(tap, data.sequences[0])
         saved = None
         keeper = None
         if work is not None:
-            facts, info = _facts(loaded, data, needs, here), _partial_info(loaded, mine)
-            keeper = Checkpoint(work / f"rank-{here.rank}", facts, info)
+            facts, info = _facts(loaded, data, needs), _partial_info(loaded, data.sequences)
+            keeper = Checkpoint(work / STORE, facts, info)
         if keeper is not None and not (resume and (saved := keeper.load())):
             keeper.clear()
         run = Run(
             sums=Sums(loaded.block.geometry, needs, device),
-            sequences=mine,
-            tokens=sum(map(len, data.sequences)),
-            world=here,
+            sequences=data.sequences,
             forward=tap.forward,
             listen=tap.listen,
             set_weights=partial(_set_weights, known.projections, loaded.block)
@@ -115,9 +110,7 @@ def capture(
             checkpoint=keeper,
         )
         _run(run, known.plan, saved, streamed=loaded.streamed)
-    moments = run.sums.moments()
-    all_reduce_moments(moments, here)
-    return moments
+    return run.sums.moments()
 
 
 def output_weights(loaded: LoadedModel, ids: Sequence[int]) -> Callable[[int], Tensor]:
@@ -135,9 +128,8 @@ def output_weights(loaded: LoadedModel, ids: Sequence[int]) -> Callable[[int], T
 
 
 def discard(work: Path) -> None:
-    """Remove what `capture` kept in `work`, of all processes."""
-    for folder in work.glob("rank-*"):
-        durable.remove_tree(folder)
+    """Remove what `capture` kept in `work`."""
+    durable.remove_tree(work / STORE)
 
 
 def numerics(loaded: LoadedModel) -> Numerics:
@@ -237,24 +229,23 @@ def _nothing(sums: LayerMoments, layer: int) -> None:
 
 
 def _run(run: Run, plan: ReplayPlan | None, saved: Saved | None, *, streamed: bool) -> None:
-    """Run the engine that all processes can use, from where an interrupted run stopped."""
+    """Run layer by layer where that is possible, from where an interrupted run stopped."""
     once = streamed or "weighted" in run.sums.needs  # layer by layer everything is needed once only
     states = layerwise.start_states(run, plan) if plan and once else None
-    by_layer = bool(run.world.least(int(states is not None)))
+    by_layer = states is not None
     if saved and run.checkpoint and by_layer != (saved.position.phase == layerwise.LAYERS):
         run.checkpoint.clear()
         saved = None
-    if plan is None or states is None or not by_layer:
+    if plan is None or states is None:
         del states  # makes room
         run.sums.layers.update(saved.layers if saved else {})
         whole.run_whole(run, saved.position if saved else whole.START)
         return
-    mine = saved.position.done if saved else 0
-    done = run.world.least(mine)
+    done = saved.position.done if saved else 0
     run.sums.layers.update(
         {i: sums for i, sums in (saved.layers if saved else {}).items() if i < done}
     )
-    layerwise.run_layers(run, plan, states, done, saved.hidden if saved and mine == done else None)
+    layerwise.run_layers(run, plan, states, done, saved.hidden if saved else None)
 
 
 def _partial_info(loaded: LoadedModel, sequences: Sequence[Sequence[int]]) -> MomentsInfo:
@@ -269,9 +260,7 @@ def _partial_info(loaded: LoadedModel, sequences: Sequence[Sequence[int]]) -> Mo
     )
 
 
-def _facts(
-    loaded: LoadedModel, data: CalibrationData, needs: frozenset[Need], here: World
-) -> dict[str, str]:
+def _facts(loaded: LoadedModel, data: CalibrationData, needs: frozenset[Need]) -> dict[str, str]:
     """Everything that decides the bits of the sums, in words."""
     facts = numerics(loaded)
     return {
@@ -280,7 +269,6 @@ def _facts(
         "weights": weights_digest(loaded.model.parameters()),
         DATA: data.prompts_sha256,
         "needs": " ".join(sorted(needs)),
-        "process": f"{here.rank} of {here.size}",
         "dtype": facts.forward_dtype,
         "accumulation": facts.accumulate,
         "device": facts.device,

@@ -29,7 +29,7 @@ def run_whole(run: Run, at: Position = START) -> None:
     _pass(run, meter, ROWS, at.done if at.phase == ROWS else len(run.sequences))
     if weighted:
         targets = {
-            layer: run.sums.target(layer, run.world, run.tokens)
+            layer: run.sums.target(layer, run.tokens)
             for layer in run.sums.geometry.attention_layers
         }
 

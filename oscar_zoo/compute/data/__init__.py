@@ -11,7 +11,6 @@ from oscar_zoo.compute.data.calibration import (
     HeldOut,
     check_budget,
     load_calibration,
-    shard,
 )
 from oscar_zoo.compute.data.encoding import Tokenizer
 from oscar_zoo.compute.data.evaluation_sets import (
@@ -36,5 +35,4 @@ __all__ = [
     "load_calibration",
     "measure_overlap",
     "sets_on_this_machine",
-    "shard",
 ]

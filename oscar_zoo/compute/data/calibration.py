@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Literal
@@ -206,28 +206,6 @@ def check_budget(tokens: int, seq_len: int, context: int | None = None) -> None:
             f"sequences of {seq_len} tokens are longer than the model's {context}.",
             hint=f"use a sequence length of at most {context}",
         )
-
-
-def shard(data: CalibrationData, rank: int, world: int) -> CalibrationData:
-    """The sequences of process `rank` of `world`: every `world`-th one from `rank` on.
-
-    The shards of all ranks are disjoint and together the whole. What is held out stays whole in
-    each of them.
-
-    Raises:
-        UsageError: no such rank, or more processes than sequences.
-    """
-    if not 0 <= rank < world:
-        raise UsageError(
-            f"there is no rank {rank} among {world} processes.",
-            hint=f"ranks go from 0 to {world - 1}",
-        )
-    if world > len(data.sequences):
-        raise UsageError(
-            f"{world} processes cannot share {len(data.sequences)} calibration sequences.",
-            hint="use fewer processes, more tokens or shorter sequences",
-        )
-    return replace(data, sequences=data.sequences[rank::world])
 
 
 def _ordered(

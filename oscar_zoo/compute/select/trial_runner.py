@@ -12,7 +12,7 @@ import torch
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.compute.capture.held_out_rows import HeldOutRows
-from oscar_zoo.compute.capture.running import InProcess, RunningModel
+from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.data import HeldOut
 from oscar_zoo.compute.fit import Fits
 from oscar_zoo.compute.methods.table import TABLE
@@ -122,7 +122,7 @@ class TrialRunner:
     def exact_half(self, task: Task) -> ExactPredictions | None:
         """What the model says with the exact cache on the first half of the sequences; `None` for
         an engine, which does not hand distributions over."""
-        if not isinstance(self.model, InProcess):
+        if not isinstance(self.model, RunningModel):
             return None
         half = task.prompts[: -(-len(task.prompts) // 2)]
         return exact_predictions(self.model.loaded, half, tick=self.meter.tick)
@@ -157,7 +157,7 @@ class TrialRunner:
         part, cache = replace(task, prompts=task.prompts[first:last]), self._cache(trial)
         divergence = trial.divergence
         if exact is not None and last <= len(exact.prompts):
-            assert isinstance(self.model, InProcess)
+            assert isinstance(self.model, RunningModel)
             some = exact.between(first, last)
             found, new = measure_both(self.model.loaded, part, some, cache, tick=self.meter.tick)
             divergence = mean_of((*(divergence.parts if divergence else ()), *new.parts))

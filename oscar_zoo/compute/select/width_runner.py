@@ -10,7 +10,7 @@ import torch
 from oscar_zoo.artifact.formats import Role
 from oscar_zoo.artifact.specs import ServingRecipe, Windows
 from oscar_zoo.artifact.width_selection import WidthSelection, WidthStep
-from oscar_zoo.compute.capture.running import InProcess
+from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.data import HeldOut
 from oscar_zoo.compute.fit import FitResult
 from oscar_zoo.compute.phases import VERIFY
@@ -99,7 +99,7 @@ def known_predictions(
 class WidthRunner:
     """Everything that raises are measured with, and what was found so far."""
 
-    model: InProcess
+    model: RunningModel
     fit: FitResult
     recipe: ServingRecipe
     wish: WidthWish

@@ -11,7 +11,7 @@ of both choices is kept.
 from __future__ import annotations
 
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.compute.capture.running import InProcess
+from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.data import HeldOut
 from oscar_zoo.compute.fit import FitResult
 from oscar_zoo.compute.phases import GAINS
@@ -34,7 +34,7 @@ from oscar_zoo.evaluate.tasks.divergence import exact_predictions
 
 
 def choose_widths(
-    model: InProcess,
+    model: RunningModel,
     heldout: HeldOut,
     fit: FitResult,
     recipe: ServingRecipe,

@@ -185,14 +185,6 @@ def install(
     _add_to_scheduler(scheduler_methods)
 
 
-def install_tap(hook: Hook, scheduler_methods: Mapping[str, Hook]) -> None:
-    """Attach the hook around every attention layer, and add what `collective_rpc` may call for
-    it."""
-    path = "sglang.srt.layers.radix_attention.RadixAttention.forward"
-    _attach([(hook, Target(path, "AROUND"))])
-    _add_to_scheduler(scheduler_methods)
-
-
 def install_chains(hook: Hook) -> None:
     """Attach the hook behind the drafts of n-grams, in a worker that is about to make some. Without
     a GPU the module cannot be imported everywhere."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from oscar_zoo.compute.capture.ranks import VARIABLE
-from oscar_zoo.engines.sglang import loopback_store, setting_flags, tap
+from oscar_zoo.engines.sglang import loopback_store, setting_flags
 from oscar_zoo.engines.sglang.bounds import grammars
 from oscar_zoo.engines.sglang.compat import (
     hook_targets,
@@ -80,8 +78,6 @@ def install() -> None:
     hook_targets.install(
         hooks, setting_flags.BACKEND, make_backend, {"oscar_report": observation.oscar_report}
     )
-    if VARIABLE in os.environ:
-        hook_targets.install_tap(tap.attention, tap.METHODS)
 
 
 def wrap(original: Any, runner: Any, backend: Any) -> Any:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.compute.capture.ranks import VARIABLE
 from oscar_zoo.engines.sglang import (
     compile_ahead,
     concurrency,
@@ -207,7 +206,7 @@ def model(
         return
     compressed = args.kv_cache_dtype == setting_flags.DTYPE
     if (
-        (compressed or VARIABLE in os.environ)
+        compressed
         and args.enable_multimodal is None
         and result.hf_config.model_type in model_refusals.TEXT_ONLY
     ):
