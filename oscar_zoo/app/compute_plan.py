@@ -18,7 +18,7 @@ from oscar_zoo.app.compute_wish import ComputeWish
 from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.app.requirements import require_compute
 from oscar_zoo.artifact.names import is_path, path_text
-from oscar_zoo.errors import ArtifactNotAsked, NetworkError, OscarZooError
+from oscar_zoo.errors import NetworkError, OscarZooError
 from oscar_zoo.next_step import Compute
 from oscar_zoo.registry.model_names import ModelChoice
 
@@ -113,7 +113,7 @@ def plan_instead(
         if not os.path.lexists(place):
             error.advise(f"a path begins with ./, and nothing is at {path_text(place)}")
         raise error
-    if here or not isinstance(error, NetworkError | ArtifactNotAsked):
+    if here or not isinstance(error, NetworkError):
         online = {} if here else {"offline": False}  # the model has to be fetched
         error.next_step = Compute(choice.name, again(compute=True, **online))
         if _has_slash(choice) and not (here or error.suggestions or error.advice):

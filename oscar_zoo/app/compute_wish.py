@@ -8,7 +8,6 @@ from oscar_zoo.app.arguments import command_line, option_words
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import ModelTarget, NameTarget
 from oscar_zoo.errors import (
-    ArtifactNotAsked,
     ArtifactNotFound,
     NetworkError,
     OfflineError,
@@ -41,7 +40,7 @@ class ComputeWish:
 
     def may_compute(self, error: OscarZooError) -> bool:
         """Whether to compute one, or to ask for that, after a search gave `error`."""
-        return self.compute or (self.ask and isinstance(error, ArtifactNotFound))
+        return self.compute or (self.ask and isinstance(error, ArtifactNotFound | OfflineError))
 
     def check(self) -> None:
         """Raise `UsageError` when the wish makes no sense or cannot be met in this process."""
@@ -87,7 +86,7 @@ def tell_of_folder(target: ModelTarget | NameTarget, error: OscarZooError) -> No
         return
     if isinstance(error, NetworkError) and error.said is not None:
         why = f" on this machine, and not every hub could be asked ({error.said.rstrip('.')})."
-    elif isinstance(error, ArtifactNotAsked | OfflineError):
+    elif isinstance(error, OfflineError):
         why = " on this machine, and offline mode asks no hub."
     elif isinstance(error, ArtifactNotFound):
         why = " known."

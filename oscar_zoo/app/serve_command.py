@@ -32,7 +32,7 @@ from oscar_zoo.engines.sglang.launch import draft_flags, flag_refusals, fork_com
 from oscar_zoo.engines.sglang.launch.environment import HARMFUL_VARIABLES
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.settings import ArtifactSource
-from oscar_zoo.errors import ArtifactNotAsked, NetworkError, UsageError
+from oscar_zoo.errors import NetworkError, UsageError
 from oscar_zoo.models.nvidia_smi import pick_serving_device
 from oscar_zoo.next_step import Compute
 from oscar_zoo.registry.model_names import ModelChoice
@@ -116,7 +116,7 @@ def command(
     check_asked_gpus(model or request.target.choice, device, size)
     try:
         artifact = open_to_serve(request.target, model, sources, wish, observer, again=again)
-    except (NetworkError, ArtifactNotAsked) as error:
+    except NetworkError as error:
         error.advice = _what_is_missing(request, model, error)
         raise
     prepared = prepare(
@@ -137,9 +137,7 @@ def command(
     return _stock(prepared, request.port, request.revision, drafts, offline=request.offline)
 
 
-def _what_is_missing(
-    request: ServeRequest, model: ModelChoice | None, error: NetworkError | ArtifactNotAsked
-) -> str:
+def _what_is_missing(request: ServeRequest, model: ModelChoice | None, error: NetworkError) -> str:
     """What to do where no hub can be asked for the artifact, without which there is no command.
 
     Args:

@@ -103,20 +103,6 @@ class ScoreNotFound(NotFoundError):
         return cls(f"no score of {task} was measured with oscar-zoo.", hint=others)
 
 
-class ArtifactNotAsked(ArtifactNotFound):
-    """An artifact is not on this machine, and offline mode asked no hub for it."""
-
-    code = "not_found.offline"
-
-    @classmethod
-    def for_name(
-        cls, name: str, close: Sequence[str] = (), *, go_online: str = WITHOUT_OPTION
-    ) -> Self:
-        """Build the error for `name`; see `ArtifactNotFound.for_name`. `go_online` says how to end
-        offline mode."""
-        return cls(_UNASKED.format(name), hint=go_online, suggestions=close)
-
-
 class OfflineError(NetworkError):
     """Something is needed from a hub in offline mode."""
 

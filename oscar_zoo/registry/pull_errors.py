@@ -9,7 +9,6 @@ from shlex import quote
 
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.errors import (
-    ArtifactNotAsked,
     HubUnreachable,
     IntegrityError,
     NetworkError,
@@ -139,7 +138,7 @@ def _missing(
     known = catalog.recipe(reference.name) is not None
     if offline and known and all(hub.name == own_zoo() for hub in hubs):
         if not isinstance(error, OfflineError):
-            error = ArtifactNotAsked.for_name(str(reference), go_online=go_online)
+            error = OfflineError.for_name(str(reference), go_online=go_online)
     elif not isinstance(error, NetworkError):
         return error
     here = _installed(store)

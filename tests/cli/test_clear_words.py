@@ -49,8 +49,9 @@ def test_offline_mode_is_ended_as_it_began(
 ) -> None:
     for variable in ("HF_HUB_OFFLINE", "OSCAR_ZOO_OFFLINE"):
         monkeypatch.setenv(variable, "")
-    for command in (["eval", "Qwen3-8B"], ["compute", "Qwen/Qwen3-8B"], ["pull", "Qwen3-8B"]):
-        line = refused(capsys, 5 if command[0] == "compute" else 3, *command, "--offline")
+    commands = [[verb, "Qwen3-8B"] for verb in ("eval", "compute", "pull", "serve")]
+    for command in commands:
+        line = refused(capsys, 5, *command, "--offline")
         assert "un it without --offline" in line and "nset" not in line
 
 

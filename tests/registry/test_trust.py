@@ -354,7 +354,7 @@ def test_an_error_without_a_network_begins_with_what_is_not_here_and_ends_with_w
     assert str(unknown.value.hint).startswith("did you mean Qwen3-32B")
     assert str(unknown.value.hint).endswith(f"network; installed: {HARD.reference}")
     with pytest.raises(
-        ArtifactNotFound, match="Qwen3-32B is not on this machine, and offline"
+        OfflineError, match="Qwen3-32B is not on this machine, and offline"
     ) as offline:
         pull("Qwen3-32B", own, store, offline=True)
     assert offline.value.hint == f"run it without --offline; installed: {HARD.reference}"
