@@ -15,15 +15,16 @@ from typing import Any
 
 from oscar_zoo import children
 from oscar_zoo.app.progress import SILENT, Note, Observer
-from oscar_zoo.app.serve_checks import check, find_artifact
+from oscar_zoo.app.serve_checks import check, check_place, find_artifact
 from oscar_zoo.app.serve_request import ServeRequest
-from oscar_zoo.app.servers import check_port, serve_log
+from oscar_zoo.app.servers import serve_log
 from oscar_zoo.app.targets import PathTarget
 from oscar_zoo.children import Child
 from oscar_zoo.engines.sglang.launch.flag_refusals import replaced_backends
 from oscar_zoo.engines.sglang.launch.phases import PhaseReader
 from oscar_zoo.engines.sglang.launch.plan import LOOPBACK
 from oscar_zoo.engines.sglang.launch.private_log import open_private
+from oscar_zoo.engines.sglang.launch.signals import Signals
 from oscar_zoo.errors import ServerFailed
 
 PROGRAM = "from oscar_zoo.cli.main import main; main()"
@@ -46,12 +47,12 @@ def start_detached(
         The JSON object that `oscar-zoo serve --json` printed, and its exit status if it failed.
 
     Raises:
-        PortInUse, UsageError: as `check_port`.
+        ArtifactNotFound, PortInUse, UsageError: as `serve_checks.check_place`.
         ServerFailed: the program ended without an answer.
         OscarZooError: as `serve_checks.check` and `find_artifact`, where it may be computed.
     """
     host, port = request.expose or LOOPBACK, request.port
-    check_port(host, port, lambda other: request.command_line(port=other))
+    check_place(request, host)
     log = serve_log(port)
     log.unlink(missing_ok=True)  # its phases are shown, and it tells that the engine was started
     for warning in replaced_backends(request.flags):  # the child's words are in a file
@@ -81,28 +82,33 @@ def _child(arguments: list[str], port: int) -> Iterator[Child[bytes]]:
     command = children.python("-c", PROGRAM, *arguments)
     # Its error is passed on, so it must be one JSON object and no traceback.
     env = {name: value for name, value in os.environ.items() if name != "OSCAR_ZOO_DEBUG"}
-    with open_private(own_words(port)) as stderr:
-        child = children.start(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            env=env,
-            start_new_session=True,
-        )
+    signals = Signals()
     try:
-        yield child
-    except BaseException:
-        child.send_signal(signal.SIGTERM)
+        with open_private(own_words(port)) as stderr:
+            child = children.start(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=env,
+                start_new_session=True,
+            )
         try:
-            child.wait(ENDING_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()  # its watchdog ends the engine
-            child.wait()
-        raise
+            signals.deliver()
+            yield child
+        except BaseException:
+            child.send_signal(signal.SIGTERM)
+            try:
+                child.wait(ENDING_SECONDS)
+            except subprocess.TimeoutExpired:
+                child.kill()  # its watchdog ends the engine
+                child.wait()
+            raise
+        finally:
+            assert child.stdout is not None
+            child.stdout.close()
     finally:
-        assert child.stdout is not None
-        child.stdout.close()
+        signals.restore()
 
 
 class _News:

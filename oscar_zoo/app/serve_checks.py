@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from oscar_zoo.app import targets
@@ -9,6 +10,7 @@ from oscar_zoo.app.api_key import key_for
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.compute_wish import ComputeWish
 from oscar_zoo.app.draft_choice import wish_of
+from oscar_zoo.app.known import known_entries
 from oscar_zoo.app.prepare_serve import check_asked_gpus
 from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.refused_models import check_served
@@ -17,12 +19,13 @@ from oscar_zoo.app.serve_artifact import open_to_serve
 from oscar_zoo.app.serve_request import ServeRequest
 from oscar_zoo.app.servers import check_port
 from oscar_zoo.app.sources import Sources
+from oscar_zoo.app.targets import NameTarget
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.front.addresses import parse_origin
 from oscar_zoo.engines.sglang.launch import devices, draft_flags, plan
 from oscar_zoo.engines.sglang.launch.draft_flags import Wish
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import AmbiguousName, NetworkError, PortInUse, UsageError
 from oscar_zoo.models import nvidia_smi
 from oscar_zoo.registry.model_names import ModelChoice
 
@@ -79,7 +82,7 @@ def check(request: ServeRequest, observer: Observer) -> Checked:
     again = request.command_line  # what was typed, with options to add or to replace
     require_serve()
     host = request.expose or plan.LOOPBACK
-    check_port(host, request.port, lambda port: again(port=port))
+    check_place(request, host)
     device, gpu = nvidia_smi.pick_serving_device(request.device)
     draft_flags.check_wish(drafts, flags, device)
     devices.check_devices(Layout.of_flags(size, tp=size.tensor_parallel or 1), device, gpu)
@@ -87,6 +90,22 @@ def check(request: ServeRequest, observer: Observer) -> Checked:
     check_served(model or request.target.choice, request.revision, device)
     check_asked_gpus(model or request.target.choice, device, size)
     return Checked(key, origins, host, device, gpu, size, drafts, model, sources, wish)
+
+
+def check_place(request: ServeRequest, host: str) -> None:
+    """Refuse a port that is taken, but first a name that nobody has an artifact for.
+
+    Raises:
+        ArtifactNotFound, PortInUse, UsageError: as `known_entries` and `check_port`.
+    """
+    try:
+        check_port(host, request.port, lambda port: request.command_line(port=port))
+    except PortInUse:
+        target, makes = request.target, request.compute or request.ask
+        if isinstance(target, NameTarget) and (target.choice is None or not makes):
+            with contextlib.suppress(AmbiguousName, NetworkError):
+                known_entries([target], Sources(request.hubs, offline=request.offline))
+        raise
 
 
 def find_artifact(request: ServeRequest, checked: Checked, observer: Observer) -> Artifact:

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import shutil
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -373,3 +374,16 @@ def refusal(table: Table, arguments: list[str], code: int) -> str:
     assert status == code and not out.getvalue(), (status, out.getvalue(), err.getvalue())
     assert len(lines) == 1 and lines[0].startswith("error: "), lines
     return lines[0]
+
+
+@pytest.mark.parametrize("options", [(), ("--detach",)])
+def test_a_name_that_nobody_has_is_said_before_the_port(
+    options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("oscar_zoo.app.serve_checks.require_serve", lambda: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        more = ["--offline", "--device", "cpu", "--port", str(taken.getsockname()[1]), *options]
+        assert cli.run(["serve", "Nobody-9B", *more]) == 3
+        assert cli.run(["serve", "Qwen3-8B", *more]) == 7
