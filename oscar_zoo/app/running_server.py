@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,15 +71,16 @@ class RunningServer:
     ) -> None:
         self._ends.__exit__(kind, error, trace)
 
-    def wait(self) -> None:
-        """Block until the server ends by itself; SIGTERM lets running requests finish.
+    def wait(self, draining: Callable[[], None] = lambda: None) -> None:
+        """Block until the server ends by itself; SIGTERM lets running requests finish, and
+        `draining` is called before they do.
 
         Raises:
             ServerFailed: the server ended, with the cause from its log.
             SystemExit: SIGTERM to this process; the server has drained.
             KeyboardInterrupt: Ctrl-C.
         """
-        status = self._child.wait()
+        status = self._child.wait(draining)
         self._entry.ended(self._child.cause().text, status)
         raise self._child.failure("the server ended")
 

@@ -139,14 +139,15 @@ def measure(
                 ended = (
                     child.returncode is not None
                 )  # before reading, so that its last words are read
-                for item in news:
-                    if "done" in item or "error" in item:
-                        result.error = item.get("error")
-                        return result
-                    if "progress" in item:
-                        progress(item["progress"], total, "requests")
-                    elif _take(item, result):
-                        deadline = time.monotonic() + limit
+                with child.signals_wait():
+                    for item in news:
+                        if "done" in item or "error" in item:
+                            result.error = item.get("error")
+                            return result
+                        if "progress" in item:
+                            progress(item["progress"], total, "requests")
+                        elif _take(item, result):
+                            deadline = time.monotonic() + limit
                 if ended:
                     raise child.failure("the engine ended")
                 if time.monotonic() > deadline:

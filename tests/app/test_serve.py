@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import fake_sglang
 import pytest
@@ -17,10 +19,12 @@ from served_model import all_children, cmdline
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
-from oscar_zoo.app import server_records
+from oscar_zoo import children
+from oscar_zoo.app import detach, server_records
 from oscar_zoo.app.progress import Note, Silent
 from oscar_zoo.artifact.specs import Clip
-from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.cli import main as cli
+from oscar_zoo.engines.sglang.launch import plan, server
 from oscar_zoo.engines.sglang.launch.server import STOPPED
 from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
 
@@ -172,3 +176,46 @@ def test_a_request_that_makes_no_sense(
 ) -> None:
     with pytest.raises(UsageError, match=said):
         oscar_zoo.serve(**{**arguments(artifact, 30000), **changes})
+
+
+def test_sigterm_is_told_before_requests_drain(
+    artifact: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = fake_sglang.take_its_place(monkeypatch, dies=False)
+    wait = server.Server.wait
+
+    def terminated(child: server.Server, draining: Callable[[], None]) -> int:
+        monkeypatch.setattr(server.subprocess.Popen, "wait", signalled)
+        return wait(child, draining)
+
+    def signalled(process: subprocess.Popen[bytes], timeout: float | None = None) -> int:
+        monkeypatch.setattr(server.subprocess.Popen, "wait", real)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return real(process, timeout)
+
+    real = server.subprocess.Popen.wait
+    monkeypatch.setattr(server.Server, "wait", terminated)
+    words = ["serve", str(artifact), "--model", str(MODEL), "--port", str(port), "--device", "cpu"]
+    assert cli.run(words) == 0
+    said = capsys.readouterr().err
+    assert "a second signal ends them" in said and "300 s" in said
+    assert said.index("requests finish") < said.index("Stopped by SIGTERM")
+
+
+def test_a_signal_around_the_start_in_the_background_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It comes when the process was started, and before anybody holds it."""
+    begun: list[subprocess.Popen[bytes]] = []
+    real = children.start
+
+    def interrupted(*words: Any, **given: Any) -> Any:
+        begun.append(real(*words, **given))
+        os.kill(os.getpid(), signal.SIGINT)
+        return begun[0]
+
+    monkeypatch.setattr(children, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), detach._child(["--version"], 1):
+        raise AssertionError("it goes on after Ctrl-C")
+    assert begun[0].poll() is not None
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

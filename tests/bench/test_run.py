@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from oscar_zoo import bench
 from oscar_zoo.bench.run import BulkResult, SideResult, TurnResult, measure
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
@@ -142,6 +143,23 @@ def test_nothing_it_started_survives(run: Run, tmp_path: Path) -> None:
     assert run(UP, then=then).error is None
     state = Path("/proc", (tmp_path / "pid").read_text(), "stat")
     assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_a_signal_between_reading_and_keeping_loses_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = bench.run._take
+
+    def interrupted(item: dict[str, object], result: SideResult) -> bool:
+        if "case" in item:
+            os.kill(os.getpid(), signal.SIGINT)
+        return take(item, result)
+
+    kept = SideResult()
+    monkeypatch.setattr(bench.run, "_take", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(UP, FIRST, then="time.sleep(60)", into=kept)
+    assert [one.case for one in kept.cases] == [ONE]
 
 
 def test_a_signal_keeps_what_was_measured(run: Run) -> None:

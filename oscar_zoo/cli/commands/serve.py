@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from oscar_zoo.app.serve_request import ServeRequest
     from oscar_zoo.cli.render.progress import TerminalObserver
 
+DRAINING = "SIGTERM: running requests finish first, for up to 300 s; a second signal ends them."
+
 
 @click.command("serve", cls=EngineCommand)
 @click.argument("artifact", metavar="NAME|DIR|MODEL", shell_complete=completing.names_or_paths)
@@ -216,7 +218,7 @@ def _serve(request: ServeRequest, observer: TerminalObserver, *, quiet: bool, as
                 terminal.emit_json(facts)
             else:
                 print_ready(facts, stop="Ctrl-C", new_key=request.require_key)
-            server.wait()
+            server.wait(lambda: terminal.note(DRAINING, quiet=quiet or as_json))
         except KeyboardInterrupt:
             terminal.note("Stopped.", quiet=quiet or as_json)
             return 130

@@ -150,14 +150,23 @@ class Server:
         killed = cause.text == UNKNOWN and self.returncode == -signal.SIGKILL
         return KILLED if killed else cause
 
-    def wait(self) -> int:
+    @contextlib.contextmanager
+    def signals_wait(self) -> Iterator[None]:
+        """A signal raises when the block has ended well, and not inside of it."""
+        self._signals.hold()
+        yield
+        self._signals.deliver()
+
+    def wait(self, draining: Callable[[], None] = lambda: None) -> int:
         """Block until the child ends, and return its exit status.
 
-        SIGTERM to this process lets the child drain before it ends, unless a second signal comes.
+        SIGTERM to this process lets the child drain before it ends, unless a second signal comes;
+        `draining` is called before.
         """
         try:
             return self._process.wait()
         except SystemExit:
+            draining()
             self._signals.deliver()
             self.drain(DRAIN_SECONDS)
             self._signals.hold()
