@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pty
@@ -65,17 +66,15 @@ def shown_on_a_terminal(columns: int, command: list[str], *, stderr: bool = Fals
     streams = (subprocess.PIPE, theirs) if stderr else (theirs, subprocess.PIPE)
     with subprocess.Popen(command, stdout=streams[0], stderr=streams[1], env=variables) as child:
         os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # the other side was closed
-                break
-            if not part:
-                break
-            shown += part
-        assert child.wait() == 0, child.stderr and child.stderr.read()
-    os.close(ours)
+        try:
+            shown = b""
+            with contextlib.suppress(OSError):  # the other side was closed
+                while part := os.read(ours, 65536):
+                    shown += part
+            assert child.wait(60) == 0, child.stderr and child.stderr.read()
+        finally:
+            child.kill()  # the block waits for its end, however the test ends
+            os.close(ours)
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
     return text.replace("\r\n", "\n").replace("\r", "")
 

@@ -74,14 +74,17 @@ def test_it_is_served_on_this_machine_until_ctrl_c(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        found = re.search(r"http://127\.0\.0\.1:\d+/", process.stderr.readline())
-        assert found
-        with urllib.request.urlopen(found[0], timeout=30) as reply:
-            assert b"<h1>The zoo</h1>" in reply.read()
-        with pytest.raises(urllib.error.HTTPError):
-            urllib.request.urlopen(f"{found[0]}artifacts/", timeout=30)
-        process.send_signal(signal.SIGINT)
-        rest = process.stderr.read()
+        try:
+            found = re.search(r"http://127\.0\.0\.1:\d+/", process.stderr.readline())
+            assert found
+            with urllib.request.urlopen(found[0], timeout=30) as reply:
+                assert b"<h1>The zoo</h1>" in reply.read()
+            with pytest.raises(urllib.error.HTTPError):
+                urllib.request.urlopen(f"{found[0]}artifacts/", timeout=30)
+            process.send_signal(signal.SIGINT)
+            rest = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()  # the block waits for its end, however the test ends
     assert (process.returncode, rest) == (0, "")
 
 

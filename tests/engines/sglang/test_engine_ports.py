@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from engines import ATTEMPTS, Engines, needs_sglang
 
+from oscar_zoo.engines.sglang.launch.ports import free_port
+
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), needs_sglang]
 JOB = {"groups": [{"name": "one", "prompts": [[5, 6, 7]], "new": 2}]}
 
@@ -35,7 +37,7 @@ class Counted(Engines):
 @pytest.fixture
 def taken() -> Iterator[socket.socket]:
     with socket.socket() as one:
-        one.bind(("0.0.0.0", 0))
+        one.bind(("0.0.0.0", free_port()))  # one that no connection gets when it is free again
         one.listen()
         yield one
 
