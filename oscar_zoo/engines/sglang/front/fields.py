@@ -14,10 +14,13 @@ from typing import Any
 
 MOST_DEPTH = 64
 """Levels of a body."""
+MOST_NESTED, MOST_VALUES = 500_000, 2_000_000
+"""Lists and objects of a body, and these with all other values. A reader keeps everybody waiting,
+and takes a hundred times the memory of empty lists."""
 MOST_TEMPLATE_WORDS = 64
 MOST_WORD = 4096
 """Characters of a field that is no text of `LONG`."""
-MOST_ID = 512
+MOST_ID, MOST_IDS = 512, 1024
 LONG = frozenset("prompt text input instructions system suffix regex ebnf json_schema".split())
 _COMMON = frozenset(
     "model max_tokens n temperature top_p top_k min_p min_tokens frequency_penalty presence_penalty"
@@ -56,7 +59,7 @@ _GENERATE = frozenset(
 )
 _TOKENIZE = frozenset(
     "model prompt messages tools tool_choice reasoning_effort continue_final_message"
-    " chat_template_kwargs add_special_tokens add_generation_prompt".split()
+    " add_special_tokens add_generation_prompt".split()
 )
 _DETOKENIZE = frozenset("model tokens skip_special_tokens".split())
 
@@ -86,7 +89,7 @@ TYPES: Mapping[str, tuple[type, str]] = {
 OF_THE_CALL = frozenset(
     "conversation tools documents chat_template add_generation_prompt continue_final_message"
     " tokenize padding truncation max_length return_tensors return_dict tokenizer_kwargs"
-    " return_assistant_tokens_mask messages".split()
+    " return_assistant_tokens_mask messages self".split()
 )
 """Arguments of the function that renders a chat, which SGLang sets itself."""
 
@@ -101,6 +104,9 @@ class Wrong(Exception):
 
 def read(content: bytes) -> Any:
     """The JSON of a body; raises `Wrong` where it is none, or nested deeper than `MOST_DEPTH`."""
+    lists = content.count(b"[") + content.count(b"{")  # as if none stood in a text
+    if lists > MOST_NESTED or lists + content.count(b",") > MOST_VALUES:
+        raise Wrong(f"the body has more than {MOST_NESTED:,} lists or {MOST_VALUES:,} values.")
     try:
         value = json.loads(content, parse_constant=_no_constant)
     except RecursionError:
@@ -167,8 +173,12 @@ def own_ids(body: dict[str, Any]) -> dict[str, str]:
     if given is None:
         return {}
     several = given if isinstance(given, list) else [given]
-    if not all(isinstance(one, str) and len(one) <= MOST_ID for one in several):
-        raise Wrong(f"rid must be a string of at most {MOST_ID} characters, or a list.", "rid")
+    good = all(isinstance(one, str) and len(one) <= MOST_ID for one in several)
+    if not good or len(several) > MOST_IDS:
+        raise Wrong(
+            f"rid must be a string of at most {MOST_ID} characters, or a list of {MOST_IDS}.",
+            "rid",
+        )
     ours = {secrets.token_hex(16): one for one in several}
     body["rid"] = [*ours] if isinstance(given, list) else next(iter(ours))
     return ours
