@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Self
 
@@ -49,6 +50,16 @@ class HubUnreachable(NetworkError):
         `connection refused`."""
         hint = "check the connection; here already: oscar-zoo list --installed"
         return cls(f"{hub} cannot be reached: {cause}.", hint=hint)
+
+    @classmethod
+    def for_environment(cls, what: str, variables: Sequence[str]) -> Self:
+        """Build the error for a `what` (`proxy`, `certificate`) that `variables` of the environment
+        set and that cannot be used. Their values, which may hold a password, are not shown."""
+        found = [name for key in variables for name in (key, key.lower()) if os.environ.get(name)]
+        return cls(
+            f"the {what} of the environment cannot be used: {', '.join(found) or 'no details'}.",
+            hint="correct or unset it; special characters of a password are percent-encoded",
+        )
 
     @classmethod
     def for_unknown(cls, name: str, said: Sequence[str], close: Sequence[str] = ()) -> Self:

@@ -19,6 +19,8 @@ from oscar_zoo.errors import HubTimeout, HubUnreachable, LoginRequired, OfflineE
 T = TypeVar("T")
 QUICK_SECONDS = 2.0
 """A connection that fails faster than this is tried once more."""
+CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+PROXIES = tuple(f"{kind}_PROXY" for kind in ("HTTPS", "HTTP", "ALL", "NO"))
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
@@ -37,10 +39,25 @@ class Failed(Exception):
 
 
 def http_client() -> Any:
-    """The client that all requests of this process share: `httpx.Client` or `httpx2.Client`."""
+    """The client that all requests of this process share: `httpx.Client` or `httpx2.Client`.
+
+    Raises:
+        HubUnreachable: variables of the environment keep it from being made. It refers to no other
+            exception: those hold parts of the proxy's password.
+    """
     from huggingface_hub import get_session
 
-    return get_session()
+    try:
+        return get_session()
+    except OSError:  # of which ssl's errors are
+        error = HubUnreachable.for_environment("certificate", CERTIFICATES)
+    except (ImportError, ValueError):  # socks without socksio, an unknown scheme
+        error = HubUnreachable.for_environment("proxy", PROXIES)
+    except Exception as failure:
+        if type(failure).__name__ != "InvalidURL":
+            raise
+        error = HubUnreachable.for_environment("proxy", PROXIES)
+    raise error
 
 
 def reached(title: str, client: Any, tries: int, call: Callable[[], T]) -> T:

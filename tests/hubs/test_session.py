@@ -87,3 +87,25 @@ def test_both_clients_of_the_hub_fail_in_the_same_words(version: int) -> None:
         "port": unreachable + "its address is not valid.",
         "offline": "network.offline: Some Hub a/b is not asked: HF_HUB_OFFLINE is set.",
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "word"),
+    [
+        ("ALL_PROXY", "socks9://127.0.0.1:9", "proxy"),
+        ("HTTPS_PROXY", "http://user:canary#x@127.0.0.1:9", "proxy"),
+        ("HTTPS_PROXY", "http://127.0.0.1:port", "proxy"),
+        ("NO_PROXY", "[::1]", "proxy"),
+        ("SSL_CERT_FILE", "/nonexistent", "certificate"),
+        ("SSL_CERT_FILE", __file__, "certificate"),
+    ],
+)
+def test_a_bad_environment_is_named_without_its_value(name: str, value: str, word: str) -> None:
+    command = [sys.executable, "-m", "oscar_zoo", "search", "qwen", "--hub", "hf:nobody/zoo"]
+    environment = os.environ | {name: value, "HF_HUB_OFFLINE": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 5, done.stderr
+    assert word in done.stderr
+    assert name in done.stderr
+    assert "canary" not in done.stderr
+    assert "internal" not in done.stderr
