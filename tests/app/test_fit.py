@@ -19,7 +19,7 @@ def moments(tmp_path: Path) -> Path:
     """Of a model whose identity is the name of a folder of another machine."""
     sums = random_moments()
     info = describe(sums)
-    model = info.model.model_copy(update={"id": "a model, elsewhere"})
+    model = info.model.model_copy(update={"id": "a-model.elsewhere"})
     save_moments(tmp_path / "m.safetensors", sums, info.model_copy(update={"model": model}))
     return tmp_path / "m.safetensors"
 
@@ -29,7 +29,7 @@ def test_a_local_model_is_fitted_where_its_folder_is_not(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = run(FitRequest(moments, "wush", clip=Clip(k=0.5, v=0.6)))
-    assert result.path.parts[0] == "a-model--elsewhere" and result.path.is_dir()
+    assert result.path.parts[0] == "a-model.elsewhere" and result.path.is_dir()
     assert result.manifest.id == "/".join(result.path.parts)
     assert (result.manifest.recipe.clip.k, result.manifest.recipe.clip.v) == (0.5, 0.6)
 

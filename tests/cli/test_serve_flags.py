@@ -72,8 +72,6 @@ def test_what_has_no_other_line(text: str, words: str, capsys: pytest.CaptureFix
         ("serve X 31015 --port 31015 --print", "31015"),
         ("serve --drafts X ngrams", "ngrams"),
         ("serve X 'a b' -- --tp=2 --dp 2", "'a b'"),
-        ("compute ./x ./y", "./y"),
-        ("compute ./x ./y --engine sglang -- --page-size 1", "./y"),
         ("eval ./x ./y --against all", "./y"),
         ("bench serve ./x ./y", "./y"),
         ("bench load ./x 9 --json", "9"),

@@ -84,8 +84,8 @@ class _Trial:
         code, said, err = _run(["serve", self.artifact, "--print", "--json", "--model", str(MODEL)])
         assert code == 0, err
         facts = json.loads(said)
-        self.flags = {_flag(word) for word in facts["argv"][3:]}
-        self.parsed = vars(self.parser.parse_args(facts["argv"][3:]))
+        self.flags = {_flag(word) for word in facts["argv"][4:]}
+        self.parsed = vars(self.parser.parse_args(facts["argv"][4:]))
         denied = [action for action in self.parser._actions if self._is_denied(action)]
         self.guarded = {action.dest for action in denied} - OURS
 
@@ -97,7 +97,7 @@ class _Trial:
 
     def wrong(self, behind: list[str], facts: dict[str, Any]) -> Iterator[str]:
         """What a command has that it must not have; the user wrote `behind` behind `--`."""
-        argv = facts["argv"][3:]
+        argv = facts["argv"][4:]
         ours = argv[: len(argv) - len(behind)]
         if argv[len(ours) :] != behind:
             yield f"the flags of the user are {argv[len(ours) :]}"

@@ -85,5 +85,6 @@ def write_config(folder: Path, recipe: ModelRecipe) -> Path:
     values = {"text_config": text} if recipe.model_type in PARTS else text
     config = AutoConfig.for_model(recipe.model_type, **values)  # type: ignore[no-untyped-call]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    said = config.to_dict() | {"architectures": ["OfItsHub"]}
+    (folder / "config.json").write_text(json.dumps(said))
     return folder

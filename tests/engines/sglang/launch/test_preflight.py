@@ -266,6 +266,7 @@ def test_a_window_counts_when_it_is_shorter_than_the_context(
 ) -> None:
     """Compute, evaluation and servers need at least one full-attention layer."""
     shape = {
+        "architectures": ["Phi3ForCausalLM"],
         "model_type": "phi3",
         "num_hidden_layers": 2,
         "hidden_size": 64,
