@@ -147,7 +147,7 @@ def _kv_heads(model: str) -> int:
     """Of a model in a folder; of others what most models have."""
     with suppress(OscarZooError):
         config = config_file.ConfigFile.of_folder(Path(model))
-        return config_file.describe(config, model).num_kv_heads
+        return config_file.describe(config, "model").num_kv_heads
     return MOST_COMMON_KV_HEADS
 
 
