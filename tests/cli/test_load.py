@@ -118,5 +118,5 @@ def test_a_model_that_is_too_short_is_refused(
 
 
 def test_offline_asks_no_hub(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "load", "Qwen3-8B", "--offline", "--device", "cpu"]) == 3
+    assert run(["bench", "load", "Qwen3-8B", "--offline", "--device", "cpu"]) == 5
     assert "offline mode asks no hub" in capsys.readouterr().err
