@@ -12,8 +12,11 @@ from pathlib import Path
 from oscar_zoo import errors
 
 TAIL_BYTES = 1 << 18
-NAMES_ERROR = re.compile(r"[\w.]*(Error|Exception|Mismatch): |[\w .-]{0,60}: error: |error: ")
-"""Lines of a log that name an error: the end of a traceback, and what an argument parser says."""
+NAMES_ERROR = re.compile(
+    r"[\w.]*(Error|Exception|Mismatch): |[\w .-]{0,60}: error: |error: |\S*/python[\d.]*: "
+)
+"""Lines of a log that name an error: the end of a traceback, and what an argument parser or Python
+itself says."""
 OURS = re.compile(rf"(?:{re.escape(errors.__name__)}(?:\.\w+)+|error): (?P<message>.+)")
 """Lines that this library wrote, at the end of a traceback or in its place (`worker_errors`)."""
 FOLLOWS = re.compile(

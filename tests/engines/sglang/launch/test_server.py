@@ -182,6 +182,11 @@ def test_a_child_that_dies_is_explained_by_its_last_error(tmp_path: Path) -> Non
             "no error in its log",
         ),
         (
+            "os.execl(sys.executable, sys.executable, '-P', '-m', 'no_engine.launch_server')",
+            "",
+            "No module named 'no_engine')",
+        ),
+        (
             "print('[now] Subprocess detokenizer (pid=7) crashed with exit code -9. Triggering.')",
             "",
             "its process detokenizer was killed",
