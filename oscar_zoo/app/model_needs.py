@@ -15,7 +15,7 @@ from oscar_zoo.models.folder_geometry import geometry_of_folder
 from oscar_zoo.models.model_folder import stored_weights
 from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.models.other_layers import OtherLayers, other_layers
-from oscar_zoo.models.weight_count import weights_of_config, weights_of_name
+from oscar_zoo.models.weight_count import quantization, weights_of_config, weights_of_name
 from oscar_zoo.registry.model_names import ModelChoice, holds_model
 from oscar_zoo.registry.recipe import ModelRecipe, serving_recipe
 from oscar_zoo.registry.recipe_config import config_of_recipe, others_of_recipe
@@ -86,10 +86,12 @@ def needs_of_choice(choice: ModelChoice) -> Needs | None:
     weights = Weights(stored, "size of its files") if stored and local == folder else None
     if weights is None and counted is not None:
         weights = Weights(counted, "counted from its config.json")
+    if weights is None and not quantization(config):  # a name says nothing of another format
+        weights = _by_name(choice.name)
     return Needs(
         geometry=geometry,
         serving=serving_recipe(recipe, geometry),
-        weights=weights or _by_name(choice.name),
+        weights=weights,
         other=other_layers(config, geometry.attention_layers),
         longest=_longest(config),
         gpus=recipe.tensor_parallel if recipe else 1,

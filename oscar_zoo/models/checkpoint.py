@@ -204,8 +204,9 @@ def _places(folder: Path) -> dict[str, Path]:
         found = sorted(path.name for path in folder.glob("*.safetensors"))
         raise InvalidModel(f"{folder} has {', '.join(found[:3])} but no {INDEX}.", hint=AGAIN)
     named = index_files((folder / INDEX).read_bytes(), str(folder / INDEX))
-    check_all_there(folder, named)
-    return {name: folder / file for name, file in named.items()}
+    places = {name: folder / file for name, file in named.items()}
+    check_all_there(folder, set(places.values()))
+    return places
 
 
 def _open(path: Path) -> Any:

@@ -9,7 +9,9 @@ import os
 from pathlib import Path
 
 from oscar_zoo.errors import InvalidModel, StorageError
+from oscar_zoo.models import weight_names
 from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.weight_count import quantization
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -75,12 +77,14 @@ def stored_weights(folder: Path, file: ConfigFile) -> tuple[int, str | None]:
         file: its `config.json`.
 
     Returns:
-        The bytes, and a type as `config.json` writes it, or `None` when they are quantized.
+        The bytes, 0 where a file of the index is missing, and a type as `config.json` writes it, or
+        `None` when they are quantized.
     """
     config = file.as_written
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
     said = [part.get(name) for part in parts for name in ("dtype", "torch_dtype")]
-    quantized = any(part.get("quantization_config") for part in parts)
     kind = next((str(name) for name in said if name), "bfloat16")
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return size, None if quantized else kind
+    files = weight_names.weight_files(folder)
+    there = all(path.is_file() for path in files)
+    size = sum(path.stat().st_size for path in files) if there else 0
+    return size, None if quantization(file) else kind

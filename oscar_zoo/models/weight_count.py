@@ -8,15 +8,30 @@ files are there, their size is the answer, and not this.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
+from fnmatch import translate
 from typing import Any
 
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.geometry import layer_kinds
 from oscar_zoo.models.mixer_weights import mixer_numbers
 
-_BF16 = 2.0
-_BYTES = {"fp8": 1.0, "mxfp4": 17 / 32, "nvfp4": 9 / 16}
-"""Of one number of a quantized matrix, its scales included."""
+_BF16 = 16.0
+_BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "nvfp4": 4.5, "mxfp8": 8.25}
+"""Of one number of a quantized matrix, its scales included, by method or algorithm."""
+_ALGORITHM = re.compile(r"w([48])a[0-9]+(?:_awq|_int8|_fp8|_sq_.+)?|(fp8)_.+|(nvfp4)_.+")
+_WIDTHS = range(1, 9)
+_SKIPPED = (
+    "modules_to_not_convert", "llm_int8_skip_modules", "ignored_layers", "exclude_modules",
+    "ignore",
+)  # fmt: skip
+"""Where a configuration lists what stays whole."""
+_HEAD = "lm_head"
+"""Some methods never quantize it."""
+_MIXERS = {"linear_attention": ("linear_attn.out_proj",), "mamba": ("mamba.out_proj",)}
+_ATTENTION = ("self_attn.q_proj", "self_attn.o_proj")
+_MATRICES = ("gate_proj", "up_proj", "down_proj")
+"""Names of matrices that stand for their layer when it is asked how many bits they have."""
 _SIZE = re.compile(r"(?:^|[-_])([0-9]+(?:\.[0-9]+)?)B(?=[-_.]|$)", re.IGNORECASE)
 _MILLIONS = re.compile(r"(?:^|[-_])([0-9]{2,})M(?=[-_.]|$)", re.IGNORECASE)
 """A size such as that of `LFM2-350M`; `1M` in a name means tokens of context."""
@@ -51,13 +66,28 @@ def weights_of_config(config: ConfigFile) -> int | None:
         return None  # only some of their layers have experts
     dense = min(layers, _number(text, "first_k_dense_replace")) if experts else layers
     shared = _shared(text)
-    matrices = mixers + dense * 3 * hidden * inner
-    routed = (layers - dense) * 3 * hidden * (experts * _expert_size(text) + shared)
-    tied = bool(getattr(text, "tie_word_embeddings", False))
-    embeddings = vocabulary * hidden * (1 if tied else 2)
-    packed = _packed(config, text)
-    whole = _BF16 if packed == _BYTES["mxfp4"] else packed  # only experts are in MXFP4
-    return round(routed * packed + matrices * whole + embeddings * _BF16)
+    sparse, expert = range(dense, layers), _expert_size(text)
+    parts = [
+        (mixers, _mixers(text, layers)),
+        (dense * 3 * hidden * inner, _names(range(dense), "mlp")),
+        (len(sparse) * 3 * hidden * experts * expert, _names(sparse, "mlp.experts.0")),
+        (len(sparse) * 3 * hidden * shared, _names(sparse, _shared_name(text))),
+        (0 if getattr(text, "tie_word_embeddings", False) else vocabulary * hidden, [_HEAD]),
+    ]
+    try:
+        rules = _Rules.of(quantization(config))
+        bits = sum(numbers * rules.mean(names) for numbers, names in parts if numbers)
+    except _UnknownFormat:
+        return None
+    return round((bits + vocabulary * hidden * _BF16) / 8)
+
+
+def quantization(config: ConfigFile) -> Any:
+    """What the file says of the format of its weights; `None` where they are not quantized."""
+    names = ("quantization_config", "compression_config")
+    parts = (config, config.get_text_config())
+    said = (getattr(part, name, None) for part in parts for name in names)
+    return next(filter(None, said), None)
 
 
 def weights_of_name(name: str) -> int | None:
@@ -91,12 +121,145 @@ def _shared(text: Any) -> int:
     return widths or max(_number(text, name) for name in _SHARED_COUNTS) * _expert_size(text)
 
 
-def _packed(config: ConfigFile, text: Any) -> float:
-    given = getattr(config, "quantization_config", None) or getattr(
-        text, "quantization_config", None
-    )
-    method = str(given.get("quant_method")) if isinstance(given, dict) else ""
-    return _BYTES.get(method, _BF16)
+def _shared_name(text: Any) -> str:
+    return "mlp.shared_expert" + ("s" if any(_number(text, one) for one in _SHARED_COUNTS) else "")
+
+
+def _names(layers: Iterable[int], module: str) -> list[str]:
+    return [f"layers.{layer}.{module}.{matrix}" for layer in layers for matrix in _MATRICES]
+
+
+def _mixers(text: Any, layers: int) -> list[str]:
+    kinds, interval = layer_kinds(text), _number(text, "full_attention_interval")
+    kinds = kinds or [
+        "linear_attention" if interval and (layer + 1) % interval else "" for layer in range(layers)
+    ]
+    return [
+        f"layers.{layer}.{matrix}"
+        for layer, kind in enumerate(kinds)
+        for matrix in _MIXERS.get(kind, _ATTENTION)
+    ]
+
+
+class _UnknownFormat(Exception):
+    """A format of weights that is not known here."""
+
+
+class _Rules:
+    """How many bits the numbers of a matrix have, by its name.
+
+    Args:
+        groups: patterns of names, and the bits of what they match; the first that matches counts.
+        skipped: patterns of names that stay in 16 bits.
+    """
+
+    def __init__(
+        self, groups: Iterable[tuple[Iterable[str], float]], skipped: Iterable[str]
+    ) -> None:
+        self._groups = [([_pattern(one) for one in names], bits) for names, bits in groups]
+        self._skipped = [_pattern(one) for one in skipped]
+
+    @classmethod
+    def of(cls, given: Any) -> _Rules:
+        """Those of a configuration; raises `_UnknownFormat`."""
+        if given is None:
+            return cls([], [])
+        if not isinstance(given, dict):
+            raise _UnknownFormat
+        skipped = [one for key in _SKIPPED for one in _texts(given.get(key) or [])]
+        groups, method = given.get("config_groups"), str(given.get("quant_method")).casefold()
+        sparse = given.get("sparsity_config") or {"format": "dense"}
+        if given.get("dynamic") or not isinstance(sparse, dict) or sparse.get("format") != "dense":
+            raise _UnknownFormat
+        if isinstance(groups, dict) and groups:
+            return cls([_group(one) for one in groups.values()], skipped)
+        targets = "experts" if method == "mxfp4" else "*"
+        skipped += [] if given.get(_HEAD) is True else [_HEAD]
+        return cls([([targets], _bits(given, method))], skipped)
+
+    def mean(self, names: Iterable[str]) -> float:
+        """Bits of a number of these matrices on average."""
+        found = [self._of_name(f".{name}.") for name in names]
+        return sum(found) / len(found)
+
+    def _of_name(self, name: str) -> float:
+        if any(one.match(name) for one in self._skipped):
+            return _BF16
+        found = (bits for names, bits in self._groups if any(one.match(name) for one in names))
+        return next(found, _BF16)
+
+
+def _bits(given: Mapping[str, Any], method: str) -> float:
+    """Of one number, where all quantized matrices have one format; raises `_UnknownFormat`."""
+    if given.get("load_in_4bit") is True:  # blocks of 64 numbers; scales of scales have 32 bits
+        return 4 + (8 + 32 / 256 if given.get("bnb_4bit_use_double_quant") else 32) / 64
+    if given.get("load_in_8bit") is True:
+        return 8.0
+    if method in ("awq", "gptq"):
+        bits = _width(given.get("bits"))
+        return bits + _scales(given.get("group_size"), 16 + bits)  # and a zero point
+    algorithm = str(given.get("quant_algo", method)).casefold()
+    named = _ALGORITHM.fullmatch(algorithm)
+    if named and named[1]:
+        bits = int(named[1])
+        return bits + (_scales(given.get("group_size", 128), 16) if bits < 8 else 0)
+    algorithm = named[2] or named[3] if named else algorithm
+    if algorithm not in _BITS:
+        raise _UnknownFormat
+    return _BITS[algorithm]
+
+
+def _group(given: Any) -> tuple[list[str], float]:
+    """Targets and bits of a group of `config_groups`; raises `_UnknownFormat`."""
+    if not isinstance(given, dict):
+        raise _UnknownFormat
+    weights = given.get("weights")
+    targets = ["*" if one == "Linear" else one for one in _texts(given.get("targets"))]
+    if any(one != "*" and not one.startswith("re:") and "." not in one for one in targets):
+        raise _UnknownFormat  # another class of modules
+    if weights is None:  # only what goes in is quantized
+        return targets, _BF16
+    if not isinstance(weights, dict):
+        raise _UnknownFormat
+    bits = _width(weights.get("num_bits"))
+    if weights.get("type") == "float":
+        return targets, bits + _scales(weights.get("group_size"), 8)
+    zero = 0 if weights.get("symmetric", True) else bits
+    return targets, bits + _scales(weights.get("group_size"), 16 + zero)
+
+
+def _width(bits: Any) -> int:
+    if type(bits) is not int or bits not in _WIDTHS:
+        raise _UnknownFormat
+    return bits
+
+
+def _scales(size: Any, bits: float) -> float:
+    """Bits of a number for the `bits` that a group of `size` numbers has; rows are no groups."""
+    if size in (None, -1, 0):
+        return 0.0
+    if type(size) is not int or size < 1:
+        raise _UnknownFormat
+    return bits / size
+
+
+def _texts(given: Any) -> list[str]:
+    if not isinstance(given, list) or not all(isinstance(one, str) for one in given):
+        raise _UnknownFormat
+    return given
+
+
+def _pattern(pattern: str) -> re.Pattern[str]:
+    """What matches the names that `pattern` means, and what is inside of them. A regular expression
+    of a file is never run: one that says more than `.*` raises `_UnknownFormat`."""
+    if pattern.startswith("re:"):
+        pattern = pattern[3:].removeprefix("^").replace("\\.", ".").replace(".*", "*")
+        pattern = pattern.removesuffix("$") if pattern.endswith("$") else f"{pattern}*"
+        if set(pattern) & set("\\[](){}|+?"):
+            raise _UnknownFormat
+    for prefix in ("model.", "language_model.", "model."):
+        pattern = pattern.removeprefix(prefix)
+    return re.compile(translate(f"*.{pattern.strip('.')}.*"))
 
 
 def _number(text: Any, name: str) -> int:

@@ -6,11 +6,11 @@ Needs no torch, and reads no number: headers of 200 GB of weights take less than
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 
 from oscar_zoo.errors import InvalidModel, StorageError
-from oscar_zoo.models.weight_names import AGAIN, INDEX, LARGEST_INDEX, SINGLE, index_files
+from oscar_zoo.models.weight_names import AGAIN, LARGEST_INDEX, weight_files
 
 _LENGTH = 8
 """Bytes in front of a header, which say its length."""
@@ -19,13 +19,15 @@ _LENGTH = 8
 def check_weight_files(folder: Path) -> None:
     """Refuse a folder whose weights a server would fail to load.
 
-    Looked at are `SINGLE`, else the files that `INDEX` names, else every safetensors file.
+    Looked at are those of `weight_files`.
 
     Raises:
         InvalidModel: a file is missing, damaged, or has another size than its header says.
         StorageError: a file that cannot be read.
     """
-    for path in _files(folder):
+    files = weight_files(folder)
+    check_all_there(folder, files)
+    for path in files:
         try:
             with path.open("rb") as stream:
                 length = int.from_bytes(stream.read(_LENGTH), "little")
@@ -46,25 +48,14 @@ def check_weight_files(folder: Path) -> None:
             )
 
 
-def check_all_there(folder: Path, named: Mapping[str, str]) -> None:
-    """Refuse a `folder` without all files of its index, which has `named` them by tensor."""
-    files = set(named.values())
-    missing = sorted(file for file in files if not (folder / file).is_file())
+def check_all_there(folder: Path, files: Collection[Path]) -> None:
+    """Refuse a `folder` without all `files` of its index."""
+    missing = sorted(path.name for path in files if not path.is_file())
     if missing:
         raise InvalidModel(
             f"{folder} lacks {len(missing)} of {len(files)} weight files, {missing[0]} first.",
             hint=AGAIN,
         )
-
-
-def _files(folder: Path) -> list[Path]:
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    if not (folder / INDEX).is_file():
-        return sorted(folder.glob("*.safetensors"))
-    named = index_files((folder / INDEX).read_bytes(), str(folder / INDEX))
-    check_all_there(folder, named)
-    return [folder / file for file in sorted(set(named.values()))]
 
 
 def _data_bytes(header: bytes, path: Path) -> int:

@@ -1,5 +1,5 @@
-"""The names of the weights of a checkpoint folder, from its index or from the header of its only
-file. Needs no torch."""
+"""The names and the files of the weights of a checkpoint folder, from its index or from the header
+of its only file. Needs no torch."""
 
 from __future__ import annotations
 
@@ -44,6 +44,21 @@ def index_files(index: bytes, what: str) -> dict[str, str]:
             f"{what} is no index of weights: {first_line(error)}.", hint=AGAIN
         ) from None
     return dict(named)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights: `SINGLE`, else those that `INDEX` names, there or not, else
+    every safetensors file.
+
+    Raises:
+        InvalidModel: the index is damaged.
+    """
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if not (folder / INDEX).is_file():
+        return sorted(folder.glob("*.safetensors"))
+    named = index_files((folder / INDEX).read_bytes(), str(folder / INDEX))
+    return [folder / file for file in sorted(set(named.values()))]
 
 
 def first_line(error: Exception) -> str:
