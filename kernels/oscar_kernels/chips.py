@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 Capability = tuple[int, int]
@@ -15,17 +16,42 @@ MEASURED: frozenset[Capability] = frozenset({(9, 0)})
 
 
 @dataclass(frozen=True)
+class Card:
+    """A GPU that people have.
+
+    Attributes:
+        name: without its maker.
+        sold: its GB of memory in the words of its maker, which are GiB.
+        ecc: whether a sixteenth of them is for error correction, as the driver reports of GDDR6.
+    """
+
+    name: str
+    sold: int
+    ecc: bool = False
+
+    @property
+    def memory(self) -> int:
+        """Bytes that programs see, within a percent."""
+        return (self.sold << 30) * 15 // 16 if self.ecc else self.sold << 30
+
+
+@dataclass(frozen=True)
 class Chip:
     """A chip that sources are compiled for.
 
     Attributes:
-        name: of some GPUs with it.
+        cards: GPUs with it.
         shared_bytes: most shared memory of a block (CUDA C++ Programming Guide, table of technical
             specifications per compute capability).
     """
 
-    name: str
+    cards: tuple[Card, ...]
     shared_bytes: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its cards, each once."""
+        return tuple(dict.fromkeys(card.name for card in self.cards))
 
 
 @dataclass(frozen=True)
@@ -45,14 +71,39 @@ class Target:
     driver: int = 0
 
 
+NOT_SUPPORTED = "not supported"
 CHIPS: dict[Capability, Chip] = {
-    (8, 0): Chip("A100", 163 << 10),
-    (8, 6): Chip("A10, RTX 30", 99 << 10),
-    (8, 9): Chip("L4, L40S, RTX 40", 99 << 10),
-    (9, 0): Chip("H100, H200", 227 << 10),
-    (10, 0): Chip("B200", 227 << 10),
-    (12, 0): Chip("RTX 50, RTX PRO 6000", 99 << 10),
+    (8, 0): Chip((Card("A100", 40), Card("A100", 80)), 163 << 10),
+    (8, 6): Chip((Card("A10", 24, ecc=True), Card("RTX 3090", 24)), 99 << 10),
+    (8, 9): Chip(
+        (Card("L4", 24, ecc=True), Card("L40S", 48, ecc=True), Card("RTX 4090", 24)), 99 << 10
+    ),
+    (9, 0): Chip((Card("H100", 80), Card("H200", 141)), 227 << 10),
+    (10, 0): Chip((Card("B200", 180),), 227 << 10),
+    (12, 0): Chip((Card("RTX 5090", 32), Card("RTX PRO 6000", 96)), 99 << 10),
 }
+_GB = re.compile(r"([0-9]+)\s*gi?b")
+_BESIDE = re.compile(
+    r"nvidia|geforce|tesla|rtx|sxm[0-9]?|pcie|hbm[0-9]?e?|blackwell|(workstation|server) edition"
+    r"|[^a-z0-9]"
+)
+"""What a name of a card may have and lack."""
+
+
+def cards_named(text: str) -> list[tuple[Capability, Card]]:
+    """The cards that `text` may mean, such as `rtx4090` or `NVIDIA A100-SXM4-80GB`."""
+    size = _GB.search(text.lower())
+    name = _short(_GB.sub("", text.lower()))
+    return [
+        (capability, card)
+        for capability, chip in CHIPS.items()
+        for card in chip.cards
+        if name == _short(card.name) and (size is None or int(size[1]) == card.sold)
+    ]
+
+
+def _short(name: str) -> str:
+    return _BESIDE.sub("", name.lower())
 
 
 @dataclass(frozen=True)
@@ -66,6 +117,14 @@ class KernelPath:
     decode: str
     write: str
     measured: bool
+
+
+def state(capability: Capability) -> str:
+    """What is known of the kernels on a chip, in words."""
+    path = kernel_path(capability)
+    if path is None:
+        return NOT_SUPPORTED
+    return "measured" if path.measured else "compiled and checked on another chip"
 
 
 def kernel_path(capability: Capability) -> KernelPath | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from oscar_zoo.app.fit_bits import recipe_of_bits
-from oscar_zoo.app.fit_report import FitReport, FittingCache
+from oscar_zoo.app.fit_report import GIVEN, OF_RECIPE, FitReport, FittingCache
 from oscar_zoo.app.fit_subject import Subject, subject_of
 from oscar_zoo.app.gpu_share import at_most, gpu_share
 from oscar_zoo.app.model_needs import Needs, Weights, fetch_config
@@ -37,6 +37,7 @@ class FitRequest:
         weights: bytes of all weights, instead of what the model says.
         bits: of a stored element of the INT2 cache on average, 2 or 4 for codes of so many bits
             everywhere; by default those of the artifact, else those of the recipe.
+        memory_source: what says the memory, in a few words.
     """
 
     model: str
@@ -46,6 +47,7 @@ class FitRequest:
     gpus: int | None = None
     weights: int | None = None
     bits: float | Literal["auto"] | None = None
+    memory_source: str = GIVEN
 
 
 def fit_gpu(
@@ -110,7 +112,9 @@ def fit(request: FitRequest) -> FitReport:
     return FitReport(
         model=name,
         memory=request.memory,
+        memory_source=request.memory_source,
         gpus=gpus,
+        gpus_source=GIVEN if request.gpus else OF_RECIPE if gpus > 1 else "by default",
         weights=weights,
         room=mine.room,
         context=context,
@@ -177,13 +181,13 @@ def _context(request: FitRequest, needs: Needs) -> int:
 
 def _bits_source(request: FitRequest, subject: Subject) -> str:
     if request.bits is not None:
-        return "as given"
+        return GIVEN
     return f"of {subject.artifact}" if subject.artifact else "of its recipe, without an artifact"
 
 
 def _weights(request: FitRequest, subject: Subject) -> Weights:
     if request.weights is not None:
-        return Weights(request.weights, "as given")
+        return Weights(request.weights, GIVEN)
     if subject.needs.weights is None:
         told = subject.needs.config_of
         raise UsageError(

@@ -9,6 +9,9 @@ from oscar_zoo.engines.sglang.capacity import USABLE, Cache, reserved, weights_s
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.engines.sglang.pool_plan import Pools
 
+GIVEN, OF_RECIPE = "as given", "of its recipe"
+"""Where a number comes from."""
+
 
 @dataclass(frozen=True)
 class FittingCache:
@@ -53,7 +56,9 @@ class FitReport:
     Attributes:
         model: its name.
         memory: bytes of one GPU.
+        memory_source: what says so, in a few words.
         gpus: number of them.
+        gpus_source: what says so, in a few words.
         weights: of the model.
         room: bytes of each GPU that are left for a cache.
         context: tokens of a request.
@@ -76,7 +81,9 @@ class FitReport:
 
     model: str
     memory: int
+    memory_source: str
     gpus: int
+    gpus_source: str
     weights: Weights
     room: int
     context: int

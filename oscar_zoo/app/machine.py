@@ -119,7 +119,7 @@ def gpu() -> DoctorFinding:
     """The NVIDIA GPUs, as the driver's own tool names them."""
     cards = nvidia_smi.gpus()
     if cards:
-        names = ", ".join(f"{card.name} with {card.memory / 1e9:.0f} GB" for card in cards)
+        names = ", ".join(f"{card.name} with {card.memory / (1 << 30):.0f} GiB" for card in cards)
         facts = {"gpus": [{"name": card.name, "memory_bytes": card.memory} for card in cards]}
         return DoctorFinding("machine", "GPU", "ok", names, facts=facts)
     models = nvidia_smi.driver_models()

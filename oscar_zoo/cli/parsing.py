@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from oscar_zoo.errors import UsageError
 
@@ -147,13 +147,93 @@ def bulk_of(job: str | None, turns: int) -> Bulk | None:
 
 
 def parse_memory(text: str, option: str = "--gpu-memory") -> int:
-    """The bytes that `24GB`, `24GiB` or `24` (GB) mean; raises `UsageError`, which names
-    `option`."""
-    units = {"": 10**9, "gb": 10**9, "gib": 1 << 30, "mb": 10**6, "mib": 1 << 20}
+    """The bytes of a GPU that `24`, `24GB` or `24GiB` mean: all three GiB, as what is sold as 24 GB
+    has them; raises `UsageError`, which names `option`."""
+    return _bytes(text, option, 1 << 10)
+
+
+def parse_weights(text: str, option: str = "--weights") -> int:
+    """The bytes of files that `16` (GB), `16GB` or `15GiB` mean; raises as `parse_memory`."""
+    return _bytes(text, option, 1000)
+
+
+def _bytes(text: str, option: str, step: int) -> int:
+    units = {"": step**3, "gb": step**3, "gib": 1 << 30, "mb": step**2, "mib": 1 << 20}
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in units or float(match[1]) == 0:
         raise UsageError(f"{text!r} is no size of memory.", hint=f"write it like {option} 24GiB")
     return round(float(match[1]) * units[match[2]])
+
+
+class GivenGpu(NamedTuple):
+    """Bytes of one GPU, how they were read in words, and how many GPUs, where that is said."""
+
+    memory: int
+    source: str
+    gpus: int | None
+
+
+def given_gpu(memory: str | None, gpu: str | None, gpus: int | None) -> GivenGpu:
+    """What exactly one of `--memory` and `--gpu` says, and `--tp` or a name such as `2xH100`.
+
+    Raises:
+        UsageError: neither or both are given, or one of them means nothing, or several things.
+    """
+    if memory is not None and gpu is None:
+        return GivenGpu(parse_memory(memory, "--memory"), _read_as(memory), gpus)
+    if gpu is None or memory is not None:
+        raise UsageError(
+            "give one of --memory and --gpu.", hint="for example --memory 24GiB or --gpu H100"
+        )
+    first, name, last = re.fullmatch(_COUNTED, gpu.strip()).groups()  # type: ignore[union-attr]
+    numbers = {int(one) for one in (first, last) if one} | ({gpus} if gpus else set())
+    if len(numbers) > 1 or 0 in numbers:
+        raise UsageError(
+            f"the number of GPUs cannot be {' and '.join(map(str, sorted(numbers)))}.",
+            hint=f"--gpu {name!r} --tp {max(numbers) or 1}",
+        )
+    return GivenGpu(*_card(name), next(iter(numbers), None))
+
+
+_COUNTED = re.compile(
+    r"(?:([0-9]{1,3})(?:\s*[x×*]\s*|\s+))?(.*?)(?:\s*[x×*]\s*([0-9]{1,3}))?", re.IGNORECASE
+)
+
+
+def _card(name: str) -> tuple[int, str]:
+    """Bytes of the GPU called `name`, and what it is; raises `UsageError`."""
+    import difflib
+
+    from oscar_kernels.chips import CHIPS, LOWEST, cards_named, state
+
+    found = cards_named(name)
+    if len(found) == 1:
+        ((capability, card),) = found
+        size = f"{card.memory / (1 << 30):g} GiB"
+        chip = "sm_{}{}".format(*capability)
+        return card.memory, f"{card.name}: {size}, {chip}, {state(capability)}"
+    if found:
+        raise UsageError(
+            f"{name!r} has several sizes of memory.",
+            suggestions=[f"{card.name} {card.sold}GB" for _, card in found],
+        )
+    names = {one.lower(): one for chip in CHIPS.values() for one in chip.names}
+    close = [names[key] for key in difflib.get_close_matches(name.lower(), names)]
+    known = "" if close else f"known are {', '.join(names.values())}; "
+    raise UsageError(
+        f"no GPU is known as {name!r}.",
+        suggestions=close,
+        hint=f"{known}any from compute capability {'.'.join(map(str, LOWEST))} on by its size, for"
+        " example --memory 24GiB",
+    )
+
+
+def _read_as(size: str) -> str:
+    number, unit = re.fullmatch(r"(.*?)\s*([A-Z]*)", size.strip().upper()).groups()  # type: ignore[union-attr]
+    if unit.endswith("IB"):
+        return "as given"
+    unit = unit or "GB"
+    return f"{number} {unit} of a card is read as {number} {unit[0]}iB"
 
 
 def parse_lines(text: str) -> int | None:

@@ -97,7 +97,7 @@ def test_info_tells_how_many_requests_have_states(cli: Cli) -> None:
     text = " ".join(cli(0, "info", "Qwen3.5-27B", "--offline", "--gpu-memory", "80GB").split())
     assert "weights 54.0 GB (about, by the size in its name); cache per token 9.2 kB INT2" in text
     assert "794.9 MB per running request for its BF16 tokens and its states" in text
-    assert "about 206 k tokens INT2 with 15 requests at a time, 113 k BF16 with 8" in text
+    assert "about 285 k tokens INT2 with 20 requests at a time, 154 k BF16 with 11" in text
 
 
 def test_states_and_windows_come_from_the_configuration() -> None:
@@ -150,6 +150,72 @@ def test_weights_are_those_of_the_files_the_shapes_or_the_name(tmp_path: Path) -
     assert weights_of_name("Mixtral-8x7B-Instruct-v0.1") is None
 
 
+@pytest.mark.parametrize(
+    ("words", "gib", "gpus", "source"),
+    [
+        (("--memory", "24"), 24, 1, "24 GB of a card is read as 24 GiB"),
+        (("--memory", "24GB"), 24, 1, "24 GB of a card is read as 24 GiB"),
+        (("--gpu-memory", "24 GiB"), 24, 1, "as given"),
+        (("--memory", "81559MB"), 81559 / 1024, 1, "81559 MB of a card is read as 81559 MiB"),
+        (("--gpu", "RTX 4090"), 24, 1, "RTX 4090: 24 GiB, sm_89, compiled and"),
+        (("--gpu", "nvidia geforce rtx-5090"), 32, 1, "RTX 5090: 32 GiB, sm_120"),
+        (("--gpu", "4090 x2"), 24, 2, "RTX 4090: 24 GiB"),
+        (("--gpu", "2xH100"), 80, 2, "H100: 80 GiB, sm_90, measured"),
+        (("--gpu", "H100x2"), 80, 2, "H100"),
+        (("--gpu", "2 x H200", "--tp", "2"), 141, 2, "H200: 141 GiB"),
+        (("--gpu", "4 A100 40GB"), 40, 4, "A100: 40 GiB, sm_80"),
+        (("--gpu", "NVIDIA A100-SXM4-80GB"), 80, 1, "A100: 80 GiB"),
+        (("--gpu", "NVIDIA H100 80GB HBM3"), 80, 1, "H100: 80 GiB"),
+        (("--gpu", "NVIDIA RTX PRO 6000 Blackwell Server Edition"), 96, 1, "RTX PRO 6000"),
+        (("--gpu", "L4"), 22.5, 1, "L4: 22.5 GiB, sm_89"),  # 23,034 MiB, says its driver
+    ],
+)
+def test_a_gpu_is_what_people_call_it(
+    cli: Cli, words: tuple[str, ...], gib: float, gpus: int, source: str
+) -> None:
+    facts = cli.json(0, "fit-gpu", "Qwen3-8B", *words)
+    assert (facts["memory_bytes"], facts["gpus"]) == (gib * 2**30, gpus)
+    assert facts["memory_source"].startswith(source)
+    shown = cli(0, "fit-gpu", "Qwen3-8B", *words)
+    assert (facts["memory_source"] in shown) == (source != "as given")
+
+
+@pytest.mark.parametrize(
+    ("words", "suggested"),
+    [
+        ((), []),
+        (("--memory", "24GiB", "--gpu", "H100"), []),
+        (("--gpu", "2xH100", "--tp", "4"), []),
+        (("--gpu", "2xH100x4"), []),
+        (("--gpu", "0xH100"), []),
+        (("--gpu", ""), []),
+        (("--gpu", "24GB"), []),
+        (("--gpu", "A100"), ["A100 40GB", "A100 80GB"]),
+        (("--gpu", "RTX 4080"), ["RTX 4090"]),
+        (("--gpu", "H100 94GB"), ["H100"]),
+        (("--gpu", "V100"), ["H100"]),
+    ],
+)
+def test_a_gpu_that_means_nothing_is_refused(
+    cli: Cli, words: tuple[str, ...], suggested: list[str]
+) -> None:
+    error = cli.json(2, "fit-gpu", "Qwen3-8B", *words)["error"]
+    assert f"did you mean {' or '.join(suggested)}" in error["hint"] or not suggested
+    assert error["hint"]
+
+
+def test_it_says_which_number_of_gpus_it_assumes(cli: Cli) -> None:
+    for words, source, gpus in (
+        (("Qwen3-32B",), "of its recipe", 4),
+        (("Qwen3-32B", "--tp", "2"), "as given", 2),
+        (("Qwen3-8B",), "by default", 1),
+    ):
+        facts = cli.json(0, "fit-gpu", *words, "--memory", "80GiB")
+        assert (facts["gpus"], facts["gpus_source"]) == (gpus, source)
+        shown = cli(0, "fit-gpu", *words, "--memory", "80GiB")
+        assert ("those of its recipe" in shown) == (source == "of its recipe")
+
+
 FOUR_K = Widths.uniform(4, k=4, v=2, clip=Clip(k=0.96, v=0.92))
 MIXED = "tiny-qwen3-hard/seq512_prompt2_group64_bits3.5"
 
@@ -192,13 +258,13 @@ def test_it_says_how_many_requests_serve_runs(cli: Cli) -> None:
     """Where more fit than `serve` lets run by default, the answer has the flag for them."""
     facts = cli.json(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB")
     fitting = facts["caches"][-1]["max_requests"]
-    assert (facts["usual_requests"], fitting) == (16, 17)
+    assert (facts["usual_requests"], fitting) == (16, 24)
     shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB")
     assert "lets 16 requests run" in shown and f"-- --max-running-requests={fitting}" in shown
     shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--context", 16384)
     assert "max-running-requests" not in shown
     shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--context", 4096, "--requests", 20)
-    assert "-- --max-running-requests=28" in shown  # as many as fit
+    assert "-- --max-running-requests=39" in shown  # as many as fit
     shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--requests", 64)
     assert "max-running-requests" not in shown  # which do not fit
 
@@ -215,9 +281,9 @@ def test_it_advises_no_more_requests_than_serve_ever_lets_run(cli: Cli) -> None:
 
 def test_the_first_line_is_the_answer(cli: Cli) -> None:
     first = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB").splitlines()[0]
-    assert "about 150,000 tokens fit with INT2, and 27,200 with BF16" in first
-    found = {one.cache.kind: one.tokens for one in fit_gpu("Qwen3-8B", 24 * GB).caches}
-    assert (round(found["INT2"], -3), round(found["BF16"], -2)) == (150_000, 27_200)
+    assert "about 223,000 tokens fit with INT2, and 37,500 with BF16" in first
+    found = {one.cache.kind: one.tokens for one in fit_gpu("Qwen3-8B", 24 << 30).caches}
+    assert (round(found["INT2"], -3), round(found["BF16"], -2)) == (223_000, 37_500)
 
 
 @pytest.mark.parametrize(
@@ -244,19 +310,19 @@ def test_it_names_the_smallest_number_of_gpus_that_fits(cli: Cli, words: tuple[s
 
 
 def test_windows_that_take_all_memory_are_the_cause(cli: Cli) -> None:
-    """The weights leave 4.0 GB, which is enough for fewer requests."""
+    """The weights leave 5.5 GB, which is enough for fewer requests."""
     words = ("fit-gpu", "Qwen3-8B", "--memory", "24GB", "--requests")
     first = cli(0, *words, 100).splitlines()[0]
-    assert "the windows of 100 requests take 5.7 GB, and the weights leave 4.0 GB" in first
-    assert "at most 17 of 8,192 tokens fit. 2 GPUs of this size" in first
-    assert "at most 17 of 8,192 tokens fit" in cli(0, *words, 64).splitlines()[0]
+    assert "the windows of 100 requests take 5.7 GB, and the weights leave 5.5 GB" in first
+    assert "at most 24 of 8,192 tokens fit. 2 GPUs of this size" in first
+    assert "at most 24 of 8,192 tokens fit" in cli(0, *words, 64).splitlines()[0]
     most = next(one for one in cli.json(0, *words, 100)["caches"] if one["kind"] == "INT2")
     assert cli.json(0, *words, most["max_requests"])["fits"]
-    first = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "20GB", "--requests", 10).splitlines()[0]
-    assert "the weights and the windows of 10 requests leave room for 2,550 tokens" in first
-    states = ("fit-gpu", MODELS / "Qwen3.5-35B-A3B", "--tp", 1, "--memory", "83GB")
+    first = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "18.6GiB", "--requests", 10).splitlines()[0]
+    assert "the weights and the windows of 10 requests leave room for 1,380 tokens" in first
+    states = ("fit-gpu", MODELS / "Qwen3.5-35B-A3B", "--tp", 1, "--memory", "77.3GiB")
     first = cli(0, *states, "--context", 200_000).splitlines()[0]
-    assert "weights, windows and states leave room for 73,445 tokens" in first
+    assert "weights, windows and states leave room for 73,516 tokens" in first
 
 
 def test_no_gpus_are_recommended_for_a_context_that_the_model_refuses(cli: Cli) -> None:
@@ -360,7 +426,7 @@ def test_its_total_can_be_checked_by_hand(cli: Cli) -> None:
     lines = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB").splitlines()
     (whole,) = (line for line in lines if line.startswith("In bytes: "))
     memory, reserved, weights, left = numbers(whole)
-    assert memory == 24 * GB and memory - reserved - weights == left
+    assert memory == 24 << 30 and memory - reserved - weights == left
     (one,) = (line for line in lines if line.startswith("INT2, a request of 8,192 tokens: "))
     terms = numbers(one.partition(": ")[2])
     tokens, token, two, sinks, ring, total, again, divisor, fitting = terms
@@ -369,7 +435,7 @@ def test_its_total_can_be_checked_by_hand(cli: Cli) -> None:
     assert tokens * token + two * sinks + ring == total == divisor
     (why,) = (line for line in lines if line.startswith("Sinks count twice"))
     assert "finished prompt" in why
-    assert again == left and left // total == fitting == 17
+    assert again == left and left // total == fitting == 24
 
 
 def test_the_terms_are_in_its_json(cli: Cli) -> None:

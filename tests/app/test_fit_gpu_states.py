@@ -62,7 +62,7 @@ def unknown_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_whose_states_nobody_knows_get_a_range(cli: Cli) -> None:
     shown = cli(0, "fit-gpu", "Qwen3.5-4B", "--memory", "24GB")
     first, second, *_ = shown.splitlines()
-    assert "between 331,000 and 2,450,000 tokens fit with INT2, and between" in first
+    assert "between 372,000 and 2,760,000 tokens fit with INT2, and between" in first
     assert "does not know the size of the states of Qwen3.5-4B" in second
     assert "hf download Qwen/Qwen3.5-4B config.json" in second
     facts = cli.json(0, "fit-gpu", "Qwen3.5-4B", "--memory", "24GB", "--requests", 64)
@@ -86,12 +86,12 @@ def test_names_whose_states_nobody_knows_get_a_range(cli: Cli) -> None:
 def test_info_guesses_no_tokens_of_them_and_names_the_command_that_has_the_range(cli: Cli) -> None:
     words = ("info", "Qwen3.5-4B", "--offline", "--gpu-memory", "24GB")
     memory = cli.json(0, *words)["memory"]
-    assert memory["other_layers_unknown"] == fit_gpu("Qwen3.5-4B", 24 * GB).unknown is not None
+    assert memory["other_layers_unknown"] == fit_gpu("Qwen3.5-4B", 24 << 30).unknown is not None
     (card,) = memory["gpus"]
     assert {value for key, value in card.items() if key.startswith(("int2", "bf16"))} == {None}
     text = " ".join(cli(0, *words).split())
     assert "the zoo does not know the size of the states; a range: oscar-zoo fit-gpu" in text
-    assert "oscar-zoo fit-gpu Qwen3.5-4B --gpu-memory 24GB" in text
+    assert "oscar-zoo fit-gpu Qwen3.5-4B --gpu-memory 24GiB" in text
 
 
 def test_the_command_that_it_advises_helps(

@@ -196,7 +196,7 @@ def test_what_fits_a_gpu_is_an_estimate_from_shapes(
     )
     assert memory["window_bytes_per_request"] == (256 + 2 * 64) * memory["bf16_token_bytes"]
     (card,) = memory["gpus"]
-    left = 0.85 * 80e9 - memory["weights_bytes"]
+    left = 0.85 * (80 << 30) - memory["weights_bytes"]
     each = left // card["requests"]
     assert card["bf16_tokens"] == card["requests"] * int(each // memory["bf16_token_bytes"])
     each -= memory["window_bytes_per_request"]
@@ -229,7 +229,7 @@ def test_what_fits_a_gpu_is_an_estimate_from_shapes(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     seen = cli.json(0, "info", "Qwen3-8B", "--hub", hub)["memory"]["gpus"]
     assert [(one["name"], one["memory_bytes"]) for one in seen] == [("NVIDIA T", 81559 << 20)]
-    assert "fits         NVIDIA T with 86 GB: about " in cli(0, "info", "Qwen3-8B", "--hub", hub)
+    assert "fits         NVIDIA T with 79.6 GiB: about " in cli(0, "info", "Qwen3-8B", "--hub", hub)
 
 
 def test_a_family_is_listed_with_its_recipes_and_nothing_else(cli: Cli) -> None:

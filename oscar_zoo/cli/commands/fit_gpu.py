@@ -12,9 +12,13 @@ from oscar_zoo.cli import completing, options, parsing
 @click.option(
     "--memory",
     "--gpu-memory",
-    required=True,
     metavar="SIZE",
-    help="Memory of one GPU, such as 24GiB.",
+    help="Memory of one GPU, such as 24GiB; 24 and 24GB are the same, as GPUs are sold.",
+)
+@click.option(
+    "--gpu",
+    metavar="[N x] GPU",
+    help="GPU to ask about instead of a memory, such as 'RTX 4090'; 2xH100 is --tp 2, too.",
 )
 @click.option(
     "--context",
@@ -51,7 +55,8 @@ from oscar_zoo.cli import completing, options, parsing
 @options.json_option
 def command(
     model: str,
-    memory: str,
+    memory: str | None,
+    gpu: str | None,
     context: int | None,
     requests: int | None,
     gpus: int | None,
@@ -71,16 +76,28 @@ def command(
     \b
     Examples:
       oscar-zoo fit-gpu Qwen3-8B --memory 24GiB
-      oscar-zoo fit-gpu Qwen3-32B --memory 80GB --tp 2 --context 32768
+      oscar-zoo fit-gpu Qwen3-8B --gpu 'RTX 4090'
+      oscar-zoo fit-gpu Qwen3-32B --gpu 2xH100 --context 32768
       oscar-zoo fit-gpu Qwen3-8B --memory 24GiB --bits 2.75
       oscar-zoo fit-gpu ./my-model --memory 141GB --requests 64 --json
     """
     from oscar_zoo.app.fit_gpu import FitRequest, fit
     from oscar_zoo.cli.render.fit_gpu import emit_fit, print_fit
 
-    size = None if weights is None else parsing.parse_memory(weights, "--weights")
-    asked = parsing.parse_memory(memory, "--memory")
-    report = fit(FitRequest(model, asked, context, requests, gpus, size, parsing.parse_bits(bits)))
+    size = None if weights is None else parsing.parse_weights(weights)
+    given = parsing.given_gpu(memory, gpu, gpus)
+    report = fit(
+        FitRequest(
+            model,
+            given.memory,
+            context,
+            requests,
+            given.gpus,
+            size,
+            parsing.parse_bits(bits),
+            memory_source=given.source,
+        )
+    )
     if as_json:
         emit_fit(report)
     else:

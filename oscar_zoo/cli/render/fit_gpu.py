@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oscar_zoo.app.fit_gpu import MACHINE_GPUS
-from oscar_zoo.app.fit_report import FitReport, FittingCache
+from oscar_zoo.app.fit_report import GIVEN, OF_RECIPE, FitReport, FittingCache
 from oscar_zoo.app.model_needs import fetch_config
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.fit_terms import print_terms
@@ -19,8 +19,10 @@ def emit_fit(report: FitReport) -> None:
         "model": report.model,
         "estimate": True,
         "memory_bytes": report.memory,
+        "memory_source": report.memory_source,
         "usable_share": report.usable,
         "gpus": report.gpus,
+        "gpus_source": report.gpus_source,
         "weights_bytes": report.weights.nbytes,
         "reserved_bytes": report.reserved,
         "gpu_weights_bytes": report.gpu_weights,
@@ -72,6 +74,10 @@ def print_fit(report: FitReport, *, verdict: bool) -> None:
     if report.not_served is not None:
         terminal.prose(capitalized(report.not_served.rstrip(".")))
     terminal.prose(_sums(report))
+    if report.memory_source != GIVEN:
+        terminal.prose(report.memory_source)
+    if report.gpus_source == OF_RECIPE:
+        terminal.prose(f"{_gpus(report.gpus)} are those of its recipe; --tp is another number")
     if report.room == 0:
         return
     _print_table(report, verdict=verdict)
@@ -120,7 +126,7 @@ def percent(share: float) -> str:
 
 def _answer(report: FitReport) -> str:
     """The first line: how many tokens fit, or how many GPUs are enough."""
-    where = f"{report.model} on {_gpus(report.gpus)} of {terminal.gigabytes(report.memory)}"
+    where = f"{report.model} on {_gpus(report.gpus)} of {terminal.gibibytes(report.memory)}"
     if report.fits is False:
         return f"{where} does not fit: {_too_small(report)}. {_enough(report)}"
     int2, bf16 = report.of_kind("INT2"), report.of_kind("BF16")
@@ -209,8 +215,9 @@ def _sums(report: FitReport) -> str:
     part = "" if report.gpus == 1 else f" of the {gigabytes(report.weights.nbytes)}"
     each = "" if report.gpus == 1 else " of each GPU"
     left = f"{gigabytes(report.room)}{each}" if report.room else "nothing"
+    whole = f" ({terminal.gibibytes(report.memory)})"
     return (
-        f"This is an estimate: {gigabytes(report.memory)}{each} less"
+        f"This is an estimate: {gigabytes(report.memory)}{whole}{each} less"
         f" {gigabytes(report.reserved)} for the engine ({percent(1 - report.usable)}) less"
         f" {gigabytes(report.gpu_weights)}{part} of weights ({report.weights.source}) leave"
         f" {left} for a cache"

@@ -40,7 +40,7 @@ def print_memory(name: str | None, memory: Mapping[str, Any]) -> None:
 
 def _cards(card: Mapping[str, Any]) -> str:
     many = f"{card['gpus']} x " if card["gpus"] > 1 else ""
-    return f"{many}{card['name']} with {card['memory_bytes'] / 1e9:.0f} GB"
+    return f"{many}{card['name']} with {terminal.gibibytes(card['memory_bytes'])}"
 
 
 def _fits(name: str | None, memory: Mapping[str, Any], card: Mapping[str, Any]) -> str:
@@ -48,7 +48,7 @@ def _fits(name: str | None, memory: Mapping[str, Any], card: Mapping[str, Any]) 
     tokens, plain = card["int2_tokens"], card["bf16_tokens"]
     if tokens is None:
         missing = f"the zoo does not know {memory['other_layers_unknown']}"
-        size = f"{card['memory_bytes'] / 1e9:g}GB"
+        size = f"{round(card['memory_bytes'] / (1 << 30), 3):g}GiB"
         return missing + (
             f"; a range: oscar-zoo fit-gpu {name} --gpu-memory {size}" if name else ""
         )

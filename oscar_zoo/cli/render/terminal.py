@@ -173,6 +173,11 @@ def gigabytes(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 10**9 else megabytes(size)
 
 
+def gibibytes(size: int) -> str:
+    """The memory of a GPU for people, in the unit in which it is sold."""
+    return f"{round(size / (1 << 30), 1):g} GiB"
+
+
 def megabytes(size: int) -> str:
     """`size` bytes for people."""
     return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
