@@ -127,6 +127,14 @@ def state(capability: Capability) -> str:
     return "measured" if path.measured else "compiled and checked on another chip"
 
 
+def cards_by_state() -> dict[str, list[str]]:
+    """What is known of the kernels, and the names of the cards for which it is."""
+    found: dict[str, list[str]] = {}
+    for capability, chip in CHIPS.items():
+        found.setdefault(state(capability), []).extend(chip.names)
+    return found
+
+
 def kernel_path(capability: Capability) -> KernelPath | None:
     """The path of a chip; `None` where no kernel runs."""
     if capability < LOWEST:

@@ -17,7 +17,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from oscar_kernels.chips import LOWEST, Capability, KernelPath, kernel_path
+from oscar_kernels.chips import (
+    CHIPS,
+    LOWEST,
+    Capability,
+    KernelPath,
+    cards_by_state,
+    kernel_path,
+    state,
+)
 from oscar_zoo import paths
 from oscar_zoo.engines.sglang.compat.versions import BEYOND, FIRST, sglang_version
 from oscar_zoo.errors import MissingDependency, OscarZooError
@@ -166,15 +174,22 @@ def kernels() -> DoctorFinding:
             {"compute_capability": _dotted(capability), **(asdict(found) if found else NO_PATH)}
             for capability, found in paths
         ],
+        "known_gpus": [
+            {"name": name, "compute_capability": _dotted(capability), "state": state(capability)}
+            for capability, chip in CHIPS.items()
+            for name in chip.names
+        ],
     }
+    known = "; ".join(f"{told}: {', '.join(names)}" for told, names in cards_by_state().items())
     if not torch:
         detail = "none without torch"
     elif not paths:
-        detail = "CUDA C++ and Triton on a GPU, plain torch on a CPU"
+        detail = f"CUDA C++ and Triton on a GPU, plain torch on a CPU; {known}"
     else:
         detail = "; ".join(_told(capability, found) for capability, found in paths)
     if any(found is None for _, found in paths):
-        step = f"a GPU from compute capability {_dotted(LOWEST)} on, or --device cpu"
+        lowest = f"a GPU from compute capability {_dotted(LOWEST)} on"
+        step = f"{lowest} ({known}), or --device cpu"
         return DoctorFinding("machine", "INT2 kernels", "warning", detail, step, facts=facts)
     return DoctorFinding("machine", "INT2 kernels", "ok", detail, facts=facts)
 
@@ -186,10 +201,9 @@ _LANGUAGES = {"cuda": "CUDA C++", "triton": "Triton"}
 def _told(capability: Capability, found: KernelPath | None) -> str:
     if found is None:
         return f"none for compute capability {_dotted(capability)}"
-    known = "measured" if found.measured else "compiled, but not measured"
     return (
         f"decode in {_LANGUAGES[found.decode]}, write in {_LANGUAGES[found.write]}, the rest in"
-        f" Triton; {known} on compute capability {_dotted(capability)}"
+        f" Triton; {state(capability)} (compute capability {_dotted(capability)})"
     )
 
 

@@ -217,8 +217,12 @@ def test_the_driver_names_the_gpus_and_sees_no_token(cli: QuickCli, tmp_path: Pa
 @pytest.mark.parametrize(
     ("capability", "state", "words"),
     [
-        ("9.0", "ok", "decode in CUDA C++, write in CUDA C++, the rest in Triton; measured on"),
-        ("8.9", "ok", "write in Triton, the rest in Triton; compiled, but not measured on"),
+        (
+            "9.0",
+            "ok",
+            "decode in CUDA C++, write in CUDA C++, the rest in Triton; measured (compute",
+        ),
+        ("8.9", "ok", "write in Triton, the rest in Triton; compiled and checked on another chip"),
         ("7.5", "warning", "none for compute capability 7.5"),
     ],
 )
@@ -235,6 +239,9 @@ def test_the_path_of_the_kernels_is_that_of_the_gpu(
     row = findings(cli("doctor", "--offline", "--json", PATH=path), "machine")["INT2 kernels"]
     assert (row["state"], row["paths"][0]["compute_capability"]) == (state, capability)
     assert words in row["detail"]
+    known = [(one["name"], one["state"]) for one in row["known_gpus"]]
+    assert ("RTX 4090", "compiled and checked on another chip") in known
+    assert [name for name, one in known if one == "measured"] == ["H100", "H200"]
     assert (row["next"] is None) == (state == "ok")
 
 

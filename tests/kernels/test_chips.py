@@ -82,6 +82,18 @@ def test_what_has_no_room_is_told_in_numbers() -> None:
     assert variants.too_large(widest, 227 << 10) is None  # with 972 bytes left
 
 
+def test_the_readme_says_which_gpus_work() -> None:
+    """One row for each state, with the names of `CHIPS` in their order."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| (.+) \| \*(.+?)\*.* \|$", readme, re.MULTILINE)
+    told = {state: names.split(", ") for names, state in rows}
+    (below, *_) = told.pop(chips.NOT_SUPPORTED)
+    assert below.startswith("below sm_{}{}".format(*chips.LOWEST))
+    assert told == chips.cards_by_state()
+    assert told["measured"] == ["H100", "H200"] and len(rows) == 3
+    assert chips.state((7, 5)) == chips.NOT_SUPPORTED
+
+
 def test_paths_of_chips() -> None:
     found = {capability: chips.kernel_path(capability) for capability in (*chips.CHIPS, (7, 5))}
     assert found.pop((7, 5)) is None
