@@ -45,17 +45,19 @@ def search(
             hint="oscar-zoo search qwen3",
         )
     known = listing(ListRequest(Sources(hubs, offline=offline)))
-    rows = tuple(row for row in known.rows if _has(wanted, _words_of(row)))
-    recipes = tuple(one for one in known.recipes if _has(wanted, (*one.names, one.family)))
+    rows = tuple(row for row in known.rows if _has(wanted, _names_of(row), _words_of(row)))
+    recipes = tuple(one for one in known.recipes if _has(wanted, one.names, [one.family]))
     models = {row["model"] for row in known.rows}
     nothing = not rows and not recipes
     close = Catalog.packaged().close_matches(text, models) if nothing else ()
     return replace(known, rows=rows, recipes=recipes, close=close)
 
 
-def _has(words: Iterable[str], facts: Iterable[str | None]) -> bool:
-    text = " ".join(filter(None, facts)).casefold()
-    sizes = {(float(number), unit) for number, unit in _SIZE.findall(text)}
+def _has(words: Iterable[str], names: Iterable[str], facts: Iterable[str | None]) -> bool:
+    """Whether every word is in the `names` of a model or in other `facts`; a size is in names."""
+    named = " ".join(names).casefold()
+    text = " ".join((named, *filter(None, facts))).casefold()
+    sizes = {(float(number), unit) for number, unit in _SIZE.findall(named)}
     return all(_is_size(word, sizes) if _SIZE.fullmatch(word) else word in text for word in words)
 
 
@@ -72,10 +74,13 @@ def _is_size(word: str, sizes: Collection[tuple[float, str]]) -> bool:
     )
 
 
-def _words_of(row: Mapping[str, Any]) -> tuple[str | None, ...]:
+def _names_of(row: Mapping[str, Any]) -> tuple[str, ...]:
     recipe = Catalog.packaged().recipe(row["model"])
-    names = recipe.names if recipe else ()
+    return (row["model"], *(recipe.names if recipe else ()))
+
+
+def _words_of(row: Mapping[str, Any]) -> tuple[str | None, ...]:
     tasks = (score["task"] for score in row["scores"])
     reference = f"{row['model']}:{row['tag']}"
     facts = (row["id"], reference, row["family"], row["method"], row["digest"])
-    return *facts, row["status"], row["state"], *names, *tasks
+    return *facts, row["status"], row["state"], *tasks

@@ -126,8 +126,8 @@ class Catalog:
     ) -> tuple[str, ...]:
         """Model names like `name`, best first; `more` adds names a hub knows.
 
-        Names with all its words come first, then names all of whose words it has, then names with
-        similar letters.
+        Names that begin with it come first, then names that contain it, names with all its words,
+        names all of whose words it has, and names with similar letters.
         """
         spelled = {recipe.name.casefold(): recipe.name for recipe in self._recipes}
         spelled |= {other.casefold(): other for other in more}
@@ -146,11 +146,12 @@ def _alike(wanted: str, names: Iterable[str]) -> list[str]:
 
 
 def _likeness(wanted: str, name: str) -> float:
-    """How well `name` fits what somebody typed: 2 to 3, 1 to 2, or the share of letters in
-    common."""
+    """How well `name` fits what somebody typed: the share of letters in common, and more the closer
+    it is to the same text."""
     letters = difflib.SequenceMatcher(None, wanted, name).ratio()
     asked, has = set(wanted.split("-")), set(name.split("-"))
-    return letters + (2 if asked <= has else 1 if has <= asked else 0)
+    closer = [name.startswith(wanted), wanted in name, asked <= has, has <= asked, True]
+    return letters + (4 - closer.index(True) if wanted else 0)
 
 
 def recipe_for(model: str) -> ModelRecipe | None:

@@ -107,6 +107,14 @@ def test_a_size_is_found_by_its_number_and_not_by_its_letters(cli: Cli, hub: str
     assert QWEN in ids(cli, "search", "qwen3", "8b", "--offline")
 
 
+def test_a_size_is_that_of_a_model_and_not_of_a_tag(cli: Cli, tmp_path: Path) -> None:
+    made = LocalHub(tmp_path / "hub", must_exist=False)
+    for name in ("Some-Model/seq512_prompt4_group64-7b", "My-7B/seq512_prompt4_group64"):
+        put_version(made, name, payload(seed=2))
+    assert ids(cli, "search", "7b", "--hub", made.name) == ["My-7B/seq512_prompt4_group64"]
+    assert len(ids(cli, "search", "group64-7b", "--hub", made.name)) == 1
+
+
 def test_words_without_an_end_are_refused(cli: Cli) -> None:
     assert cli.json(2, "search", "a" * 100_000)["error"]["code"] == "usage"
 

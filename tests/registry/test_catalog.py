@@ -73,6 +73,9 @@ def test_a_near_miss_names_the_model_that_was_meant(
 def test_names_with_all_words_come_before_names_with_similar_letters(catalog: Catalog) -> None:
     assert catalog.close_matches("Qwen3-VL-8B")[0] == "Qwen3-VL-8B-Instruct"
     assert catalog.close_matches("qwen3.5-9b-instruct")[0] == "Qwen3.5-9B"
+    for typed in ("Llama-3", "meta-llama/llama-3"):
+        assert all(one.startswith("Llama-3") for one in catalog.close_matches(typed))
+    assert catalog.close_matches("coder")[0] == "Qwen3-Coder-480B-A35B-Instruct"
     assert catalog.close_matches("mymodl", ["MyModel"]) == ("MyModel",)
     assert catalog.close_matches("zzzzzz") == ()
     assert catalog.close_matches("") == ()
