@@ -13,6 +13,7 @@ from pathlib import Path
 import platformdirs
 
 APP = "oscar-zoo"
+CACHE = "OSCAR_ZOO_CACHE"
 
 
 def _folder(variable: str, default: Path) -> Path:
@@ -22,7 +23,7 @@ def _folder(variable: str, default: Path) -> Path:
 
 def cache_dir() -> Path:
     """Folder of the content-addressed store (`blobs/`, `artifacts/`)."""
-    return _folder("OSCAR_ZOO_CACHE", platformdirs.user_cache_path(APP))
+    return _folder(CACHE, platformdirs.user_cache_path(APP))
 
 
 def data_dir() -> Path:

@@ -132,7 +132,8 @@ def _turn(plan: ComputePlan, observer: Observer) -> Iterator[Path]:
 
 @contextmanager
 def _lock(folder: Path, name: str, timeout: float) -> Iterator[locks.State]:
-    with durable.storage_errors(f"cannot write {folder}"):
+    with durable.storage_errors(f"cannot write {folder}", cache=True):
+        durable.check_private(folder.parent, folder)
         durable.make_folders(folder, mode=0o700)
         place = folder / f"{name.casefold()}.lock"
         descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -13,16 +13,20 @@ import ctypes
 import errno
 import os
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from oscar_zoo import paths
 from oscar_zoo.artifact.owners import TEMP_PREFIX, is_ours, life_of, temp_name
-from oscar_zoo.errors import MalformedFile, OscarZooError, StorageError
+from oscar_zoo.errors import ForeignFolder, MalformedFile, OscarZooError, StorageError
 
 STALE_SECONDS = 3600
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _WHOLE = "nothing was half-written; run the same command again"
+_ELSEWHERE = f"set {paths.CACHE} to a folder of your own"
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _tidied: set[Path] = set()
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
@@ -78,6 +82,32 @@ def refuse_links(root: Path, *parts: str) -> Path:
                 hint="put a copy of what it leads to in its place",
             )
     return place
+
+
+def check_private(*folders: Path, open_to: int = 0o022) -> None:
+    """Refuse folders of the cache into which others could put something; missing ones pass.
+
+    Args:
+        open_to: bits of a mode, one of which is enough to refuse it.
+
+    Raises:
+        ForeignFolder: one belongs to another user, whatever its mode.
+        StorageError: one is open to others.
+    """
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            status = folder.stat()
+            mode = stat.S_IMODE(status.st_mode)
+            if status.st_uid != os.getuid():
+                raise ForeignFolder(
+                    f"{folder} belongs to uid {status.st_uid}, and you are uid {os.getuid()}.",
+                    hint=_ELSEWHERE,
+                )
+            if mode & open_to:
+                raise StorageError(
+                    f"{folder} is open to others (mode {mode:04o}).",
+                    hint=f"chmod 700 {folder}, or {_ELSEWHERE}",
+                )
 
 
 def check_writable(folder: Path) -> None:
@@ -236,11 +266,15 @@ def _remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def storage_errors(what: str) -> Iterator[None]:
-    """Turn operating system errors into one `StorageError`; our own errors pass unchanged."""
+def storage_errors(what: str, *, cache: bool = False) -> Iterator[None]:
+    """Turn operating system errors into one `StorageError`; our own errors pass unchanged. `cache`
+    says that they are of the cache, which may lie elsewhere."""
     try:
         yield
     except OSError as error:
         if isinstance(error, OscarZooError):
             raise
-        raise StorageError.for_os(what, error, otherwise=_WHOLE) from error
+        failure = StorageError.for_os(what, error, otherwise=_WHOLE)
+        if cache and error.errno in _REFUSED:
+            failure.advise(f"check its owner and permissions, or {_ELSEWHERE}")
+        raise failure from error

@@ -83,6 +83,7 @@ def held_descriptor(descriptor: int, *, timeout: float, shared: bool = False) ->
 def _open(path: Path) -> int | None:
     """The lock file, created where it is missing, or `None` when that cannot be."""
     try:
+        durable.check_private(path.parent.parent, path.parent)
         durable.make_folders(path.parent, mode=0o700)
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:

@@ -40,6 +40,7 @@ from oscar_zoo.errors.integrity import (
 )
 from oscar_zoo.errors.machine import (
     FlagRefused,
+    ForeignFolder,
     MissingDependency,
     OutputExists,
     PathNotFound,
@@ -81,6 +82,7 @@ __all__ = [
     "DigestMismatchError",
     "FlagRefused",
     "Forbidden",
+    "ForeignFolder",
     "FrozenIndex",
     "GatedRepository",
     "GeometryMismatch",

@@ -75,7 +75,7 @@ class NetworkError(OscarZooError, OSError):
 
 
 class AccessError(OscarZooError, PermissionError):
-    """A hub refused: no token, wrong token, gated."""
+    """A hub refused (no token, wrong token, gated), or a folder is another user's."""
 
     code = "access"
 

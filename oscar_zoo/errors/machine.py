@@ -6,7 +6,13 @@ import errno
 from collections.abc import Mapping
 from typing import Self
 
-from oscar_zoo.errors.base import ConflictError, NotFoundError, OscarZooError, UsageError
+from oscar_zoo.errors.base import (
+    AccessError,
+    ConflictError,
+    NotFoundError,
+    OscarZooError,
+    UsageError,
+)
 from oscar_zoo.next_step import Install
 
 
@@ -84,6 +90,12 @@ class StorageError(OscarZooError, OSError):
         """
         hint = _DISK_HINTS.get(error.errno or 0, otherwise)
         return cls(f"{what}: {error.strerror or error}.", hint=hint)
+
+
+class ForeignFolder(AccessError):
+    """A folder that must be this user's own belongs to another one."""
+
+    code = "access.owner"
 
 
 class ServerNotFound(NotFoundError):

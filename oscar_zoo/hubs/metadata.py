@@ -8,17 +8,15 @@
 
 A commit never changes, so nothing here grows old; only full commits are kept. Each file starts with
 a line that says the sha256, commit and name of the rest. What is unreadable, torn or writable by
-others counts as absent, and a disk that takes nothing only costs requests. Many processes that need
-the same file at once wait for the first of them, but not for long, and nothing is wrong when two
-fetch it.
+others counts as absent, a folder of another user is an error, and a disk that takes nothing only
+costs requests. Many processes that need the same file at once wait for the first of them, but not
+for long, and nothing is wrong when two fetch it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +26,7 @@ from oscar_zoo import paths
 from oscar_zoo.artifact import durable, locks
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import read_file
-from oscar_zoo.errors import OscarZooError
+from oscar_zoo.errors import ForeignFolder, OscarZooError
 
 MAX_FILE_BYTES = 16 << 20
 """Larger files are not kept."""
@@ -64,15 +62,18 @@ class MetadataCache:
 
     def copies(self, path: str) -> tuple[bytes, ...]:
         """The file `path` at every commit it is kept of."""
-        if not self._is_ours():
-            return ()
         name = f"files/{quote(path, safe='')}"
-        found = (_read(entry / name, f"{entry.name} {name}") for entry in self._commits())
+        found = (
+            _read(entry / name, f"{entry.name} {name}")
+            for entry in self._commits()
+            if _is_ours(entry / name, self._root)
+        )
         return tuple(data for data in found if data is not None)
 
     def note_answer(self) -> None:
         """Remember that the hub told just now which commit it is at."""
         with contextlib.suppress(OSError):
+            durable.check_private(*_above(self._folder / _ANSWERED, self._root))
             durable.make_folders(self._folder, mode=0o700)
             (self._folder / _ANSWERED).touch(mode=0o600)
 
@@ -89,9 +90,9 @@ class MetadataCache:
         return []
 
     def _once(self, revision: str, name: str, fetch: Callable[[], bytes]) -> bytes:
-        if _COMMIT.fullmatch(revision) is None or not self._is_ours():
-            return fetch()
         place = self._folder / revision / name
+        if _COMMIT.fullmatch(revision) is None or not _is_ours(place, self._root):
+            return fetch()
         title = f"{revision} {name}"
         data = _read(place, title)
         if data is not None:
@@ -104,15 +105,6 @@ class MetadataCache:
                 if len(data) <= MAX_FILE_BYTES:
                     self._keep(place, title, data, revision)
         return data
-
-    def _is_ours(self) -> bool:
-        """Whether nobody else could have written here."""
-        for folder in (self._root, self._folder):
-            with contextlib.suppress(FileNotFoundError):
-                status = folder.stat()
-                if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o022:
-                    return False
-        return True
 
     def _keep(self, place: Path, title: str, data: bytes, revision: str) -> None:
         with contextlib.suppress(OSError):
@@ -141,6 +133,22 @@ def _read(place: Path, title: str) -> bytes | None:
     return data if head + b"\n" == _header(title, data) else None
 
 
+def _above(place: Path, root: Path) -> list[Path]:
+    """The folders that lead to `place`, from `root` on."""
+    return [folder for folder in reversed(place.parents) if folder.is_relative_to(root)]
+
+
+def _is_ours(place: Path, root: Path) -> bool:
+    """Whether nobody else could have written `place`; raises where `root` is another user's."""
+    try:
+        durable.check_private(*_above(place, root))
+    except ForeignFolder:
+        raise
+    except OSError:
+        return False
+    return True
+
+
 def newest_files(path: str, root: Path | None = None) -> list[bytes]:
     """The file `path` as it was last seen on every hub of which one is kept; asks no hub.
 
@@ -155,6 +163,10 @@ def newest_files(path: str, root: Path | None = None) -> list[bytes]:
             kept = sorted(
                 hub.glob(f"*/{name}"), key=lambda place: place.stat().st_mtime, reverse=True
             )
-            commits = (_read(place, f"{place.parents[1].name} {name}") for place in kept)
+            commits = (
+                _read(place, f"{place.parents[1].name} {name}")
+                for place in kept
+                if _is_ours(place, folder.parent)
+            )
             found += [data for data in commits if data is not None][:1]
     return found

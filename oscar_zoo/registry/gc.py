@@ -86,13 +86,15 @@ def gc(store: Store, *, dry_run: bool = False, patience: float = _PATIENCE) -> G
         patience: seconds to wait for processes that add entries just now.
 
     Raises:
-        StorageError: the disk refuses, or the store can be written by others; some of it may be
-            gone by then.
+        ForeignFolder: another user owns the store.
+        StorageError: the disk refuses, or the store is open to others; some of it may be gone by
+            then.
     """
+    store.check_owner()
     if not store.root.exists():
         return GcReport((), 0, True)
     with (
-        durable.storage_errors(f"cannot clean {store.root}"),
+        durable.storage_errors(f"cannot clean {store.root}", cache=True),
         held(STORE, timeout=patience, root=store.root) as alone,
     ):
         found = _garbage(store, alone=alone)

@@ -83,6 +83,7 @@ def pull(
             here.artifact.record, job.catalog, ask=not (offline or prefer_installed)
         )
         return replace(here, warnings=(*status, *here.warnings))
+    store.check_owner()  # before a hub is asked
     with locks.held(locks.STORE, shared=True, timeout=30, root=store.root):
         try:
             if offline and not job.hubs:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,7 +34,6 @@ from oscar_zoo.errors import (
     InvalidName,
     MalformedFile,
     PathNotFound,
-    StorageError,
 )
 from oscar_zoo.next_step import Pull
 from oscar_zoo.registry import record as records
@@ -92,6 +90,7 @@ class Store:
         artifacts: the folder of entries.
 
     Raises:
+        ForeignFolder: by every method, when another user owns it.
         StorageError: by every method, when the disk refuses; nothing is half-written then.
     """
 
@@ -143,7 +142,10 @@ class Store:
         present = self._present(digest, artifact, manifest, signature)
         if present is not None:
             return present
-        with durable.storage_errors(f"cannot store {artifact} in {self.root}"), self._tidy(digests):
+        with (
+            durable.storage_errors(f"cannot store {artifact} in {self.root}", cache=True),
+            self._tidy(digests),
+        ):
             self._prepare()
             with durable.staged_folder(self.artifacts, mode=0o700) as staged:
                 for entry in digests:
@@ -203,8 +205,8 @@ class Store:
     def installed(self) -> tuple[Record, ...]:
         """Records of all complete entries, by id. Entries without a readable record count as
         absent."""
-        with durable.storage_errors(f"cannot read {self.root}"):
-            self._check_owner()
+        with durable.storage_errors(f"cannot read {self.root}", cache=True):
+            self.check_owner()
             found = (Record.read(folder) for folder in self._entries())
             return tuple(
                 sorted((r for r in found if r is not None), key=lambda r: (r.id.key, r.digest))
@@ -219,8 +221,8 @@ class Store:
 
     def remove(self, record: Record) -> None:
         """Remove an entry and those of its blobs that no other entry links."""
-        with durable.storage_errors(f"cannot remove {record.path}"):
-            self._check_owner()
+        with durable.storage_errors(f"cannot remove {record.path}", cache=True):
+            self.check_owner()
             self._retire(record.path)
             with contextlib.suppress(OSError):  # another id has the same digest
                 record.path.parent.rmdir()
@@ -232,7 +234,7 @@ class Store:
         for other in self.installed():
             if other.id.key == record.id.key and other.path != record.path:
                 self.remove(other)
-        with durable.storage_errors(f"cannot tidy {self.root}"):
+        with durable.storage_errors(f"cannot tidy {self.root}", cache=True):
             durable.sweep(self.artifacts)
 
     def tidy(self) -> None:
@@ -302,26 +304,23 @@ class Store:
         return self.artifacts / hexadecimal / sha256_hex(artifact.key.encode())[:12]
 
     def _entries(self) -> Iterator[Path]:
-        return (entry for entry in self.entry_folders() if (entry / COMPLETE).exists())
+        for entry in self.entry_folders():
+            if (entry / COMPLETE).exists():
+                durable.check_private(entry.parent, entry)  # from a time when others could write
+                yield entry
 
     def _prepare(self) -> None:
-        self._check_owner()
+        self.check_owner()
         for folder in (self.root, self.blobs, self.artifacts):
             durable.make_folders(folder, mode=0o700)
             durable.sweep(folder)
 
-    def _check_owner(self) -> None:
-        if not self.root.exists():
-            return
-        for folder in (self.blobs, self.artifacts):
-            durable.refuse_links(self.root, *folder.relative_to(self.root).parts)
-        info = self.root.stat()
-        if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o022:
-            raise StorageError(
-                f"the store {self.root} can be written by others (mode"
-                f" {stat.S_IMODE(info.st_mode):04o}).",
-                hint=f"chmod 700 {self.root}, or point OSCAR_ZOO_CACHE to a private folder",
-            )
+    def check_owner(self) -> None:
+        """Raise where others could write; `put`, `installed` and `remove` do so first."""
+        with durable.storage_errors(f"cannot read {self.root}", cache=True):
+            for folder in (self.blobs, self.artifacts):
+                durable.refuse_links(self.root, *folder.relative_to(self.root).parts)
+            durable.check_private(self.root, self.blobs.parent, self.blobs, self.artifacts)
 
     def _link(self, entry: FileDigest, data: bytes, place: Path) -> None:
         blob = self.blobs / entry.sha256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 from cli_output import parsed
 from hub_folders import HARD, hub_with
+from measured_artifacts import measured_files
 from own_cli import Cli
-from tiny_artifacts import K_NAME, artifact_files
+from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.cli.main import run
@@ -23,6 +25,7 @@ from oscar_zoo.registry.store import Store
 
 TINY = ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64")
 SECOND = ArtifactId("tiny-qwen3-hard", "second")
+MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 
 
 @pytest.fixture
@@ -201,6 +204,76 @@ def test_a_store_that_others_can_write_is_refused(
     for words in (["list"], ["verify"], ["gc"], ["rm", TINY.model]):
         error = as_json(capsys, 8, *words)["error"]
         assert error["code"] == "storage" and error["hint"].startswith("chmod 700")
+
+
+# Another user, without rights on files but to read the interpreter, which may lie in our home.
+AS_OTHER = (
+    "setpriv --reuid=54321 --regid=54321 --clear-groups --bounding-set=-all,+dac_read_search"
+    " --inh-caps=+dac_read_search --ambient-caps=+dac_read_search"
+)
+ROOT_ONLY = pytest.mark.skipif(os.getuid() != 0, reason="only root gives a folder away")
+OTHER = 54321
+
+
+def by_other(*words: str) -> tuple[int, dict[str, Any]]:
+    """What a command of another user ends with and prints."""
+    if shutil.which("setpriv") is None:
+        pytest.skip("no setpriv")
+    command = [*AS_OTHER.split(), sys.executable, "-m", "oscar_zoo", *words, "--json"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    return done.returncode, parsed(done.stdout.decode())
+
+
+def shown(folder: Path) -> list[tuple[str, int, int]]:
+    """Every path below `folder`, with its owner and size."""
+    found = ((path, path.lstat()) for path in sorted(folder.rglob("*")))
+    return [(str(path), status.st_uid, status.st_size) for path, status in found]
+
+
+@ROOT_ONLY
+@pytest.mark.parametrize("mode", [0o700, 0o777])
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("", "cache list"),
+        ("artifacts", "cache verify"),
+        ("blobs", "cache gc"),
+        (None, "cache rm tiny-qwen3-hard"),
+        ("", "pull tiny-qwen3-hard --hub file:hub"),
+        ("blobs/sha256", "pull tiny-qwen3-hard --hub file:hub"),
+        ("", f"pull {MODEL} --compute"),
+        ("computing", f"pull {MODEL} --compute"),
+        ("kernels", f"serve ./artifact --model {MODEL} --device cpu --print"),
+    ],
+)
+def test_a_cache_of_another_user_is_refused_and_left_as_it_is(
+    capsys: pytest.CaptureFixture[str], record: Record, part: str | None, words: str, mode: int
+) -> None:
+    hub_with(Path("hub"), artifact_files())
+    write_folder(Path("artifact"), measured_files())
+    if part == "computing":
+        Store().remove(record)
+    place = record.path if part is None else Store().root / part
+    place.mkdir(exist_ok=True)
+    place.chmod(mode)
+    os.chown(place, OTHER, OTHER)
+    before = shown(place)
+    assert run([*words.split(), "--json"]) == 6
+    error = parsed(capsys.readouterr().out)["error"]
+    assert error["code"] == "access.owner" and "OSCAR_ZOO_CACHE" in error["hint"]
+    assert f"{place} belongs to uid {OTHER}" in error["message"]
+    assert shown(place) == before
+
+
+@ROOT_ONLY
+def test_a_cache_that_cannot_be_written_names_the_variable_that_moves_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hub_with(tmp_path / "hub", artifact_files())
+    monkeypatch.setenv("OSCAR_ZOO_CACHE", str(tmp_path / "missing/cache"))
+    code, told = by_other("pull", HARD.model, "--no-lock", "--hub", f"file:{tmp_path / 'hub'}")
+    assert code == 8, told
+    assert "OSCAR_ZOO_CACHE" in told["error"]["hint"], told
 
 
 def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from oscar_zoo import paths
+from oscar_zoo.errors import ForeignFolder
 from oscar_zoo.hubs import metadata
 from oscar_zoo.hubs.metadata import MAX_COMMITS, MetadataCache
 
@@ -214,6 +215,27 @@ def test_a_folder_that_others_can_write_is_not_used(depth: int) -> None:
     (place,) = kept()
     [paths.cache_dir(), None, place.parents[1]][depth].chmod(0o777)  # type: ignore[union-attr]
     assert MetadataCache("hub").listing(COMMIT, Hub()) == b"content"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root gives a folder away")
+@pytest.mark.parametrize("depth", range(5))
+def test_a_folder_of_another_user_is_an_error_and_stays_as_it_is(depth: int) -> None:
+    """The cache, all hubs, this hub, its commit, and the files of that."""
+    cache = MetadataCache("hub")
+    cache.file(COMMIT, "index.json", Hub(b"planted"))
+    (place,) = kept()
+    os.chown(place.parents[4 - depth], 54321, 54321)
+    before = sorted(paths.cache_dir().rglob("*"))
+    for use in (
+        lambda: cache.file(COMMIT, "index.json", Hub()),
+        lambda: cache.copies("index.json"),
+    ):
+        with pytest.raises(ForeignFolder, match="54321"):
+            use()
+    cache.note_answer()
+    assert metadata.newest_files("index.json") == []
+    answered = place.parents[2] / "answered" if depth > 2 else None
+    assert {*paths.cache_dir().rglob("*")} - {answered} == set(before)
 
 
 def test_a_disk_that_takes_nothing_only_costs_requests(monkeypatch: pytest.MonkeyPatch) -> None:

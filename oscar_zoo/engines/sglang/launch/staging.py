@@ -10,19 +10,24 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
-from oscar_zoo.artifact.durable import make_folders, storage_errors, write_new
+from oscar_zoo.artifact.durable import (
+    check_private,
+    make_folders,
+    refuse_links,
+    storage_errors,
+    write_new,
+)
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.engines.sglang.front.settings import FrontSettings
-from oscar_zoo.errors import DigestMismatchError, StorageError, VerificationFailed
+from oscar_zoo.errors import DigestMismatchError, VerificationFailed
 
 PREFIX = "oscar-zoo-serve-"
 FILES = {"k": "k_rotation.pt", "v": "v_rotation.pt"}
@@ -49,17 +54,14 @@ def kernels_folder() -> Path:
     Only this user may enter it.
 
     Raises:
-        StorageError: it cannot be made, or others could put code into it.
+        ForeignFolder, StorageError: it cannot be made, or others could put code into it.
     """
     folder = paths.cache_dir() / "kernels"
-    with storage_errors(f"cannot make {folder}"):
+    refuse_links(folder.parent, folder.name)
+    with storage_errors(f"cannot make {folder}", cache=True):
+        check_private(folder.parent)
         make_folders(folder, mode=0o700)
-        status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise StorageError(
-            f"{folder} holds compiled code, and others than you can write or read there.",
-            hint=f"chmod 700 {folder}",
-        )
+        check_private(folder, open_to=0o077)
     return folder
 
 
