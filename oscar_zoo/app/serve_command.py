@@ -24,6 +24,7 @@ from oscar_zoo.app.serve_artifact import open_to_serve
 from oscar_zoo.app.serve_request import ServeRequest
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import PathTarget
+from oscar_zoo.artifact.digest import artifact_digest
 from oscar_zoo.artifact.formats import Role
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import artifact_reading
@@ -31,15 +32,14 @@ from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.launch import draft_flags, flag_refusals, fork_command, plan, staging
 from oscar_zoo.engines.sglang.launch.environment import HARMFUL_VARIABLES
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.served_artifact import ServedArtifact
 from oscar_zoo.engines.sglang.settings import ArtifactSource
-from oscar_zoo.errors import NetworkError, UsageError
+from oscar_zoo.errors import DigestMismatchError, NetworkError, UsageError
 from oscar_zoo.models.nvidia_smi import pick_serving_device
 from oscar_zoo.next_step import Compute
 from oscar_zoo.registry.model_names import ModelChoice
 
 Engine = Literal["sglang", "oscar-fork"]
-STORE = "OSCAR_ZOO_CACHE"
-"""Variable that moves the store; the plugin finds an artifact by name there."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _stock(
         model=prepared.model,
         revision=revision,
         rotations=source,
-        rotations_sha256=artifact_reading.load(source).digest,  # as the plugin will read it
+        rotations_sha256=_as_verified(artifact, source).digest,  # as the plugin will read it
         recipe=prepared.recipe,
         kernels=staging.kernels_folder(),
         device=prepared.device,
@@ -189,8 +189,8 @@ def _stock(
     replaced = flag_refusals.replaced_backends(drafts.flags)
     warnings = (*replaced, *flag_refusals.check_environment(planned.env))
     environment = dict(planned.sets)
-    if artifact.installed and os.environ.get(STORE):
-        environment[STORE] = str(paths.cache_dir())  # absolute, for a shell in any folder
+    if artifact.installed and os.environ.get(paths.CACHE):
+        environment[paths.CACHE] = str(paths.cache_dir())  # absolute, for a shell in any folder
     if offline:
         environment["HF_HUB_OFFLINE"] = "1"
     unset = tuple(name for name in HARMFUL_VARIABLES if name not in environment)
@@ -225,8 +225,18 @@ def _fork(
 
 def _file(artifact: Artifact, role: Role) -> Path:
     """The file of one side, as the verified bytes were named."""
-    served = artifact_reading.load(ArtifactSource(folder=str(artifact.path)))
+    served = _as_verified(artifact, ArtifactSource(folder=str(artifact.path)))
     return artifact.path.absolute() / served.names[role]
+
+
+def _as_verified(artifact: Artifact, source: ArtifactSource) -> ServedArtifact:
+    """What a server will read; raises where its bytes are no more those that were verified."""
+    served, verified = artifact_reading.load(source), artifact.verified
+    names = served.names.values()
+    pair = artifact_digest([file for file in verified.files if file.path in names])
+    if served.digest not in (verified.digest, pair):
+        raise DigestMismatchError.for_content(served.where, want=pair, got=served.digest)
+    return served
 
 
 def _command(

@@ -276,6 +276,67 @@ def test_a_cache_that_cannot_be_written_names_the_variable_that_moves_it(
     assert "OSCAR_ZOO_CACHE" in told["error"]["hint"], told
 
 
+@ROOT_ONLY
+@pytest.mark.parametrize(
+    ("owner", "planting", "later", "code"),
+    [
+        (OTHER, 0o755, 0o755, 6),
+        (0, 0o777, 0o777, 8),
+        (0, 0o777, 0o700, 6),
+    ],
+    ids=["theirs", "open", "closed too late"],
+)
+def test_nothing_that_another_user_put_into_a_shared_cache_is_used(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    owner: int,
+    planting: int,
+    later: int,
+    code: int,
+) -> None:
+    """A process of another user brings a whole entry, which nothing in itself gives away."""
+    forged = Store(tmp_path / "forged").put(TINY, artifact_files(seed=9), source="file:/zoo").record
+    shared = Store().root
+    shared.mkdir()
+    os.chown(shared, owner, owner)
+    shared.chmod(planting)
+    plant = ["cp", "-r", f"{tmp_path / 'forged'}/.", str(shared)]
+    subprocess.run([*AS_OTHER.split(), *plant], check=True)
+    shared.chmod(later)
+    name = TINY.reference
+    for words in (
+        ["list", "--installed"],
+        ["verify", name],
+        ["pull", name, "--offline"],
+        ["serve", name, "--model", MODEL, "--device", "cpu", "--print"],
+        ["eval", name, "--model", MODEL],
+        ["cache", "list"],
+        ["cache", "rm", name],
+    ):
+        assert run([*map(str, words), "--json"]) == code
+        assert forged.digest not in capsys.readouterr().out
+    assert (shared / forged.path.relative_to(tmp_path / "forged") / K_NAME).exists()
+
+
+@ROOT_ONLY
+def test_two_users_each_need_a_cache_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, record: Record
+) -> None:
+    hub_with(tmp_path / "hub", artifact_files())
+    Store().root.chmod(0o755)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    os.chown(theirs, OTHER, OTHER)
+    for name in ("STATE", "DATA"):
+        monkeypatch.setenv(f"OSCAR_ZOO_{name}", str(theirs / name))
+    pull = ("pull", TINY.model, "--no-lock", "--hub", f"file:{tmp_path / 'hub'}")
+    code, told = by_other(*pull)
+    assert (code, told["error"]["code"]) == (6, "access.owner")
+    monkeypatch.setenv("OSCAR_ZOO_CACHE", str(theirs / "cache"))
+    code, told = by_other(*pull)
+    assert (code, told["artifacts"][0]["digest"]) == (0, record.digest)
+
+
 def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["cache"]) == 2
     assert "Usage: oscar-zoo cache" in capsys.readouterr().err

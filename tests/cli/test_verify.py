@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,9 +14,10 @@ import pytest
 import torch
 from cli_output import parsed
 from documents import ROOT
-from tiny_artifacts import K_NAME, TINY, artifact_files, payload, write_folder
+from tiny_artifacts import K_NAME, TINY, artifact_files, manifest, payload, write_folder
 
 import oscar_zoo
+from oscar_zoo.artifact import files
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import DigestMismatch, Rejected, Verified
 from oscar_zoo.artifact.specs import Geometry
@@ -325,3 +327,70 @@ def test_a_rotation_file_of_other_bytes_is_a_damaged_copy(
         assert "do not use this copy" in captured.err
     assert run(["verify", str(path)]) == 4
     assert "a file is no rotation (file.unknown)" in capsys.readouterr().out
+
+
+def swapped_at(
+    number: int, folder: Path, other: Path, patch: pytest.MonkeyPatch
+) -> Callable[[], bool]:
+    """Let another process put the files of `other` into `folder` just before something in it is
+    opened the `number`-th time; returns whether that came about."""
+    opens, open_file = [0], files._open
+
+    def swap_first(path: Path) -> tuple[int, int]:
+        if path.parent == folder:
+            opens[0] += 1
+            if opens[0] == number:
+                subprocess.run(
+                    ["cp", "-rf", "--remove-destination", f"{other}/.", folder], check=True
+                )
+        return open_file(path)
+
+    patch.setattr(files, "_open", swap_first)
+    return lambda: opens[0] >= number
+
+
+@pytest.mark.parametrize(
+    ("words", "with_manifest"),
+    [
+        ("verify FOLDER", True),
+        ("verify FOLDER", False),
+        (f"serve FOLDER --model {MODEL} --device cpu --print", True),
+        (f"serve FOLDER --model {MODEL} --device cpu --print", False),
+        ("publish FOLDER --hub file:copy --create --unmeasured", True),
+        (f"pull {NAME} --hub file:hub --no-lock --output out", True),
+        ("mirror file:hub file:copy --all --create", True),
+    ],
+)
+def test_files_swapped_at_any_moment_are_those_verified_or_refused(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: str,
+    with_manifest: bool,
+) -> None:
+    sets = [artifact_files(seed=seed, with_manifest=with_manifest) for seed in (0, 1)]
+    other = write_folder(tmp_path / "other", sets[1])
+    digests = [manifest(payload(seed=seed)).digest.removeprefix("sha256:") for seed in (0, 1)]
+    ended = set()
+    for number in range(1, 60):
+        folder = tmp_path / f"{number}/hub/{NAME}/{TAG}"
+        write_folder(folder, sets[0])
+        monkeypatch.chdir(tmp_path / str(number))
+        monkeypatch.setenv("OSCAR_ZOO_CACHE", str(tmp_path / f"{number}/cache"))
+        monkeypatch.setenv("OSCAR_ZOO_STATE", str(tmp_path / f"{number}/state"))
+        with monkeypatch.context() as patch:
+            swapped = swapped_at(number, folder, other, patch)
+            code = run([word.replace("FOLDER", str(folder)) for word in words.split()] + ["--json"])
+        told = capsys.readouterr().out
+        ended.add(code)
+        assert code in (0, 4), told
+        named = [digest for digest in digests if digest in told]
+        if code == 0 and with_manifest:  # without one, a K and a V of two fits are a third pair
+            (one,) = named
+            for place in ("copy", "out", "cache"):
+                for file in (tmp_path / str(number) / place).rglob("*.pt"):
+                    assert file.read_bytes() == sets[digests.index(one)][file.name]
+        assert code == 4 or len(named) <= 1
+        if not swapped():
+            break
+    assert ended >= ({0, 4} if with_manifest else {0}) and 3 < number < 59
