@@ -40,40 +40,63 @@ OUTPUT_CLOSED = 128 + signal.SIGPIPE
 COMPLETION_VARIABLE = "_OSCAR_ZOO_COMPLETE"
 """Set by the script of a shell when it asks what fits."""
 
-COMMANDS = {
-    "list": "Show the artifacts that can be had, and what is installed.",
-    "info": "Everything known about one model or artifact.",
-    "search": "Find artifacts and models by words.",
-    "compare": "Put two artifacts side by side.",
-    "leaderboard": "Rank artifacts by a benchmark.",
-    "fit-gpu": "Estimate how many tokens and requests of a model fit a GPU.",
-    "card": "Write the model card of an artifact or of a hub.",
-    "site": "Build the zoo's page: a static catalogue with a page for each artifact.",
-    "pull": "Fetch an artifact by name, verify it and keep it in the local store.",
-    "verify": "Check rotation files, artifact folders or whole trees of them.",
-    "publish": "Put an artifact folder on a hub, as a version that never changes.",
-    "scores": "Show the scores of artifacts, or attach measured ones.",
-    "yank": "Withdraw a version: no longer found by name.",
-    "unyank": "Offer a withdrawn or deprecated version again.",
-    "deprecate": "Advise against a version, with the reason.",
-    "mirror": "Copy artifacts from hub to hub and compare their digests.",
-    "compute": "Fit a rotation for a model from calibration text.",
-    "fit": "Fit another method from the moments that compute left.",
-    "merge-moments": "Join the moments of several captures in one file.",
-    "plot": "Draw the report of a fit again, as a page or as a picture.",
-    "eval": "Measure perplexity and recall of an INT2 cache against BF16.",
-    "ruler": "Ask for facts in long prompts, over length and depth.",
-    "serve": "Serve a model with an INT2 KV cache in stock SGLang.",
-    "ps": "Show the servers that run.",
-    "stop": "Stop a server; requests that run may finish.",
-    "logs": "Show the log of a server.",
-    "chat": "Talk to a server that runs.",
-    "bench": "Measure INT2 serving against BF16 on this machine.",
-    "cache": "List, check, remove and clean up what is stored on this machine.",
-    "login": "Log in to a hub, with the login of its own client.",
-    "doctor": "Check hubs, versions, tokens, disk, GPU and engine.",
-    "completion": "Print a script that completes commands and options in a shell.",
+GROUPS = {
+    "Get": {
+        "list": "Show the artifacts that can be had, and what is installed.",
+        "info": "Everything known about one model or artifact.",
+        "search": "Find artifacts and models by words.",
+        "compare": "Put two artifacts side by side.",
+        "leaderboard": "Rank artifacts by a benchmark.",
+        "pull": "Fetch an artifact by name, verify it and keep it in the local store.",
+    },
+    "Make": {
+        "compute": "Fit a rotation for a model from calibration text.",
+        "fit": "Fit another method from the moments that compute left.",
+        "merge-moments": "Join the moments of several captures in one file.",
+        "plot": "Draw the report of a fit again, as a page or as a picture.",
+        "eval": "Measure perplexity and recall of an INT2 cache against BF16.",
+        "ruler": "Ask for facts in long prompts, over length and depth.",
+    },
+    "Serve": {
+        "fit-gpu": "Estimate how many tokens and requests of a model fit a GPU.",
+        "serve": "Serve a model with an INT2 KV cache in stock SGLang.",
+        "chat": "Talk to a server that runs.",
+        "ps": "Show the servers that run.",
+        "logs": "Show the log of a server.",
+        "stop": "Stop a server; requests that run may finish.",
+        "bench": "Measure INT2 serving against BF16 on this machine.",
+    },
+    "Publish": {
+        "publish": "Put an artifact folder on a hub, as a version that never changes.",
+        "scores": "Show the scores of artifacts, or attach measured ones.",
+        "card": "Write the model card of an artifact or of a hub.",
+        "site": "Build the zoo's page: a static catalogue with a page for each artifact.",
+        "mirror": "Copy artifacts from hub to hub and compare their digests.",
+        "yank": "Withdraw a version: no longer found by name.",
+        "unyank": "Offer a withdrawn or deprecated version again.",
+        "deprecate": "Advise against a version, with the reason.",
+    },
+    "Look after": {
+        "verify": "Check rotation files, artifact folders or whole trees of them.",
+        "cache": "List, check, remove and clean up what is stored on this machine.",
+        "login": "Log in to a hub, with the login of its own client.",
+        "doctor": "Check hubs, versions, tokens, disk, GPU and engine.",
+        "completion": "Print a script that completes commands and options in a shell.",
+    },
 }
+COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
+OTHER_WORDS = {
+    "help": ("--help",),
+    "version": ("--version",),
+    "show": ("info",),
+    "models": ("list",),
+    "ls": ("list",),
+    "rm": ("cache", "rm"),
+    "push": ("publish",),
+    "run": (),
+}
+"""Words of other programs, and what they stand for here; `run` is two commands. No shell offers
+them."""
 
 
 class LazyGroup(click.Group):
@@ -84,6 +107,11 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args[:1] == ["run"] and not ctx.resilient_parsing:
+            raise _two_commands(args[1:])
+        return super().parse_args(ctx, _ours(args))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
@@ -108,8 +136,10 @@ class LazyGroup(click.Group):
             ) from error  # click does the same if it has an errno
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        widest = max(map(len, COMMANDS))
+        for title, group in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(widest), line) for name, line in group.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -118,7 +148,7 @@ class LazyGroup(click.Group):
 
         known = ctx.resilient_parsing or not args or args[0] in COMMANDS or args[0].startswith("-")
         if not known:
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            close = difflib.get_close_matches(args[0], (*COMMANDS, *OTHER_WORDS), n=1)
             hint = None if close else "oscar-zoo --help lists the commands"
             raise errors.UsageError(
                 f"there is no command {args[0]!r}.", hint=hint, suggestions=close
@@ -136,6 +166,9 @@ class LazyGroup(click.Group):
         "Exit codes: 0 ok, 1 error, 2 usage, 3 not found, 4 integrity or verification, 5 network, 6"
         " access, 7 conflict, 8 disk, 130 interrupted, 141 output closed, 143 terminated (0"
         " for a server that was ready). OSCAR_ZOO_DEBUG=1 shows the traceback of an error."
+        "\n\nOther words: "
+        + ", ".join(f"{word} is {' '.join(ours)}" for word, ours in OTHER_WORDS.items() if ours)
+        + "."
     ),
 )
 @click.version_option(
@@ -155,6 +188,32 @@ def cli() -> None:
       oscar-zoo pull Qwen3-8B
       oscar-zoo serve Qwen3-8B
     """
+
+
+def _ours(words: list[str]) -> list[str]:
+    """A command line with the first word as we call it; `help` may stand in front of a command."""
+    if not words:
+        return words
+    if words[0] == "help" and words[1:]:
+        return [*_ours(words[1:]), "--help"]
+    return [*OTHER_WORDS.get(words[0], words[:1]), *words[1:]]
+
+
+def _two_commands(words: list[str]) -> errors.UsageError:
+    """The error of `run`, with what was typed behind it: a model, a question, serve's options."""
+    from itertools import takewhile
+    from shlex import join
+
+    from oscar_zoo.artifact.names import is_path
+
+    names = list(takewhile(lambda word: not word.startswith("-"), words))
+    serve = ["oscar-zoo", "serve", *(names[:1] or ["NAME"] * (not words)), "--detach"]
+    serve += words[len(names) :]
+    chat = ["oscar-zoo", "chat", *(name for name in names if not is_path(name))]
+    return errors.UsageError(
+        "there is no command 'run'.",
+        hint=f"start a server and talk to it: {join(serve)} && {join(chat)}",
+    )
 
 
 def exit_code(error: BaseException | None) -> int:

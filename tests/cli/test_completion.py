@@ -52,6 +52,9 @@ def test_bash_takes_the_script(script: str) -> None:
 def test_bash_completes_commands_their_commands_and_options(tmp_path: Path, script: str) -> None:
     assert completed(tmp_path, script, "oscar-zoo", "pu") == ["pull", "publish"]
     assert set(completed(tmp_path, script, "oscar-zoo", "")) == set(COMMANDS)
+    assert set(completed(tmp_path, script, "oscar-zoo", "help", "")) == set(COMMANDS)
+    assert completed(tmp_path, script, "oscar-zoo", "models", "--so") == ["--sort"]
+    assert completed(tmp_path, script, "oscar-zoo", "run", "--de") == []
     assert completed(tmp_path, script, "oscar-zoo", "cache", "v") == ["verify"]
     assert completed(tmp_path, script, "oscar-zoo", "cache", "gc", "--d") == ["--dry-run"]
     assert completed(tmp_path, script, "oscar-zoo", "completion", "z") == ["zsh"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -137,6 +138,78 @@ def test_a_wrong_command_is_a_usage_error_with_a_suggestion() -> None:
     assert done.returncode == 2
     assert "did you mean pull" in done.stderr.lower()
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("hlep", "help"), ("modles", "models"), ("ftt", "fit")]
+)
+def test_a_slip_in_any_word_is_found(
+    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([typed]) == 2
+    assert f"Did you mean {meant}?" in capsys.readouterr().err
+
+
+def test_every_command_is_in_one_group_of_the_help(helps: dict[str, Any]) -> None:
+    assert sum(map(len, main.GROUPS.values())) == len(main.COMMANDS)
+    text = helps[""][2]
+    for title, group in main.GROUPS.items():
+        block = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
+        assert re.findall(r"^  (\S+)", block, re.MULTILINE) == list(group)
+
+
+def shown(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """The exit code and the outputs of a command line."""
+    return main.run(words), *capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    [
+        ("help", "--help"),
+        ("help pull", "pull --help"),
+        ("help help", "--help"),
+        ("help cache gc", "cache gc --help"),
+        ("help rm", "cache rm --help"),
+        ("version", "--version"),
+        ("show qwen3-7b --json", "info qwen3-7b --json"),
+        ("show Qwen3-8B --offline --json", "info Qwen3-8B --offline --json"),
+        ("ls --offline --json", "list --offline --json"),
+        ("models --offline --nonsense", "list --offline --nonsense"),
+        ("rm Nothing", "cache rm Nothing"),
+        ("push ./nowhere", "publish ./nowhere"),
+    ],
+)
+def test_words_of_other_programs(typed: str, ours: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(capsys, *typed.split()) == shown(capsys, *ours.split())
+
+
+def test_other_words_are_told_once_and_name_commands(helps: dict[str, Any]) -> None:
+    line = " ".join(helps[""][2].partition("Other words: ")[2].split())
+    for word, ours in main.OTHER_WORDS.items():
+        assert word not in main.COMMANDS
+        assert not ours or (ours[0] in (*main.COMMANDS, "--help", "--version") and word in line)
+
+
+@pytest.mark.parametrize(
+    ("typed", "serve", "chat"),
+    [
+        (["Qwen3-8B"], "serve Qwen3-8B --detach", "chat Qwen3-8B"),
+        (["./a b", "--port", "1"], "serve './a b' --detach --port 1", "chat"),
+        (
+            ["Qwen3-8B", "Why so?", "--", "--tp=2"],
+            "serve Qwen3-8B --detach -- --tp=2",
+            "chat Qwen3-8B 'Why so?'",
+        ),
+        ([], "serve NAME --detach", "chat"),
+    ],
+)
+def test_run_is_two_commands(
+    typed: list[str], serve: str, chat: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, error = shown(capsys, "run", *typed)
+    told = f"oscar-zoo {serve} && oscar-zoo {chat}\n"
+    assert code == 2 and error.endswith(told)
 
 
 def test_a_wrong_option_names_the_help_of_its_command() -> None:
