@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from oscar_zoo.errors import ServerFailed
@@ -14,6 +17,55 @@ SECONDS = 600.0
 MOST_LINE = 1 << 20
 """Maximum size of one event of a stream, in bytes."""
 DATA, DONE = b"data: ", b"[DONE]"
+
+
+@dataclass
+class Answer:
+    """What is known of an answer, as far as it has arrived.
+
+    Attributes:
+        text: what the server said.
+        reasoning: what the model thought first, where the server tells it apart.
+        cut: whether it ended because it reached the maximum length.
+        usage: `prompt_tokens` and `completion_tokens`; `None` where the server does not tell them.
+        first_seconds, seconds: from the question to the first part of the answer, and to its end.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    cut: bool = False
+    usage: dict[str, int] | None = None
+    first_seconds: float | None = None
+    seconds: float = 0.0
+
+    def add(self, event: bytes, seconds: float) -> str:
+        """Take one event, `seconds` after the question; returns the text to show.
+
+        Raises:
+            ServerFailed: the server sent something else.
+        """
+        try:
+            value = json.loads(event)
+            if "error" in value:
+                raise ServerFailed(f"the server broke off: {_message(event)}")
+            if usage := value.get("usage"):
+                names = "prompt_tokens", "completion_tokens"
+                self.usage = {name: int(usage[name]) for name in names}
+            said = ""
+            for choice in value["choices"][:1]:  # the event with the usage has none
+                thought = str(choice["delta"].get("reasoning_content") or "")
+                text = str(choice["delta"].get("content") or "")
+                self.reasoning, self.text = self.reasoning + thought, self.text + text
+                self.cut = self.cut or choice.get("finish_reason") == "length"
+                said = thought + text
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ServerFailed(
+                f"the server sent something that is no chat event: {type(error).__name__}."
+            ) from None
+        if said and self.first_seconds is None:
+            self.first_seconds = seconds
+        self.seconds = seconds
+        return said
 
 
 class ChatSession:
@@ -28,13 +80,14 @@ class ChatSession:
 
     def __init__(self, url: str, model: str, *, key: str | None, most: int) -> None:
         self._address = urlsplit(url)
-        self._fixed = {"model": model, "stream": True, "max_tokens": most}
+        self._fixed: dict[str, Any] = {"model": model, "max_tokens": most, "stream": True}
+        self._fixed["stream_options"] = {"include_usage": True}
         self._headers = {"Content-Type": "application/json"} | (
             {"Authorization": f"Bearer {key}"} if key else {}
         )
         self._turns: list[dict[str, str]] = []
-        self.cut = False
-        """Whether the last answer ended because it reached the maximum length."""
+        self.answer = Answer()
+        """The last answer."""
 
     def ask(self, text: str) -> Iterator[str]:
         """Ask `text` after all earlier turns, and yield the parts of the answer.
@@ -45,12 +98,10 @@ class ChatSession:
             ServerFailed: the server does not answer, or refuses.
         """
         turns = [*self._turns, {"role": "user", "content": text}]
-        self.cut = False
-        said = []
-        for part in self._stream(turns):
-            said.append(part)
-            yield part
-        self._turns = [*turns, {"role": "assistant", "content": "".join(said)}]
+        self.answer = Answer()
+        yield from self._stream(turns)
+        said = self.answer.reasoning + self.answer.text
+        self._turns = [*turns, {"role": "assistant", "content": said}]
 
     def forget(self) -> None:
         """Start a new conversation."""
@@ -60,6 +111,7 @@ class ChatSession:
         host, port = self._address.hostname or "", self._address.port
         connection = http.client.HTTPConnection(host, port, timeout=SECONDS)
         body = json.dumps({**self._fixed, "messages": turns})
+        asked = time.monotonic()
         try:
             connection.request(
                 "POST", f"{self._address.path}/chat/completions", body, self._headers
@@ -71,9 +123,7 @@ class ChatSession:
                 )
             while line := response.readline(MOST_LINE):
                 if line.startswith(DATA) and (event := line[len(DATA) :].strip()) != DONE:
-                    text, ended = _part(event)
-                    self.cut = ended == "length"
-                    yield text
+                    yield self.answer.add(event, time.monotonic() - asked)
         except (OSError, http.client.HTTPException) as error:
             cause = str(error) or type(error).__name__
             raise ServerFailed(
@@ -81,23 +131,6 @@ class ChatSession:
             ) from None
         finally:
             connection.close()
-
-
-def _part(event: bytes) -> tuple[str, str | None]:
-    """The text of one event, and the reason why the answer ends with it, if it does."""
-    try:
-        value = json.loads(event)
-        if "error" in value:
-            raise ServerFailed(f"the server broke off: {_message(event)}")
-        choice = value["choices"][0]
-        text = str(choice["delta"].get("reasoning_content") or "") + str(
-            choice["delta"].get("content") or ""
-        )
-        return text, choice.get("finish_reason")
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ServerFailed(
-            f"the server sent something that is no chat event: {type(error).__name__}."
-        ) from None
 
 
 def _message(body: bytes) -> str:

@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 import pytest
+from own_cli import Cli
 
 from oscar_zoo.app import server_records
 from oscar_zoo.app.server_record import ServerRecord, now
@@ -26,8 +27,8 @@ from oscar_zoo.engines.sglang.launch.processes import Process
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Says back the last question in two parts, with a control character; `bad` is refused, and
-    nothing follows the first part for `wait`."""
+    """Says back the last question in two parts, with a control character, and counts two tokens;
+    `bad` is refused, nothing follows the first part for `wait`, and `think` has a thought."""
 
     asked: ClassVar[list[dict[str, Any]]] = []
 
@@ -44,6 +45,8 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         for part in ("You said \x1b[2J", text):
             event: dict[str, Any] = {"choices": [{"delta": {"role": "assistant", "content": part}}]}
+            if text == "think":
+                event["choices"][0]["delta"]["reasoning_content"] = "Hm."
             if body["max_tokens"] < 5:
                 event["choices"][0]["finish_reason"] = "length"
             self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
@@ -51,6 +54,10 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 self.rfile.read(1)  # until the client hangs up
                 return
+        if body["stream_options"]["include_usage"]:
+            usage = {"prompt_tokens": len(text), "completion_tokens": 2, "total_tokens": 0}
+            event = {"choices": [], "usage": usage}
+            self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
         self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, *_: object) -> None:
@@ -80,6 +87,54 @@ def chat(monkeypatch: pytest.MonkeyPatch, text: str, *arguments: str) -> int:
     return run(["chat", *arguments])
 
 
+CHAT = ("-m", "oscar_zoo", "chat")
+
+
+class Typist:
+    """A person at a terminal in which `command` runs."""
+
+    def __init__(self, *command: str) -> None:
+        self.ours, theirs = pty.openpty()
+        self.seen = ""
+        self.child = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env=os.environ | {"TERM": "xterm"},
+        )
+        os.close(theirs)
+
+    def __enter__(self) -> Typist:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.child.kill()  # what fails here must not wait for it
+        self.child.wait()
+        os.close(self.ours)
+
+    def see(self, text: str, *, times: int = 1) -> None:
+        """Wait until `text` was shown so often."""
+        while self.seen.count(text) < times:
+            assert select.select([self.ours], [], [], 60)[0], self.seen
+            self.seen += os.read(self.ours, 4096).decode()
+
+    def type(self, keys: bytes, answer: str) -> None:
+        """Type at the next prompt, and wait for what comes behind it."""
+        self.see("> ")
+        self.seen = self.seen.rpartition("> ")[2]
+        os.write(self.ours, keys)
+        self.see(answer)
+
+    def end(self) -> int:
+        """The exit code, with all that was shown until then in `seen`."""
+        code = self.child.wait(60)
+        with contextlib.suppress(OSError):  # the other side is closed
+            while part := os.read(self.ours, 4096):
+                self.seen += part.decode()
+        return code
+
+
 def test_a_server_that_starts_is_no_server_that_is_gone(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -91,15 +146,91 @@ def test_a_server_that_starts_is_no_server_that_is_gone(
     assert f"oscar-zoo logs {one.port + 1}" in said and not asked
 
 
-def test_every_line_is_a_turn_of_one_conversation(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "text", "question"),
+    [
+        (("a-model",), "  one\n\ntwo\n/new\n", "  one\n\ntwo\n/new"),
+        ((), "/exit\n", "/exit"),
+        (("Why so?",), "not read", "Why so?"),
+        (("a-model", "Why"), "not read", "Why"),
+        (("\u4f60\u597d",), "not read", "\u4f60\u597d"),
+    ],
+)
+def test_a_pipe_or_an_argument_is_one_question(
+    asked: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    text: str,
+    question: str,
 ) -> None:
-    assert chat(monkeypatch, "one\n\ntwo\n/new\nthree", "a-model") == 0
-    assert capsys.readouterr().out == "You said [2Jone\nYou said [2Jtwo\nYou said [2Jthree\n"
+    assert chat(monkeypatch, text, *words) == 0
+    assert capsys.readouterr() == (f"You said [2J{question}\n", "")
+    (body,) = asked
+    assert body["messages"] == [{"role": "user", "content": question}]
+    assert body["model"] == "org/a-model" and body["path"] == "/v1/chat/completions"
+    assert body["key"] is None and body["max_tokens"] == 1024
+
+
+def test_an_answer_as_json(asked: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    cli = Cli(capsys)
+    told = cli.json(0, "chat", "a-model", "think", "--max-tokens", 3)
+    assert (told["answer"], told["reasoning"]) == ("You said \x1b[2Jthink", "Hm.Hm.")
+    assert told["cut"] is True and told["model_id"] == "org/a-model"
+    assert told["usage"] == {"prompt_tokens": 5, "completion_tokens": 2}
+    assert 0 < told["first_seconds"] <= told["seconds"]
+    assert cli.json(1, "chat", "a-model", "bad")["error"]["code"] == "server"
+
+
+def test_without_a_question_nothing_is_asked(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert chat(monkeypatch, " \n") == 2
+    monkeypatch.setattr(sys, "stdin", people := io.StringIO("one\n"))
+    monkeypatch.setattr(people, "isatty", lambda: True)
+    assert run(["chat", "--json"]) == 2 and not asked
+
+
+def test_every_line_at_a_terminal_is_a_turn_of_one_conversation(
+    asked: list[dict[str, Any]],
+) -> None:
+    with Typist(*CHAT) as typist:
+        for keys, answer in (
+            (b"one\r", "You said [2Jone"),
+            (b"\r", "> "),
+            (b"two\r", "You said [2Jtwo"),
+            (b"/exit\r", "/exit is no command of the chat. /new starts another conversation"),
+            (b"/new\r", "> "),
+            (b"/etc/hosts\r", "You said [2J/etc/hosts"),
+            (b"\x04", ""),
+        ):
+            typist.type(keys, answer)
+        assert typist.end() == 0
     assert [len(body["messages"]) for body in asked] == [1, 3, 1]
     assert asked[1]["messages"][1] == {"role": "assistant", "content": "You said \x1b[2Jone"}
-    assert asked[0]["model"] == "org/a-model" and asked[0]["path"] == "/v1/chat/completions"
-    assert asked[0]["key"] is None and asked[0]["max_tokens"] == 1024
+
+
+def test_lines_are_edited_and_come_back(asked: list[dict[str, Any]]) -> None:
+    with Typist(*CHAT) as typist:
+        typist.type(b"ac\x1b[Db\r", "You said")  # left
+        typist.type(b"\x1b[A\x7fd\r", "You said")  # up, backspace
+        typist.type(b"\x04", "")
+        assert typist.end() == 0
+    assert [body["messages"][-1]["content"] for body in asked] == ["abc", "abd"]
+
+
+@pytest.mark.parametrize(
+    "pasted",
+    [b"\x1b[200~one\ntwo\n  three\x1b[201~\r", b"one\ntwo\n  three\n", b"one\ntwo\n  three\n\x04"],
+    ids=["bracketed", "plain", "with-end"],
+)
+def test_a_pasted_text_is_one_question(asked: list[dict[str, Any]], pasted: bytes) -> None:
+    with Typist(*CHAT) as typist:
+        typist.type(pasted, "You said")
+        if not pasted.endswith(b"\x04"):
+            typist.type(b"\x04", "")
+        assert typist.end() == 0
+    assert [body["messages"][-1]["content"] for body in asked] == ["one\ntwo\n  three"]
 
 
 def test_a_key_comes_from_its_file(
@@ -128,7 +259,7 @@ def test_an_answer_that_was_cut_off_is_told(
 def test_a_refusal_is_one_line(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert chat(monkeypatch, "bad\none\n") == 1
+    assert chat(monkeypatch, "bad\n") == 1
     captured = capsys.readouterr()
     assert (
         captured.err.strip() == "error: the server answered 400: too long by far"
@@ -144,57 +275,33 @@ def test_nobody_to_talk_to(
     assert "oscar-zoo serve NAME" in capsys.readouterr().err
 
 
-def test_an_unknown_command_is_not_sent_to_the_model(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A pipe ends with it, as with any error; on a terminal the chat goes on."""
-    line = "error: /exit is no command of the chat. /new starts another conversation"
-    assert chat(monkeypatch, "/exit\none\n") == 2
-    assert line in capsys.readouterr().err and not asked
-    for question in ("/etc/hosts", "/tmp is full", "/ 2", "/"):
-        assert chat(monkeypatch, question) == 0
-        assert asked[-1]["messages"][-1]["content"] == question
-    capsys.readouterr()
-    ours, theirs = pty.openpty()
-    os.write(ours, b"/exit\n/new\none\ntwo\n\x04")  # as somebody pastes lines, then Ctrl-D
-    with os.fdopen(theirs) as people:
-        monkeypatch.setattr(sys, "stdin", people)
-        assert run(["chat"]) == 0
-    os.close(ours)
-    assert line in capsys.readouterr().err and len(asked) == 6
+INTO_A_THREAD = """
+import signal, sys, threading, time
+threading.Thread(target=time.sleep, args=(90,), daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+from oscar_zoo.cli.main import main
+sys.argv = ["oscar-zoo", "chat"]
+main()
+"""
+"""A chat in which a signal is as one that comes just before a read: it interrupts no read."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-@pytest.mark.parametrize("place", ["answer", "prompt"])
+@pytest.mark.parametrize(
+    "command",
+    [(*CHAT, "a-model", "wait"), CHAT, ("-c", INTO_A_THREAD)],
+    ids=["answer", "prompt", "before-a-read"],
+)
 def test_the_error_of_a_signal_begins_a_line(
-    asked: list[dict[str, Any]], number: signal.Signals, place: str
+    asked: list[dict[str, Any]], number: signal.Signals, command: tuple[str, ...]
 ) -> None:
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "oscar_zoo", "chat"]
-    typed = theirs if place == "prompt" else subprocess.PIPE
-    with (
-        subprocess.Popen(command, stdin=typed, stdout=theirs, stderr=theirs) as child,
-        contextlib.ExitStack() as ended,
-    ):
-        ended.callback(child.kill)  # what fails here must not wait for it
-        os.close(theirs)
-        if child.stdin is not None:
-            child.stdin.write(b"wait\n")
-            child.stdin.flush()
-        seen, awaited = "", "> " if place == "prompt" else "You said"
-        while awaited not in seen:
-            assert select.select([ours], [], [], 60)[0], seen
-            seen += os.read(ours, 4096).decode()
-        child.send_signal(number)
-        if place == "prompt" and number == signal.SIGINT:
-            while "once more.\r\n> " not in seen:  # it ends a line, and only then the chat
-                assert select.select([ours], [], [], 60)[0], seen
-                seen += os.read(ours, 4096).decode()
-            child.send_signal(number)
-        assert child.wait(60) == {signal.SIGTERM: 143, signal.SIGINT: 130}[number]
-        with contextlib.suppress(OSError):  # the other side is closed
-            while part := os.read(ours, 4096):
-                seen += part.decode()
-    os.close(ours)
-    (line,) = [line for line in seen.splitlines() if "nothing was left half-written" in line]
-    assert line.startswith(("error:", "\x1b[1;31merror:")), seen
+    with Typist(*command) as typist:
+        typist.see("You said" if "wait" in command else "> ")
+        typist.child.send_signal(number)
+        if "wait" not in command and number == signal.SIGINT:
+            typist.see("once more.")  # it ends a line, and only then the chat
+            typist.see("> ", times=2)
+            typist.child.send_signal(number)
+        assert typist.end() == {signal.SIGTERM: 143, signal.SIGINT: 130}[number], typist.seen
+        (line,) = [one for one in typist.seen.splitlines() if "left half-written" in one]
+    assert line.startswith(("error:", "\x1b[1;31merror:")), line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
@@ -9,9 +10,13 @@ import click
 from oscar_zoo.cli import options
 from oscar_zoo.cli.render import terminal
 
+_NAME = re.compile("[A-Za-z0-9._:@/~-]+")
+"""What can be a name of a server, where a question could stand, too."""
+
 
 @click.command("chat")
-@click.argument("name", metavar="[NAME|PORT]", required=False)
+@click.argument("server", metavar="[NAME|PORT]", required=False)
+@click.argument("question", metavar="[QUESTION]", required=False)
 @options.api_key_file_option
 @click.option(
     "--max-tokens",
@@ -21,18 +26,33 @@ from oscar_zoo.cli.render import terminal
     metavar="TOKENS",
     help="Longest answer; a model that thinks first may need more.",
 )
-def command(name: str | None, api_key_file: Path | None, max_tokens: int) -> int:
-    """Talk to a server that `oscar-zoo serve` runs on this machine.
+@options.quiet_option
+@options.json_option
+def command(
+    server: str | None,
+    question: str | None,
+    api_key_file: Path | None,
+    max_tokens: int,
+    quiet: bool,
+    as_json: bool,
+) -> int:
+    """Talk to a server that `oscar-zoo serve` runs on this machine, or ask it one question.
 
-    Every line is a question. /new starts another conversation, Ctrl-C ends an answer, Ctrl-D ends
-    the chat, and so does Ctrl-C twice. Any other /WORD alone is refused. Lines can also come from a
-    pipe.
+    One word of letters, digits and ._:@/~- is the name or the port of a server, and a QUESTION of
+    one word follows it. All that comes from a pipe is one question, too. With a QUESTION nothing is
+    read.
+
+    On a terminal every line is a question, and so is a text of many lines that is pasted. Arrow
+    keys edit, and up brings back what was typed. /new starts another conversation, Ctrl-C ends an
+    answer, Ctrl-D ends the chat, and so does Ctrl-C twice. Any other /WORD alone is refused.
 
     \b
     Examples:
       oscar-zoo chat
       oscar-zoo chat 30000
-      echo Hello | oscar-zoo chat Qwen3-8B
+      oscar-zoo chat "Why is the sky blue?"
+      oscar-zoo chat Qwen3-8B Hello --json
+      cat question.txt | oscar-zoo chat Qwen3-8B
     """
     import sys
 
@@ -40,20 +60,39 @@ def command(name: str | None, api_key_file: Path | None, max_tokens: int) -> int
     from oscar_zoo.app.api_key import read_key
     from oscar_zoo.app.chat import ChatSession
     from oscar_zoo.app.server_keys import key_of
-    from oscar_zoo.cli.render.chat import talk
+    from oscar_zoo.cli.render.chat import answer, answer_facts, talk
     from oscar_zoo.engines.sglang.launch.ports import client_url
-    from oscar_zoo.errors import ServerFailed
+    from oscar_zoo.errors import ServerFailed, UsageError
 
-    record = server_records.find(name, "chat")
+    if server is not None and question is None and not _NAME.fullmatch(server):
+        server, question = None, server
+    asks = question is not None or not sys.stdin.isatty()
+    if as_json and not asks:
+        raise UsageError(
+            "--json needs a question.", hint='add one: oscar-zoo chat "Why is the sky blue?" --json'
+        )
+    record = server_records.find(server, "chat")
     if record.state == "starting":
         raise ServerFailed(
             f"{record.model} on port {record.port} is still starting.",
             hint=f"try again when it is ready; what it does: oscar-zoo logs {record.port}",
         )
     key = read_key(api_key_file) if api_key_file else key_of(record)
-    terminal.note(
-        f"{record.model} on port {record.port}. /new forgets, Ctrl-D ends.",
-        quiet=not sys.stdin.isatty(),
-    )
-    talk(ChatSession(client_url(record.url), record.model, key=key, most=max_tokens))
+    session = ChatSession(client_url(record.url), record.model, key=key, most=max_tokens)
+    if not asks:
+        terminal.note(
+            f"{record.model} on port {record.port}. /new forgets, Ctrl-D ends.", quiet=quiet
+        )
+        talk(session)
+        return 0
+    question = (sys.stdin.read() if question is None else question).strip("\r\n")
+    if not question.strip():
+        raise UsageError(
+            "stdin holds no question.",
+            hint='write it behind: oscar-zoo chat "Why is the sky blue?"',
+        )
+    if as_json:
+        terminal.emit_json(answer_facts(session, question, record))
+    else:
+        answer(session, question, quiet=quiet)
     return 0

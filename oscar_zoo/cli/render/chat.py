@@ -1,15 +1,17 @@
-"""A conversation on a terminal or through a pipe: lines of stdin in, answers to stdout."""
+"""A conversation on a terminal, or one question: answers go to stdout while they arrive."""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import select
 import signal
-import socket
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 from oscar_zoo.app.chat import ChatSession
+from oscar_zoo.app.server_record import ServerRecord
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import ServerFailed, UsageError
 
@@ -18,30 +20,32 @@ NEW = "/new"
 _COMMAND = re.compile(r"/[A-Za-z]+")
 """A line that is meant as a command; a path or a sentence is a question."""
 PROMPT = "> "
+PASTE_SECONDS = 0.05
+"""Seconds in which the next line of a pasted text is there."""
+SIGNAL_SECONDS = 0.25
+"""Seconds after which a signal is noticed that came just before a read."""
 
 
 def talk(chat: ChatSession) -> None:
-    """Send lines of stdin to the server and write its answers to stdout, until the input ends.
+    """Ask what is typed on the terminal, and write the answers to stdout, until the input ends.
 
-    On a terminal, Ctrl-C ends one answer, or drops the line that is being typed, and an error is
-    printed. A second Ctrl-C at the prompt ends the chat. Elsewhere both end it at once.
+    Ctrl-C ends one answer, or drops the line that is being typed, and an error is printed. A second
+    Ctrl-C at the prompt ends the chat.
 
     Raises:
-        ServerFailed: as `ChatSession.ask`.
-        UsageError: a line is a command that there is not.
         KeyboardInterrupt: Ctrl-C ended the chat.
     """
-    people, warned = sys.stdin.isatty(), False
-    while True:
+    with contextlib.suppress(ImportError):  # then lines cannot be edited
+        import readline  # noqa: F401  (`input` edits lines with it, and keeps them for "up")
+    warned = ended = False
+    while not ended:
         asked = False
         try:
-            line = _line(people)
-            if line is None:
-                return
+            text, ended = _typed()
             asked, warned = True, False
-            _turn(chat, line.strip(), people)
+            _turn(chat, text)
         except KeyboardInterrupt:
-            if not people or (warned and not asked):
+            if warned and not asked:
                 raise
             _end_line()
             if not asked:
@@ -49,59 +53,73 @@ def talk(chat: ChatSession) -> None:
                 terminal.note("Ctrl-D ends the chat, and so does Ctrl-C once more.")
 
 
-def _turn(chat: ChatSession, text: str, people: bool) -> None:
-    """Answer one line."""
-    if text == NEW:
-        chat.forget()
-    elif text:
-        try:
-            _check_command(text)
-            _show(chat.ask(text))
-            if chat.cut:
-                terminal.note("note: the answer was cut off; for longer ones: --max-tokens N")
-        except (ServerFailed, UsageError) as error:
-            if not people:
-                raise
-            terminal.print_error(error.code, error.message, error.hint, as_json=False)
+def answer(chat: ChatSession, question: str, *, quiet: bool) -> None:
+    """Ask `question` and write the answer to stdout. Raises `ServerFailed`."""
+    _show(chat.ask(question))
+    if chat.answer.cut:
+        terminal.note("note: the answer was cut off; for longer ones: --max-tokens N", quiet=quiet)
 
 
-def _check_command(text: str) -> None:
-    """Raise `UsageError` for what looks like a command: no command but `NEW` is there."""
-    if _COMMAND.fullmatch(text):
-        raise UsageError(
-            f"{text} is no command of the chat.",
-            hint=f"{NEW} starts another conversation, and Ctrl-D ends the chat",
-        )
+def answer_facts(chat: ChatSession, question: str, record: ServerRecord) -> dict[str, Any]:
+    """Ask `question`; the answer for `--json`. Raises `ServerFailed`."""
+    for _ in chat.ask(question):
+        pass
+    told = chat.answer
+    return {
+        "schema": "oscar-zoo.chat/1",
+        "model_id": record.model,
+        "port": record.port,
+        "answer": told.text,
+        "reasoning": told.reasoning,
+        "cut": told.cut,
+        "usage": told.usage,
+        "first_seconds": told.first_seconds,
+        "seconds": told.seconds,
+    }
 
 
-def _line(people: bool) -> str | None:
-    """The next line of stdin, or `None` at its end."""
-    if not people:
-        return sys.stdin.readline() or None
+def _turn(chat: ChatSession, text: str) -> None:
+    """Answer what was typed, or do it where it is a command."""
     try:
-        sys.stdout.write(PROMPT)
-        sys.stdout.flush()
-        _await_line()
-        line = sys.stdin.readline()
+        if text == NEW:
+            chat.forget()
+        elif _COMMAND.fullmatch(text):
+            raise UsageError(
+                f"{text} is no command of the chat.",
+                hint=f"{NEW} starts another conversation, and Ctrl-D ends the chat",
+            )
+        elif text:
+            answer(chat, text, quiet=False)
+    except (ServerFailed, UsageError) as error:
+        terminal.print_error(error.code, error.message, error.hint, as_json=False)
+
+
+def _typed() -> tuple[str, bool]:
+    """The next question, and whether the input ends behind it. Lines that wait already, as those
+    of a pasted text do, belong to it."""
+    lines: list[str] = []
+    try:
+        while not lines or select.select([sys.stdin], [], [], PASTE_SECONDS)[0]:
+            lines.append(_line("" if lines else PROMPT))
+    except EOFError:
+        _end_line()
+        return "\n".join(lines).strip(), True
     except SystemExit:  # SIGTERM; click begins a line after Ctrl-C
         _end_line()
         raise
-    if not line:
-        _end_line()
-    return line or None
+    return "\n".join(lines).strip(), False
 
 
-def _await_line() -> None:
-    """Wait until the terminal has a line. A signal that comes between the prompt and a read of it
-    would be noticed only after the next line, so this waits for signals too."""
-    noticed, signalled = socket.socketpair()
-    with noticed, signalled:
-        signalled.setblocking(False)
-        before = signal.set_wakeup_fd(signalled.fileno(), warn_on_full_buffer=False)
-        try:
-            select.select([sys.stdin, noticed], [], [])
-        finally:
-            signal.set_wakeup_fd(before)
+def _line(prompt: str) -> str:
+    """`input`, which a signal interrupts that came just before it: nothing else would notice it
+    before the next line, so a timer interrupts the read again and again."""
+    before = signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, SIGNAL_SECONDS, SIGNAL_SECONDS)
+    try:
+        return input(prompt)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _show(parts: Iterator[str]) -> None:
