@@ -80,6 +80,12 @@ def test_its_log_needs_no_name(tmp_path: Path, capsys: pytest.CaptureFixture[str
         code, out, err = said(capsys, "logs", *words)
         assert (code, out) == (0, "why it ended\n") and "30000 ended between " in err
     assert said(capsys, "logs", "30001")[0] == 3
+    assert said(capsys, "logs", "-q") == (0, "why it ended\n", "")
+    told = parsed(said(capsys, "logs", "--json")[1])
+    assert (told["lines"], told["log"]) == (["why it ended"], str(log))
+    assert told["ended"]["port"] == 30000
+    code, out, _ = said(capsys, "logs", "--json", "--follow")
+    assert (code, parsed(out)["error"]["code"]) == (2, "usage")
 
 
 def test_stop_forgets_it_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:

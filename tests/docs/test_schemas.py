@@ -46,16 +46,23 @@ def table() -> dict[str, list[str]]:
     return {name: re.findall(r"`([a-z][^`]*)`", commands) for commands, name in rows}
 
 
-def with_json(command: click.Command, words: tuple[str, ...] = ()) -> Iterator[str]:
-    """Every command below `command` that takes `--json`."""
+def every_command(
+    command: click.Command, option: str = "", words: tuple[str, ...] = ()
+) -> Iterator[str]:
+    """Every command below `command`, or those that take `option`."""
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
             inner = command.get_command(context, name)
             assert inner is not None
-            yield from with_json(inner, (*words, name))
-    elif any("--json" in option.opts for option in command.params):
+            yield from every_command(inner, option, (*words, name))
+    elif not option or any(option in known.opts for known in command.params):
         yield " ".join(words)
+
+
+def with_json(command: click.Command) -> Iterator[str]:
+    """Every command below `command` that takes `--json`."""
+    return every_command(command, "--json")
 
 
 def objects(schema: Any) -> Iterator[dict[str, Any]]:
@@ -74,6 +81,18 @@ def test_every_command_with_json_has_a_schema() -> None:
     assert set(rows) == {file.stem for file in FILES}
     assert {command for commands in rows.values() for command in commands} == set(with_json(cli))
     assert [name for name, commands in rows.items() if not commands] == ["error-1"]
+
+
+SHOWING = {
+    *("list", "info", "search", "compare", "leaderboard", "fit-gpu", "card", "ps", "doctor"),
+    *("cache list", "cache dir"),
+}
+"""Commands that only show something: `-q` would leave nothing out."""
+
+
+def test_every_command_has_json_and_every_one_that_works_is_silenced() -> None:
+    assert {*every_command(cli)} - {*with_json(cli)} == {"completion"}
+    assert {*with_json(cli)} - {*every_command(cli, "--quiet")} == SHOWING
 
 
 def test_every_schema_that_the_program_names_is_described() -> None:

@@ -12,8 +12,9 @@ from oscar_zoo.cli.render import terminal
 @click.command("login")
 @click.argument("hub", metavar="[hf|ms]", type=click.Choice(["hf", "ms"]), default="hf")
 @click.option("--force", is_flag=True, help="Log in again, although there is a login.")
+@options.quiet_option
 @options.json_option
-def command(hub: str, force: bool, as_json: bool) -> None:
+def command(hub: str, force: bool, quiet: bool, as_json: bool) -> None:
     """Log in to Hugging Face (hf) with the dialogue of its own client, which checks and keeps the
     token.
 
@@ -29,7 +30,7 @@ def command(hub: str, force: bool, as_json: bool) -> None:
     from oscar_zoo.app.accounts import login
     from oscar_zoo.cli.render.progress import TerminalObserver, can_ask
 
-    account = login(hub, TerminalObserver(), force=force, at_terminal=can_ask())
+    account = login(hub, TerminalObserver(quiet=quiet), force=force, at_terminal=can_ask())
     if as_json:
         facts = {"hub": account.hub, "user": account.user, "source": account.source}
         terminal.emit_json({"schema": "oscar-zoo.login/1"} | facts)

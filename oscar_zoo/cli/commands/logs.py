@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from oscar_zoo.cli import options
+
 ON_A_TERMINAL = 100
 """Lines that people get to see, unless they ask for another number."""
 
@@ -20,7 +22,9 @@ ON_A_TERMINAL = 100
         " all]"
     ),
 )
-def command(name: str | None, follow: bool, lines: str | None) -> int:
+@options.quiet_option
+@options.json_option
+def command(name: str | None, follow: bool, lines: str | None, quiet: bool, as_json: bool) -> int:
     """Show the log of a server that `oscar-zoo serve` runs: its end on a terminal, and all of it in
     a pipe or a file.
 
@@ -33,18 +37,32 @@ def command(name: str | None, follow: bool, lines: str | None) -> int:
       oscar-zoo logs 30000 -n 20
       oscar-zoo logs 30000 --lines all
       oscar-zoo logs Qwen3-8B --follow
+      oscar-zoo logs 30000 -n 20 --json
     """
     import sys
 
     from oscar_zoo.app import server_records, servers
     from oscar_zoo.cli import parsing
     from oscar_zoo.cli.render import terminal
+    from oscar_zoo.cli.render.servers import ended_facts
+    from oscar_zoo.errors import UsageError
 
+    if follow and as_json:
+        raise UsageError(
+            "--json is one object, and --follow has no end.", hint="leave out one of the two"
+        )
     usual = ON_A_TERMINAL if sys.stdout.isatty() else None
     number = usual if lines is None else parsing.parse_lines(lines)
     log, record = servers.log_of(name)
-    if record is not None and record.end is not None:
-        terminal.note(f"note: {server_records.told(record)}.")
+    gone = record if record is not None and record.end is not None else None
+    if as_json:
+        ended = ended_facts(gone) if gone else None
+        found = [*servers.read_log(log, lines=number)]
+        facts = {"log": str(log), "ended": ended, "lines": found}
+        terminal.emit_json({"schema": "oscar-zoo.logs/1"} | facts)
+        return 0
+    if gone is not None:
+        terminal.note(f"note: {server_records.told(gone)}.", quiet=quiet)
     alive = (lambda: record.process.alive) if follow and record is not None else None
     for line in servers.read_log(log, lines=number, follow=alive):
         sys.stdout.write(terminal.printable(line) + "\n")
