@@ -63,9 +63,9 @@ def _of_bits(options: ComputeOptions) -> tuple[Phase, ...]:
 
 
 def may_raise(options: ComputeOptions) -> bool:
-    """Whether layers get more than 2 bits where those fail their gates, which measures as much as
-    if that had been asked for."""
-    return options.raises and options.method == AUTO and not (options.fast or options.allow_poor)
+    """Whether 4 bits are measured where 2 fail their gates: layers get them, or the error names the
+    budget that passes. It measures as much as if that had been asked for."""
+    return options.method == AUTO and not (options.fast or options.allow_poor)
 
 
 def tunes(options: ComputeOptions) -> bool:

@@ -7,10 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from long_work import Clock
 from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.cli.render.course import Course
 from oscar_zoo.compute.estimate import LONGEST_TUNING, attention_flops, estimate, forward_flops
 from oscar_zoo.compute.options import ComputeOptions
 from oscar_zoo.compute.phases import expected_phases
@@ -69,6 +72,50 @@ def test_of_a_mixture_a_token_meets_only_its_experts(tmp_path: Path) -> None:
     router = 2 * 64 * 4
     assert sizes[1].active - sizes[0].active == router
     assert sizes[1].parameters - sizes[0].parameters == router + 2 * 4 * 3 * 64 * 32
+
+
+RECORDED = (
+    ("load", 0, "0.0:0"),
+    ("capture", 0, "0.1:0"),
+    ("capture", 16384, "0.1:0 0.5:8192 1.0:16384"),
+    ("fit", 0, "1.0:0"),
+    ("rows", 8, "1.1:0 1.1:1 1.2:2 1.4:4 1.5:5 1.6:6 1.8:8"),
+    ("tune", 2400, "1.9:1 2.7:400 3.5:800 4.2:1200 5.0:1600 5.7:2000 6.4:2400"),
+    ("held-out rows", 4, "6.4:0 6.5:1 6.6:2 6.7:3 6.8:4"),
+    ("errors", 4, "6.8:0 6.9:1 6.9:2 8.3:3 9.0:4"),
+    ("perplexity", 120, "9.0:0 9.0:1 9.8:20 11.6:40 12.6:60 13.2:72"),
+    ("recall", 32, "13.3:0 13.3:1 13.5:5 13.7:10 14.1:16 14.4:21 14.7:26 15.1:32"),
+    ("bits by layer", 44, "15.1:0 15.2:1 15.6:7 15.9:14 16.2:22 16.5:29 16.5:36"),
+    ("bits verified", 52, "16.5:0 16.6:1 16.9:8 17.5:17 18.0:20"),
+    ("bits by layer", 12, "18.0:0 18.1:1 18.3:2 18.8:4"),
+    ("bits verified", 20, "18.8:0 18.9:1 19.2:3 19.5:6 20.0:10 20.4:13 20.8:16"),
+    ("write", 0, "20.8:0"),
+)
+"""News of a computation on two quiet cores in which 2 bits and `auto` failed their gates, so that
+4 bits were measured: phase, total, and seconds with what was done by then."""
+
+
+def test_the_time_of_a_recorded_computation_never_grows_by_more_than_a_third(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From no moment to a later one: so the bits that are measured where 2 fail are in it."""
+    speeds = {torch.bfloat16: 9.426e11, torch.float32: 2.175e11}
+    monkeypatch.setattr("oscar_zoo.compute.estimate.matmul_speed", lambda _, dtype: speeds[dtype])
+    plan = estimate(replace(OPTIONS, device="cpu", calib_tokens=16384, seq_len=2048), READ)
+    assert plan is not None
+    clock = Clock(0.0)
+    course, totals = Course(plan.phases, clock), [plan.seconds]
+    for phase, of, news in RECORDED:
+        for seconds, done in (one.split(":") for one in news.split()):
+            for update in (False, True):  # what is shown just before the news, and with it
+                clock.now = float(seconds)
+                if update:
+                    course.update(int(done), of, phase)
+                left = course.seconds_left
+                assert left is not None
+                totals.append(clock.now + left)
+                assert totals[-1] <= 4 / 3 * min(totals), (phase, done)
+    assert 0.9 * totals[0] > clock.now > 0.9 * totals[-1]
 
 
 def test_an_outline_that_cannot_be_made_gives_no_estimate() -> None:

@@ -280,8 +280,10 @@ def test_layers_get_more_bits_where_2_fail_and_nobody_asked_for_them(
 def test_2_bits_that_were_asked_for_are_refused_with_the_budget_that_passes(
     strict_gates: None, tmp_path: Path
 ) -> None:
+    wanted, told = chosen_freely(EXAMPLE, tmp_path / "a"), set[str]()
     with pytest.raises(ComputeFailed, match="raises perplexity") as caught:
-        compute_artifact(chosen_freely(EXAMPLE, tmp_path / "a"))
+        compute_artifact(wanted, progress=lambda *news: told.add(news[2]))
+    assert {phase.name for phase in expected_phases(wanted)} >= told
     assert caught.value.next_step == AddOption("--bits", "4.5")
     assert not (tmp_path / "a").exists()
 

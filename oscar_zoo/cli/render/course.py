@@ -100,16 +100,20 @@ class Course:
         return percent if last and 0 < self._total == self._done else min(99, percent)
 
     @property
-    def left(self) -> str:
-        """About how long it will take from now on; empty where nobody can tell, or nothing is
-        left."""
+    def seconds_left(self) -> float | None:
+        """How long it will take from now on; `None` where nobody can tell, or nothing is left."""
         share = self.share
         if self.percent == 100 or (not self._timed and share < LEAST_TO_TELL):
-            return ""
+            return None
         step, waited = self._step, self._clock() - self._stepped
         pace = self._pace(share, step, waited)
-        seconds = (1 - share) * self._expected * pace - min(waited, step * pace)
-        return f"about {duration(seconds)} left"
+        return (1 - share) * self._expected * pace - min(waited, step * pace)
+
+    @property
+    def left(self) -> str:
+        """`seconds_left` in words; empty where it is `None`."""
+        seconds = self.seconds_left
+        return "" if seconds is None else f"about {duration(seconds)} left"
 
     @property
     def line(self) -> str:
