@@ -79,6 +79,14 @@ def is_path(text: str) -> bool:
     return text.startswith((".", "/", "~")) or text.endswith(("/", *FILE_SUFFIXES))
 
 
+def check_utf8(path: PurePath, what: str) -> None:
+    """Raise `InvalidName` where the bytes of `path` are no UTF-8; `what` is that path, in words."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise InvalidName(f"{what} must be UTF-8: {path}", hint="rename the folder") from None
+
+
 def path_text(path: PurePath) -> str:
     """`path` written such that `is_path` holds, as people can type it."""
     text = str(path)

@@ -4,9 +4,14 @@ error."""
 from __future__ import annotations
 
 import codecs
+import re
 import sys
 import unicodedata
 
+_BYTE = re.compile(r"[\udc80-\udcff]|\\udc[89a-f][0-9a-f]")
+"""A byte of a path that is no UTF-8, as Python has it, or as `repr` writes that."""
+_QUOTED = re.compile(r"(?<!\w)'([^'\n]*[\udc80-\udcff][^'\n]*)'")
+"""A word with such bytes, as `shlex` quotes it."""
 _HANDLER = "oscar-zoo.ascii"
 _PLAIN = {
     "→": "->",
@@ -42,6 +47,13 @@ def ascii_text(text: str) -> str:
     return "".join(character if character.isascii() else _plain(character) for character in text)
 
 
+def with_bytes(text: str) -> str:
+    """`text` with bytes of paths that are no UTF-8 as `\\xff`, which a shell reads in quoted
+    words."""
+    text = _QUOTED.sub(lambda word: "$'{}'".format(word[1].replace("\\", r"\\")), text)
+    return _BYTE.sub(lambda byte: rf"\x{ascii(byte[0])[-3:-1]}", text)
+
+
 def accept_any_text() -> None:
     """Let stdout and stderr replace what their encoding cannot write."""
     codecs.register_error(_HANDLER, _replace)
@@ -70,4 +82,4 @@ def _plain(character: str) -> str:
 def _replace(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return ascii_text(error.object[error.start : error.end]), error.end
+    return ascii_text(with_bytes(error.object[error.start : error.end])), error.end

@@ -20,7 +20,7 @@ from typing import Self
 from oscar_zoo.artifact import durable, locks
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
-from oscar_zoo.artifact.names import ArtifactId, check_part
+from oscar_zoo.artifact.names import ArtifactId, check_part, check_utf8
 from oscar_zoo.errors import (
     ArtifactNotFound,
     InvalidName,
@@ -56,6 +56,7 @@ class LocalHub:
 
     def __init__(self, root: Path, *, must_exist: bool = True) -> None:
         self.root = root.absolute()
+        check_utf8(self.root, "the path of a hub, which records and locks name,")
         self._must_exist = must_exist
         self._view: tuple[bytes | None] | None = None
 

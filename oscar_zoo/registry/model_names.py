@@ -10,7 +10,14 @@ from shlex import quote
 
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.manifest import Manifest
-from oscar_zoo.artifact.names import cached_model, check_part, is_path, path_text, safe_part
+from oscar_zoo.artifact.names import (
+    cached_model,
+    check_part,
+    check_utf8,
+    is_path,
+    path_text,
+    safe_part,
+)
 from oscar_zoo.errors import InvalidName, OscarZooError, PathNotFound, UsageError
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.known_names import aliased
@@ -121,6 +128,7 @@ def model_in_folder(path: Path, recipe: ModelRecipe | None = None) -> ModelChoic
     source = path_text(path)
     if not path.is_dir():
         raise PathNotFound.for_path(source, "model folder")
+    check_utf8(path.absolute(), "the path of a model, for the libraries that load it,")
     cached = cached_model(path.resolve())
     model_id = cached[0] if cached else safe_part(path.resolve().name)
     recipe = recipe or Catalog.packaged().recipe(model_id)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import json
+import os
 import shutil
 import socket
 import subprocess
@@ -12,12 +14,14 @@ from pathlib import Path
 
 import pytest
 from cli_output import parsed
+from hub_folders import hub_with
 from measured_artifacts import measured_files
 from random_moments import describe, random_moments
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.cli import main as cli
+from oscar_zoo.cli import streams
 from oscar_zoo.compute.moments_file import save_moments
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
@@ -269,3 +273,98 @@ def test_a_changed_bit_in_moments(tmp_path: Path) -> None:
         line = refused(4, *command)
         assert f"{tmp_path / 'one'} is damaged" in line and "Compute it again" in line
     assert not output.exists()
+
+
+ODD = os.fsdecode(b"d\xff")
+
+
+@pytest.fixture
+def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with everything that a command takes in a folder whose name is no
+    UTF-8."""
+    monkeypatch.chdir(tmp_path)
+    hub_with(tmp_path / "hub", measured_files())
+    write_folder(tmp_path / ODD / "artifact", measured_files())
+    shutil.copytree(MODEL, tmp_path / ODD / "model")
+    (tmp_path / ODD / "text.txt").write_text("some words and others " * 3000)
+    moments = random_moments()
+    save_moments(tmp_path / ODD / "moments.safetensors", moments, describe(moments))
+    (tmp_path / ODD / "file.json").write_text("{}")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "verify ./ODD/artifact"),
+        (0, "verify ODD/"),
+        (3, "verify ./ODD/none"),
+        (0, "info ./ODD/artifact"),
+        (0, "card ./ODD/artifact"),
+        (2, "compare ./ODD/artifact ./ODD/artifact"),
+        (0, "pull tiny-qwen3-hard --hub file:hub --no-lock --output ODD/out"),
+        (2, "pull tiny-qwen3-hard --hub file:ODD/hub"),
+        (2, "pull ./ODD/model --compute"),
+        (2, "list --hub file:ODD/hub"),
+        (0, "publish ./ODD/artifact --hub file:copy --create"),
+        (0, "publish ./ODD/artifact --hub file:copy --create --dry-run"),
+        (2, "publish ./ODD/artifact --hub file:ODD/copy --create"),
+        (2, "mirror file:hub file:ODD/copy --all --create"),
+        (0, f"serve ./ODD/artifact --model {MODEL} --device cpu --print"),
+        (2, "serve ./ODD/artifact --model ./ODD/model --device cpu --print"),
+        (2, "serve ./ODD/artifact --model ./ODD/model --device cpu"),
+        (
+            0,
+            f"compute {MODEL} --calib-data ODD/text.txt --calib-tokens 600 --method hadamard"
+            " --output-dir ODD/out",
+        ),
+        (2, "compute ./ODD/model --calib-data ODD/text.txt --output-dir out"),
+        (3, f"compute {MODEL} --calib-data ODD/none.txt --output-dir out"),
+        (0, "fit ODD/moments.safetensors --method hadamard --output-dir ODD/fitted"),
+        (2, "merge-moments ODD/moments.safetensors ODD/moments.safetensors --output ODD/merged"),
+        (0, "plot ODD/moments.safetensors --output ODD/plot.html"),
+        (4, "plot ODD/file.json --output ODD/plot.html"),
+        (2, "eval ./ODD/artifact --model ./ODD/model"),
+        (3, "eval ./ODD/none"),
+        (3, "ruler ./ODD/none"),
+        (3, f"bench serve ./ODD/none --model {MODEL}"),
+        (2, "bench serve ./ODD/artifact --model ./ODD/model"),
+        (2, "cache rm ./ODD/artifact"),
+        (3, "cache rm ODD"),
+        (0, "scores ./ODD/artifact"),
+        (4, "scores add ./ODD/artifact ODD/file.json"),
+        (0, "site --hub file:hub --output ODD/site"),
+        (2, "fit-gpu ./ODD/model --gpu-memory 24GiB"),
+        (2, "login ODD"),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_path_that_is_no_utf8_works_or_is_refused_in_one_line(
+    odd: Path, as_json: bool, code: int, words: str
+) -> None:
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        streams.accept_any_text()
+        given = [word.replace("ODD", ODD) for word in words.split()]
+        status = cli.run([*given, "--json"] if as_json else given)
+    out.flush()
+    err.flush()
+    told, remarks = (stream.buffer.getvalue().decode() for stream in (out, err))
+    assert status == code, told + remarks
+    assert "internal error" not in told + remarks and "udcff" not in remarks
+    if as_json:
+        json.loads(told)
+        return
+    assert "udcff" not in told
+    lines = [line for line in remarks.splitlines() if line.startswith("error: ")]
+    assert len(lines) == (code != 0)
+    assert not lines or r"d\xff" in lines[0]
+
+
+def test_a_command_for_a_shell_names_a_path_that_is_no_utf8(odd: Path) -> None:
+    line = refused(2, "cache", "rm", f"./{ODD}/artifact")
+    assert line.endswith(r"oscar-zoo verify $'./d\xff/artifact'")
+    printed = run("serve", f"./{ODD}/artifact", "--model", MODEL, "--device", "cpu", "--print")
+    words = ["bash", "-c", f"printf '%s\\n' {printed.stdout}"]
+    said = subprocess.run(words, capture_output=True, check=True, timeout=60).stdout
+    assert os.fsencode(odd / ODD / "artifact") in said

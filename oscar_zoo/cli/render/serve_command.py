@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oscar_zoo.app.serve_command import ServeCommand
+from oscar_zoo.cli.streams import with_bytes
 
 
 def for_shell(argv: Sequence[str], env: Mapping[str, str], unset: Sequence[str] = ()) -> str:
@@ -23,7 +24,7 @@ def for_shell(argv: Sequence[str], env: Mapping[str, str], unset: Sequence[str] 
 def shell_text(made: ServeCommand) -> str:
     """`for_shell` of a command; it unsets only variables that are set here."""
     unset = [name for name in made.unset if name in os.environ]
-    return for_shell(made.argv, made.environment, unset)
+    return with_bytes(for_shell(made.argv, made.environment, unset))
 
 
 def command_facts(made: ServeCommand, engine: str) -> dict[str, Any]:

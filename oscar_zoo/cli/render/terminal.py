@@ -106,7 +106,8 @@ def clean(text: object) -> str:
 
 def printable(text: object) -> str:
     """`text` without control and bidirectional characters, for what is written without rich."""
-    return "".join(c for c in str(text) if unicodedata.category(c) not in HIDDEN)
+    shown = streams.with_bytes(str(text))
+    return "".join(c for c in shown if unicodedata.category(c) not in HIDDEN)
 
 
 def emit_json(value: dict[str, Any]) -> None:
