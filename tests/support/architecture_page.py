@@ -11,6 +11,8 @@ from pathlib import Path
 from architecture_attempts import Attempt, Outcome
 from architectures import ARCHITECTURES
 
+from oscar_zoo.engines.sglang.config_refusals import MISREAD
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/models.md"
 RECORDS = ROOT / "tests/architectures/results.json"
@@ -92,9 +94,10 @@ def page(rows: Mapping[str, Row]) -> str:
     tried += [_tried("On a GPU", [row.gpu_releases for row in rows.values()])]
     legend = _wrapped(" ".join([LEGEND, *tried])) + "\n"
     refused = _reasons(rows, "refused", "What is refused, and why")
-    return "\n".join(
-        [HEAD, "\n".join(lines) + "\n", legend, *refused, *_reasons(rows, "fails", "What fails")]
-    )
+    fails = _reasons(rows, "fails", "What fails")
+    misread = [_wrapped(f"- {one.sentence} Instead: {one.instead}.", "  ") for one in MISREAD]
+    by_value = "\n".join(["## What is refused for a value of config.json", "", *misread, ""])
+    return "\n".join([HEAD, "\n".join(lines) + "\n", legend, *refused, by_value, *fails])
 
 
 def _line(name: str, row: Row) -> str:

@@ -40,6 +40,28 @@ def _chunks(config: Any) -> bool:
     return uses(config) and not getattr(config, geometry.WINDOW_PATTERN, None)
 
 
+def _lacks(name: str, *model_types: str) -> Callable[[Any], bool]:
+    """Whether a model of one of these types is without the value `name`."""
+    return lambda config: _kind(*model_types)(config) and getattr(config, name, None) is None
+
+
+def _rotated_otherwise(read: str | None, usual: float, *model_types: str) -> Callable[[Any], bool]:
+    """Whether SGLang rotates by another base than the file says.
+
+    Args:
+        read: the value that SGLang takes, or `None` where it takes `usual` whatever the file says.
+        usual: what it takes where `read` is missing.
+    """
+
+    def uses(config: Any) -> bool:
+        taken = getattr(config, read or "", None) or usual
+        given = getattr(config, "rope_parameters", None) or {}
+        said = given.get("rope_theta") or getattr(config, "rope_theta", None) or taken
+        return _kind(*model_types)(config) and float(said) != float(taken)
+
+    return uses
+
+
 def _told_earlier(name: str, uses: Callable[[Any], bool]) -> Refusal:
     """The row of `MODEL` called `name`, decided by `uses`."""
     return replace(next(row for row in MODEL if row.name == name), uses=uses)
@@ -50,6 +72,34 @@ CONFIG = (
     _told_earlier("sparse attention with an index", _has("indexer_n_heads")),
 )
 """Rows over a `config.json`, and over its part about the language model."""
+
+MISREAD = (
+    Refusal(
+        "EXAONE with another rope_theta than 1000000",
+        _rotated_otherwise(None, 1e6, "exaone4", "exaone_moe"),
+        "SGLang rotates by 1000000 whatever the file says, and its answers differ",
+        "a model of this family with the usual value",
+    ),
+    Refusal(
+        "Qwen3-Next with a rope_theta in rope_parameters alone",
+        _rotated_otherwise("rope_theta", 1e4, "qwen3_next"),
+        "SGLang reads it beside the other values of this model",
+        "write it there, too",
+    ),
+    Refusal(
+        "Qwen3-Next or Qwen3.5 without full_attention_interval in config.json",
+        _lacks("full_attention_interval", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+        "SGLang reads it, and transformers writes layer_types in its place",
+        "add it: the number of layers from one with full attention to the next",
+    ),
+    Refusal(
+        "gpt-oss without swiglu_limit in config.json",
+        _lacks("swiglu_limit", "gpt_oss"),
+        "SGLang reads it, and transformers does not write it",
+        'add it as openai/gpt-oss-20b has it: "swiglu_limit": 7.0',
+    ),
+)
+"""The same: what SGLang reads otherwise than it is written, or misses."""
 
 WHOLE = (
     Refusal(
@@ -83,7 +133,7 @@ def check_config(config: ConfigFile, model_id: str) -> None:
     check_cache(config, model_id)
     text = config.get_text_config()
     for part in (text, config):
-        check_rows(part, CONFIG, UnsupportedModel)
+        check_rows(part, CONFIG + MISREAD, UnsupportedModel)
     check_rows(config, WHOLE, UnsupportedModel)
     if _kind(*OWN_CODE)(config):
         raise UnsupportedModel(

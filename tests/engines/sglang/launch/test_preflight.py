@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import write_config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -224,6 +225,40 @@ def test_layers_that_a_file_describes_in_other_words(said: dict[str, Any], tmp_p
 
 
 LAYERS = ["sliding_attention", "full_attention"]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "refused"),
+    [
+        ("exaone4", {}, None),
+        ("exaone4", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, "1000000"),
+        ("exaone_moe", {"rope_parameters": None, "rope_theta": 5e6}, "1000000"),
+        ("qwen3_next", {}, None),
+        ("qwen3_next", {"rope_parameters": {"rope_theta": 1e7}}, "rope_theta"),
+        ("qwen3_next", {"rope_parameters": {"rope_theta": 1e7}, "rope_theta": 1e7}, None),
+        ("qwen3_next", {"rope_parameters": None, "rope_theta": 1e7}, None),
+        ("qwen3_next", {"full_attention_interval": None}, "full_attention_interval"),
+        ("qwen3_5", {}, None),
+        ("qwen3_5", {"full_attention_interval": None}, "full_attention_interval"),
+        ("gpt_oss", {}, None),
+        ("gpt_oss", {"swiglu_limit": None}, "swiglu_limit"),
+    ],
+)
+def test_what_sglang_would_read_otherwise_is_refused(
+    tmp_path: Path, name: str, change: dict[str, Any], refused: str | None
+) -> None:
+    """These releases take a default or fail after the weights were read."""
+    written = write_config(name, tmp_path) / "config.json"
+    values = json.loads(written.read_bytes())
+    values |= {"architectures": ["ItsClass"]}
+    values.get("text_config", values).update(change)
+    written.write_text(json.dumps(values))
+    config = config_file.ConfigFile.of_folder(tmp_path)
+    if refused is None:
+        config_refusals.check_config(config, "x")
+    else:
+        with pytest.raises(UnsupportedModel, match=refused):
+            config_refusals.check_config(config, "x")
 
 
 @pytest.mark.parametrize(
