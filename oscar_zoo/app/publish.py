@@ -9,8 +9,10 @@ from shlex import quote
 
 from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.app.writing import WriteReport, Written, ignore, writable_hubs, write_to_each
+from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.compute.report.page import HEAD
 from oscar_zoo.errors import PathNotFound, UsageError
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry import own_scores
@@ -90,6 +92,7 @@ def publish_all(
     made = Publishable.read(folder, allow_warnings=request.allow_warnings, aliases=request.aliases)
     made = _past_gate(_with_scores(made, folder, request.scores), request)
     made = made if key is None else made.signed(key)
+    made = _with_report(made, folder, observer)
 
     def write(hub: Hub) -> PublishResult:
         return registry.publish(
@@ -117,6 +120,22 @@ def _with_scores(made: Publishable, folder: Path, files: Sequence[Path]) -> Publ
     own = own_scores.in_folder(folder)
     for path in ([own] if own.exists() else []) + [*files]:
         made = made.with_scores(own_scores.load(path), what=path_text(path))
+    return made
+
+
+def _with_report(made: Publishable, folder: Path, observer: Observer) -> Publishable:
+    """The artifact with the page that `compute` left beside its folder, if that is about these
+    bytes and can run nothing."""
+    place = folder.resolve()
+    path = place.with_name(f"{place.name}.report.html")
+    if not path.is_file():
+        return made
+    page = read_file(path)
+    if page.startswith(HEAD.encode()) and made.verified.digest.encode() in page:
+        return replace(made, report=page)
+    again = f"oscar-zoo plot {quote(path_text(folder))}.report.json --output {quote(str(path))}"
+    text = f"{path.name} is left out: it is no report of this artifact. Draw it again: {again}"
+    observer.note(Note("publish.report", text))
     return made
 
 

@@ -44,6 +44,8 @@ SCHEMAS: tuple[Schema, ...] = get_args(Schema)
 FILE_NAME = "oscar.json"
 SIGNATURE_NAME = "model.sig"
 """The signature beside the manifest; see `signature_file`."""
+REPORT_NAME = "report.html"
+"""The report of the fit beside the manifest on a hub: for people, in no digest and signature."""
 STATISTICS_NAME = "statistics.safetensors"
 WIDTHS_NAME = "widths.json"
 """Payload file with the widths of the recipe, where it has any."""

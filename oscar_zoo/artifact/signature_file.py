@@ -26,7 +26,7 @@ from pydantic.alias_generators import to_camel
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.artifact.manifest import MAX_PARTS, SIGNATURE_NAME
+from oscar_zoo.artifact.manifest import MAX_PARTS, REPORT_NAME, SIGNATURE_NAME
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import Hex64, Text
 from oscar_zoo.errors import InvalidName, MalformedFile, malformed_hint
@@ -35,7 +35,9 @@ MAX_BYTES = 256 << 10
 """Larger signature files are not read; one of four files has 2 KB."""
 MAX_FILES = 1024
 """Most files that one signature may list."""
-NOT_SIGNED = frozenset({SIGNATURE_NAME, ".git", ".gitattributes", ".github", ".gitignore"})
+NOT_SIGNED = frozenset(
+    {SIGNATURE_NAME, REPORT_NAME, ".git", ".gitattributes", ".github", ".gitignore"}
+)
 """Names in a signed folder that the format leaves out."""
 
 _MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"

@@ -145,7 +145,7 @@ def _mirror_one(
         return MirrorResult(version.id, version.digest, "proposed", size, commit.proposal, warnings)
     if applied.change is None or applied.change.artifact is None:
         return MirrorResult(version.id, version.digest, "already there", size, warnings=warnings)
-    check_arrived(target, version, signature)
+    check_arrived(target, version, {} if signature is None else {SIGNATURE_NAME: signature})
     _, warning = put_tag(target, version, commit.revision)
     warnings = (*warnings, *((warning,) if warning else ()))
     return MirrorResult(version.id, version.digest, "copied", size, warnings=warnings)

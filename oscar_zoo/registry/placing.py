@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME
+from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import (
     ArtifactNotFound,
@@ -104,13 +104,13 @@ class Placing:
 _OTHER_TAG = "a published version never changes: give the new one another tag"
 
 
-def check_arrived(hub: Hub, version: Version, signature: bytes | None = None) -> None:
+def check_arrived(hub: Hub, version: Version, beside: Mapping[str, bytes]) -> None:
     """List what was written by a fresh request, and compare every byte's sha256.
 
     Args:
         hub: where.
         version: what was written.
-        signature: its signature file, if one was written.
+        beside: what was written with it and is no part of a version, by name.
 
     Raises:
         DigestMismatchError: the hub has something else.
@@ -130,12 +130,12 @@ def check_arrived(hub: Hub, version: Version, signature: bytes | None = None) ->
         ) from error
     want = {f.path: f.sha256 for f in version.payload} | {FILE_NAME: version.manifest_sha256}
     got = {f.path: f.sha256 for f in there.payload} | {FILE_NAME: there.manifest_sha256}
-    if signature is not None:
-        listed = {file.path: file for file in hub.files(version.id)}.get(SIGNATURE_NAME)
-        want[SIGNATURE_NAME] = sha256_hex(signature)
-        if listed is not None:
-            got[SIGNATURE_NAME] = listed.sha256 or sha256_hex(
-                hub.fetch(version.id, SIGNATURE_NAME, limit=len(signature))
+    listing = {file.path: file for file in hub.files(version.id)} if beside else {}
+    for name, data in beside.items():
+        want[name] = sha256_hex(data)
+        if name in listing:
+            got[name] = listing[name].sha256 or sha256_hex(
+                hub.fetch(version.id, name, limit=len(data))
             )
     for name in sorted(want.keys() | got.keys()):
         if want.get(name) != got.get(name):

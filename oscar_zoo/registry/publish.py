@@ -99,10 +99,9 @@ def publish(
         NetworkError, AccessError, RepositoryNotFound: see `Hub`.
     """
     version, verified = Version.of(made.id, made.files), made.verified
-    beside = {} if made.signature is None else {SIGNATURE_NAME: made.signature}
     placing = Placing(
         version,
-        {**made.files, **beside},
+        {**made.files, **made.beside},
         aliases=made.aliases,
         scores=made.scores,
         accepted=made.accepted,
@@ -125,7 +124,7 @@ def publish(
             scores_updated=scored,
         )
     if not already:
-        check_arrived(hub, version, made.signature)
+        check_arrived(hub, version, made.beside)
     tag, failed = put_tag(hub, version, commit.revision)
     unsigned = _not_signed(hub, made) if already else None
     warnings = tuple(text for text in (failed, unsigned, _left_alone(applied.state.card)) if text)

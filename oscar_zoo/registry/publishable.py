@@ -8,7 +8,7 @@ from pathlib import Path
 from shlex import quote
 
 from oscar_zoo.artifact.artifact_folder import read_folder, read_signature
-from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
+from oscar_zoo.artifact.manifest import FILE_NAME, REPORT_NAME, SIGNATURE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference, path_text
 from oscar_zoo.artifact.outcome import Verified, refuse
 from oscar_zoo.artifact.specs import Score
@@ -36,6 +36,7 @@ class Publishable:
         scores: claims about it that go to the index with it.
         accepted: what it is published in spite of; see `quality_gate`.
         signature: its signature file, or `None`.
+        report: the page about its fit, or `None`.
     """
 
     id: ArtifactId
@@ -45,6 +46,13 @@ class Publishable:
     scores: tuple[Score, ...] = ()
     accepted: tuple[Accepted, ...] = ()
     signature: bytes | None = None
+    report: bytes | None = None
+
+    @property
+    def beside(self) -> dict[str, bytes]:
+        """Files that go along and are neither payload nor manifest."""
+        files = {SIGNATURE_NAME: self.signature, REPORT_NAME: self.report}
+        return {name: data for name, data in files.items() if data is not None}
 
     @classmethod
     def read(

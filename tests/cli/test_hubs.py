@@ -14,7 +14,12 @@ from hub_clients import VERSIONS
 from hub_server import HubServer
 from measured_artifacts import measured_files
 from quick_cli import QuickCli
+from signing import key_file
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
+
+from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.manifest import REPORT_NAME, Manifest
+from oscar_zoo.compute.report.page import HEAD
 
 TAG = "seq512_prompt2_group64"
 ONE = f"tiny-qwen3-hard/{TAG}"
@@ -233,3 +238,52 @@ def test_an_interrupted_pull_leaves_nothing_that_counts(
     server.clear_faults()
     assert cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/zoo").code == 0
     assert cli("verify", "tiny-qwen3-hard").code == 0
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("scheme", ["hf", "ms", "file"])
+def test_the_report_goes_up_beside_the_manifest_and_a_pull_leaves_it_out(
+    server: HubServer, cli: QuickCli, tmp_path: Path, scheme: str, signed: bool
+) -> None:
+    files = measured_files()
+    folder = str(write_folder(tmp_path / "artifact", files))
+    digest = Manifest.from_bytes(files["oscar.json"]).digest
+    page = f"{HEAD}<title>x</title></head><body>{digest}</body></html>".encode()
+    (tmp_path / "artifact.report.html").write_bytes(page)
+    keys = {**TOKENS, "OSCAR_ZOO_SIGN_KEY": str(key_file(tmp_path / "zoo.pem"))}
+    keys, more = (keys, ["--sign"]) if signed else (TOKENS, [])
+    hub = f"file:{tmp_path / 'hub'}" if scheme == "file" else f"{scheme}:me/zoo"
+    words = ("publish", folder, "--hub", hub, "--create", "--json", *more)
+    (planned,) = cli(*words, "--dry-run", **keys).json["hubs"]
+    path = f"{ONE}/{REPORT_NAME}"
+    assert {f["path"]: f["sha256"] for f in planned["plan"]["files"]}[path] == sha256_hex(page)
+    for already in (False, True):
+        done = cli(*words, **keys)
+        assert done.code == 0, done.out
+        assert done.json["hubs"][0]["already_published"] is already
+    if scheme == "file":
+        assert (tmp_path / "hub" / path).read_bytes() == page
+        assert cli("verify", str((tmp_path / "hub" / path).parent)).code == 0
+    else:
+        assert server.repository("me/zoo", scheme).files()[path] == page
+    pulled = cli("pull", ONE, "--hub", hub, "--no-lock", "--output", "copy", "--json")
+    assert pulled.code == 0, pulled.out
+    assert (tmp_path / "copy" / ONE / K_NAME).exists()
+    assert not list(tmp_path.glob("c*/**/*.html"))
+    mirrored = cli("mirror", hub, f"file:{tmp_path / 'mirror'}", "--all", "--create", **keys)
+    assert mirrored.code == 0, mirrored.err
+    assert not list((tmp_path / "mirror").rglob("*.html"))
+
+
+@pytest.mark.parametrize("damage", ["<script>alert(1)</script>", "of other bytes"])
+def test_a_page_that_is_no_report_of_the_artifact_stays_here(
+    cli: QuickCli, tmp_path: Path, damage: str
+) -> None:
+    files = measured_files()
+    folder = str(write_folder(tmp_path / "artifact", files))
+    digest = Manifest.from_bytes(files["oscar.json"]).digest or ""
+    page = f"{damage}{HEAD}{digest}" if "script" in damage else f"{HEAD}{digest[::-1]}"
+    (tmp_path / "artifact.report.html").write_text(page)
+    done = cli("publish", folder, "--hub", f"file:{tmp_path / 'hub'}", "--create")
+    assert done.code == 0 and "artifact.report.html" in done.err
+    assert not list((tmp_path / "hub").rglob("*.html"))

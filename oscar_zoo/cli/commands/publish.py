@@ -62,7 +62,7 @@ def command(
     The folder is verified by the strict rules first; then its files, the hub's index and its card
     are written in one commit, read back and tagged. Publishing the same content again succeeds
     quietly, and repairs what an interrupted run left undone; other content under the same name and
-    tag is refused (exit code 7).
+    tag is refused (exit code 7). The report of the fit beside the folder goes along.
 
     Perplexity and recall must have been measured under the recipe, by oscar-zoo compute when it
     chose the method or by oscar-zoo eval, which leaves scores.json in the folder. A GPQA score is

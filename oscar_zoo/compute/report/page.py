@@ -37,6 +37,9 @@ _PAGE = """<!doctype html>
 </html>
 """
 
+HEAD = _PAGE.partition('<meta name="color-scheme"')[0]
+"""How every page begins: with the policy that forbids scripts and requests."""
+
 _STYLE = """\
 :root { --font: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "DejaVu Sans", sans-serif;
   --page: #ffffff; --ink: #1c2128; --muted: #5d6670; --rule: #d5dae0; --soft: #f3f5f7;
