@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from oscar_zoo.app import server_records
 from oscar_zoo.app.prepare_serve import Prepared
 from oscar_zoo.app.progress import Observer
-from oscar_zoo.app.running_server import RunningServer
+from oscar_zoo.app.running_server import COUNT_SECONDS, RunningServer
 from oscar_zoo.app.server_record import ServerRecord
 from oscar_zoo.app.server_start import StartObserver, with_next_step
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, own_server
@@ -69,6 +69,7 @@ def _started(
         started = stack.enter_context(own_server(wanted, news))
         client = ServerClient(started.url, timeout=ANSWER_SECONDS, key=started.administration_key)
         facts = read_facts(client)
+        client.timeout = COUNT_SECONDS
         entry.keep_keys(wanted.api_key, started.administration_key)
         entry.change(state="ready", model=facts.model)
         observer.begin((), timed=False)
@@ -90,6 +91,7 @@ def _started(
             seconds=time.monotonic() - began,
             warnings=artifact.warnings,
             _child=started.child,
+            _client=client,
             _entry=entry,
             _ends=stack.pop_all(),
         )

@@ -11,8 +11,14 @@ from typing import Self
 
 from oscar_zoo.app.server_records import Entry
 from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines.sglang.front.middleware import PATH
 from oscar_zoo.engines.sglang.launch.ready import ReadyFacts
 from oscar_zoo.engines.sglang.launch.server import Server
+from oscar_zoo.errors import ServerFailed
+from oscar_zoo.evaluate.server_client import ServerClient
+
+COUNT_SECONDS = 2.0
+"""Seconds that a server may take to say how many requests it answers."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class RunningServer:
     seconds: float
     warnings: tuple[str, ...]
     _child: Server = field(repr=False)
+    _client: ServerClient = field(repr=False)
     _entry: Entry = field(repr=False)
     _ends: ExitStack = field(repr=False)
 
@@ -71,18 +78,25 @@ class RunningServer:
     ) -> None:
         self._ends.__exit__(kind, error, trace)
 
-    def wait(self, draining: Callable[[], None] = lambda: None) -> None:
+    def wait(self, draining: Callable[[int | None], None] = lambda requests: None) -> None:
         """Block until the server ends by itself; SIGTERM lets running requests finish, and
-        `draining` is called before they do.
+        `draining` is called before they do, with their number where the server tells it.
 
         Raises:
             ServerFailed: the server ended, with the cause from its log.
             SystemExit: SIGTERM to this process; the server has drained.
             KeyboardInterrupt: Ctrl-C.
         """
-        status = self._child.wait(draining)
+        status = self._child.wait(lambda: draining(self._requests()))
         self._entry.ended(self._child.cause().text, status)
         raise self._child.failure("the server ended")
+
+    def _requests(self) -> int | None:
+        """How many requests are being answered."""
+        try:
+            return int(self._client.get(PATH)["requests"])
+        except (ServerFailed, KeyError):
+            return None
 
     def stop(self) -> None:
         """End the server and everything that it started; nothing happens the second time."""

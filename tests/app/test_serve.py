@@ -199,7 +199,7 @@ def test_sigterm_is_told_before_requests_drain(
     assert cli.run(words) == 0
     said = capsys.readouterr().err
     assert "a second signal ends them" in said and "300 s" in said
-    assert said.index("requests finish") < said.index("Stopped by SIGTERM")
+    assert said.index("SIGTERM: 2 running requests finish") < said.index("Stopped by SIGTERM")
 
 
 def test_a_signal_around_the_start_in_the_background_leaves_nothing(

@@ -21,7 +21,8 @@ PAGES = {
     "/health": {},
     "/server_info": {"version": "0", "internal_states": [{"oscar_int2": cache}]},
     "/v1/models": {"data": [{"id": "m"}]},
-    "/oscar_front": {"front": json.loads(pathlib.Path(sys.argv[3]).read_text())["id"]},
+    "/oscar_front": {"front": json.loads(pathlib.Path(sys.argv[3]).read_text())["id"],
+                     "requests": 2},
 }
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):

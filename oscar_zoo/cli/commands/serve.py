@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from oscar_zoo.app.serve_request import ServeRequest
     from oscar_zoo.cli.render.progress import TerminalObserver
 
-DRAINING = "SIGTERM: running requests finish first, for up to 300 s; a second signal ends them."
-
 
 @click.command("serve", cls=EngineCommand)
 @click.argument("artifact", metavar="NAME|DIR|MODEL", shell_complete=completing.names_or_paths)
@@ -209,6 +207,7 @@ def _serve(request: ServeRequest, observer: TerminalObserver, *, quiet: bool, as
     from oscar_zoo.app.serve import start
     from oscar_zoo.cli.render.ready import print_ready, ready_facts
 
+    silent = quiet or as_json
     with start(request, observer) as server:
         facts = ready_facts(
             server, port=request.port, key_file=request.api_key_file or server.key_file
@@ -218,12 +217,12 @@ def _serve(request: ServeRequest, observer: TerminalObserver, *, quiet: bool, as
                 terminal.emit_json(facts)
             else:
                 print_ready(facts, stop="Ctrl-C", new_key=request.require_key)
-            server.wait(lambda: terminal.note(DRAINING, quiet=quiet or as_json))
+            server.wait(lambda requests: terminal.note(_draining(requests), quiet=silent))
         except KeyboardInterrupt:
-            terminal.note("Stopped.", quiet=quiet or as_json)
+            terminal.note("Stopped.", quiet=silent)
             return 130
         except SystemExit:
-            terminal.note("Stopped by SIGTERM.", quiet=quiet or as_json)
+            terminal.note("Stopped by SIGTERM.", quiet=silent)
             return 0
         except ServerFailed as error:
             if not as_json:
@@ -232,3 +231,14 @@ def _serve(request: ServeRequest, observer: TerminalObserver, *, quiet: bool, as
             terminal.print_error(error.code, error.message, error.hint, as_json=False)
             return 1
     return 0
+
+
+def _draining(requests: int | None) -> str:
+    """What is said at SIGTERM, where so many requests run."""
+    from oscar_zoo.engines.sglang.launch.server import DRAIN_SECONDS
+
+    if requests == 0:
+        return "SIGTERM: no request runs."
+    which = {None: "running requests finish", 1: "1 running request finishes"}
+    finish = which.get(requests, f"{requests} running requests finish")
+    return f"SIGTERM: {finish} first, for up to {DRAIN_SECONDS:.0f} s; a second signal ends them."

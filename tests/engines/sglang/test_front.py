@@ -96,6 +96,44 @@ def test_a_release_between_two_gets_the_list_of_the_earlier_one() -> None:
     assert not routes.has("/v1/models/a", "POST")
 
 
+def test_who_has_a_key_is_told_how_many_requests_are_answered() -> None:
+    key = [(b"authorization", b"Bearer the key of tools")]
+    told: list[Any] = []
+
+    async def ask(method: str, path: str, headers: Any) -> Any:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        scope = {"type": "http", "method": method, "path": path, "headers": headers}
+        await front(scope | {"client": ("127.0.0.1", 1)}, receive, send)
+        return json.loads(sent[-1]["body"]) if sent else None
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        told.extend([await ask("GET", "/oscar_front", one) for one in (key, [])])
+        if len(told) < 4:
+            await ask("POST", "/generate", [])
+            raise ConnectionError  # one that fails is over, too
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for last in (False, True):  # SGLang goes on behind a stream
+            await send({"type": "http.response.body", "body": b"1", "more_body": not last})
+            told.append(await ask("GET", "/oscar_front", key))
+
+    async def all_of_it() -> None:
+        with contextlib.suppress(ConnectionError):
+            await ask("POST", "/generate", [])
+        told.append(await ask("GET", "/oscar_front", key))
+
+    front = Front(application, ADMINISTRATION, open_routes("0.5.21"), {})
+    asyncio.run(all_of_it())
+    assert told[:4] == [{"requests": 1}, {}, {"requests": 2}, {}]
+    assert told[4:] == [{"requests": 2}, {"requests": 1}, {"requests": 0}]
+
+
 def test_administration_is_for_this_machine_only() -> None:
     for peer, wanted in (("127.0.0.1", 200), ("10.0.0.1", 404)):
         key = {b"authorization": b"Bearer the key of tools"}

@@ -74,6 +74,17 @@ def when_begun(send: Send, call: Callable[[], None]) -> Send:
     return forward
 
 
+def when_ended(send: Send, call: Callable[[], None]) -> Send:
+    """Call `call` when the answer has ended. SGLang goes on for two seconds behind a stream."""
+
+    async def forward(message: Message) -> None:
+        await send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            call()
+
+    return forward
+
+
 def with_ids(send: Send, ids: Mapping[str, str]) -> Send:
     """Put the client's ids in the place of ours, which nothing else in an answer equals. SGLang
     sends an event of a stream, and another answer, in one piece each."""

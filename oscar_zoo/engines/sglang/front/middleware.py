@@ -18,7 +18,8 @@ Scope = dict[str, Any]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 PATH = "/oscar_front"
-"""A route of the front, by which the starter of a server sees that it is there."""
+"""A route of the front, by which the starter of a server sees that it is there. Who has a key is
+also told how many requests are being answered, as `requests`."""
 FREEZE = "/freeze_gc"
 WITHOUT_KEY = frozenset({"/health", "/ready", "/ping", "/metrics", "/metrics/", PATH})
 """Routes that need no key: those of health checks and of Prometheus."""
@@ -75,6 +76,7 @@ class Front:
         self._start, self._off = start or Start(), off
         self._app, self._settings, self._routes, self._facts = app, settings, routes, dict(facts)
         self._bodies: dict[Body, int] = {}
+        self._answering: set[object] = set()
         self._names = addresses.Names(settings.host, has_key=settings.key is not None)
         self._administration = Routes.of(ADMINISTRATION)
         self._client_keys = [
@@ -110,7 +112,8 @@ class Front:
         if cors and method == "OPTIONS":
             await answers.answer(send, 204, None, _preflight(headers))
         elif path == PATH and method == "GET":
-            await answers.answer(send, 200, self._facts)
+            number = {"requests": len(self._answering)} if known else {}
+            await answers.answer(send, 200, self._facts | number)
         elif self._administration.has(path, method) and self._administers(scope, headers):
             await self._app(scope, receive, send)
         elif not self._routes.has(path, method):
@@ -124,7 +127,14 @@ class Front:
                 headers=[(b"www-authenticate", b"Bearer")],
             )
         else:
-            await self._ask(scope, headers, path, receive, send)
+            one = object()
+            if method == "POST":  # other routes are answered at once
+                self._answering.add(one)
+                send = answers.when_ended(send, lambda: self._answering.discard(one))
+            try:
+                await self._ask(scope, headers, path, receive, send)
+            finally:
+                self._answering.discard(one)
 
     async def _ask(
         self, scope: Scope, headers: Mapping[bytes, bytes], path: str, receive: Receive, send: Send
