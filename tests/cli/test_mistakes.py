@@ -94,6 +94,8 @@ def test_a_number_that_is_none_is_told_the_range(
         (["--json", "list"], "put --json behind the command: oscar-zoo list --json"),
         (["--json", "cache", "list"], "oscar-zoo cache list --json"),
         (["cache", "--json", "list"], "oscar-zoo cache list --json"),
+        (["--json", "ls"], "oscar-zoo list --json"),
+        (["-q", "rm", "x"], "Put -q behind the command: oscar-zoo cache rm -q"),
         (["-q", "verify", "x"], "Put -q behind the command: oscar-zoo verify -q"),
         (["--hub=hf:a/b", "list"], "Put --hub behind the command: oscar-zoo list --hub"),
         (["--nothing", "list"], None),
