@@ -350,9 +350,9 @@ def _discard_output() -> None:
 def main() -> NoReturn:
     """Entry point of the console script. SIGTERM unwinds like Ctrl-C, so that nothing temporary is
     left."""
-    for name in ("stdout", "stderr"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # the shell closed it
-            setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115  (stays open until the end)
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115  (stays open until the end)
     streams.accept_any_text()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     code = run(sys.argv[1:])

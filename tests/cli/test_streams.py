@@ -76,15 +76,14 @@ def test_output_that_cannot_be_written_is_an_error(
 
 def test_closed_and_full_streams_are_no_tracebacks() -> None:
     program = f"{sys.executable} -c 'from oscar_zoo.cli.main import main; main()'"
-    for redirection in (">&-", "2>&-", ">&- 2>&-", "--json >&-", "--json >/dev/full"):
-        done = subprocess.run(
-            ["bash", "-c", f"{program} list {redirection}"], capture_output=True, text=True
-        )
+    ends = {"list --json >/dev/full": 8, "chat <&-": 3}
+    for words in ("list >&-", "list 2>&-", "list >&- 2>&-", "list --json >&-", *ends):
+        done = subprocess.run(["bash", "-c", f"{program} {words}"], capture_output=True, text=True)
         assert "Traceback" not in done.stderr and "internal" not in done.stderr, (
-            redirection,
+            words,
             done.stderr,
         )
-        assert done.returncode == (8 if "/dev/full" in redirection else 0), redirection
+        assert done.returncode == ends.get(words, 0), words
 
 
 def test_a_reader_that_goes_ends_it_as_sigpipe_would() -> None:
