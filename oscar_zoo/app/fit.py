@@ -17,7 +17,7 @@ from oscar_zoo.app.files import check_file
 from oscar_zoo.app.progress import SILENT, Note, Observer, phase_progress
 from oscar_zoo.app.requirements import require_compute
 from oscar_zoo.artifact.names import path_text
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import PathNotFound, UsageError
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.manifest import Manifest
@@ -233,7 +233,8 @@ def _moments_file(path: Path) -> Path:
     """The file `path`, or the one beside or in a folder.
 
     Raises:
-        UsageError: there is none, or several lie in it.
+        PathNotFound: there is none.
+        UsageError: several lie in it.
     """
     from oscar_zoo.compute.folder import MOMENTS_NAME, moments_beside
 
@@ -242,7 +243,7 @@ def _moments_file(path: Path) -> Path:
     beside = moments_beside(path if path.name not in ("", "..") else path.resolve())
     found = [beside] if beside.is_file() else sorted(path.glob(f"*.{MOMENTS_NAME}"))
     if not found:
-        raise UsageError(
+        raise PathNotFound(
             f"{path_text(path)} is a folder with no moments file beside it or in it.",
             hint=f"name the file; compute leaves it beside an artifact as {beside.name}",
         )

@@ -205,7 +205,8 @@ def _takes_a_name(target: PathTarget | ModelTarget) -> OscarZooError:
         hint = "check the path, or give a name: oscar-zoo list"
         return PathNotFound(f"no such file or folder: {target}", hint=hint)
     elif target.path.is_dir() and not _holds_artifacts(target.path):
-        hint = "it holds no model (config.json) and no rotations; names: oscar-zoo list"
+        hint = "name another folder, or an artifact: oscar-zoo list"
+        return PathNotFound(f"no model (config.json) and no rotations in {target}.", hint=hint)
     else:
         hint = f"it is here already: oscar-zoo verify {shlex.quote(target.text)}"
     return UsageError(f"{target} is a path; this takes a name.", hint=hint)

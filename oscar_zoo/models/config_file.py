@@ -15,7 +15,7 @@ from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.names import path_text
-from oscar_zoo.errors import InvalidModel, MalformedFile
+from oscar_zoo.errors import InvalidModel, MalformedFile, PathNotFound
 from oscar_zoo.models.config_age import refuse_misread
 from oscar_zoo.models.folder_code import refuse_chosen_code
 from oscar_zoo.models.geometry import (
@@ -111,15 +111,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     """The `config.json` of a model's folder.
 
     Raises:
-        InvalidModel: there is none, or it is no JSON object.
+        InvalidModel, PathNotFound: there is none, or it is no JSON object.
     """
     return _read(folder)[0]
 
 
 def check_present(folder: Path) -> None:
-    """Refuse a folder without a `config.json`; raises `InvalidModel`."""
+    """Refuse a folder without a `config.json`; raises `PathNotFound` where nothing is in it, else
+    `InvalidModel`."""
     if not (folder / NAME).is_file():
-        raise InvalidModel(
+        empty = folder.is_dir() and not any(folder.iterdir())
+        raise (PathNotFound if empty else InvalidModel)(
             f"{path_text(folder)} has no {NAME}.",
             hint="name the folder of a Hugging Face checkpoint",
         )

@@ -75,6 +75,46 @@ def test_a_wrong_path(command: str, tmp_path: Path) -> None:
     assert str(tmp_path / "nowhere") in line
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "verify EMPTY",
+        "verify ARTIFACT --model EMPTY",
+        "info EMPTY",
+        "card EMPTY",
+        "compare EMPTY ARTIFACT",
+        "scores EMPTY",
+        "pull EMPTY",
+        "pull EMPTY --compute",
+        "publish EMPTY --hub file:hub --create",
+        "serve EMPTY",
+        "serve EMPTY --print --device cpu",
+        "serve ARTIFACT --model EMPTY",
+        "serve ARTIFACT --model EMPTY --device cpu --print",
+        "compute EMPTY",
+        f"compute {MODEL} --calib-data EMPTY --output-dir out",
+        "fit EMPTY --method oscar --output-dir out",
+        "merge-moments EMPTY EMPTY --output out",
+        "plot EMPTY",
+        "eval EMPTY",
+        "eval ARTIFACT --model EMPTY",
+        "ruler EMPTY",
+        "bench serve EMPTY",
+        "bench serve --dummy-weights EMPTY",
+        "fit-gpu EMPTY --gpu-memory 24GiB",
+        "cache rm EMPTY",
+    ],
+)
+def test_an_empty_folder_has_one_exit_code(
+    words: str, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    given = words.replace("EMPTY", "./empty").replace("ARTIFACT", "./artifact").split()
+    assert "empty" in refused(3, *given)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["artifact", "empty"]
+
+
 def test_a_wrong_name_lists_close_ones(hub: Path) -> None:
     line = refused(3, "pull", "tiny-qwen3-hrad", "--hub", f"file:{hub}")
     assert "tiny-qwen3-hard" in line

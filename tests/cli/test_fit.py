@@ -117,7 +117,7 @@ def test_the_folder_of_an_artifact_means_the_moments_beside_it(
     assert ". holds 2 moments files. Name one, for example one.moments.safetensors" in said
     (tmp_path / "one.moments.safetensors").unlink()
     assert told(capsys, "fit", ".", "--method", "hadamard", "--output-dir", "./two-h")
-    assert run(["fit", "./one", "--method", "oscar"]) == 2
+    assert run(["fit", "./one", "--method", "oscar"]) == 3
     said = capsys.readouterr().err
     assert "./one is a folder with no moments file beside it or in it" in said
     assert "compute leaves it beside an artifact as one.moments.safetensors" in said

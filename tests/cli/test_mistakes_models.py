@@ -285,6 +285,7 @@ def test_a_folder_without_a_model_is_the_same_mistake_everywhere(
     """Also where the zoo knows a model of the folder's name."""
     folder = tmp_path / name
     folder.mkdir()
+    (folder / "notes.txt").touch()
     lines = {
         refused(capsys, 1, "compute", folder),
         refused(capsys, 1, "fit-gpu", folder, "--gpu-memory", "24GB"),

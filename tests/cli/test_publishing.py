@@ -246,11 +246,3 @@ def test_mirror_copies_and_says_so(cli: Cli, folder: Path, hub: str, tmp_path: P
         assert "--all" in cli.err
     assert cli.json(2, "mirror", hub, hub, "--all")["error"]["code"] == "usage"
     assert cli.json(3, "mirror", hub, target, "missing")["error"]["code"] == "not_found.artifact"
-
-
-def test_a_folder_without_an_artifact_has_one_exit_code(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    hub = ("--hub", f"file:{tmp_path}/hub", "--create")
-    for words in (("verify",), ("info",), ("card",), ("publish", *hub)):
-        cli(3, words[0], tmp_path / "empty", *words[1:])
-        assert "empty" in cli.err

@@ -155,7 +155,7 @@ def test_a_model_that_is_no_model_says_what_is_wrong(
 ) -> None:
     (tmp_path / "empty").mkdir()
     for model, code, words in (
-        (tmp_path / "empty", 1, "has no config.json"),
+        (tmp_path / "empty", 3, "has no config.json"),
         (tmp_path / "nowhere", 3, "no such model folder"),
         (MODEL / "config.json", 2, "is a file, not a model folder"),
         ("Qwen3-7B", 2, "Qwen3-8B"),

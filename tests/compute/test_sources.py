@@ -172,8 +172,8 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
 
 def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "x", "model.bin")
-    assert "has no text" in refusal(tmp_path).message
-    with pytest.raises(UsageError, match="has no text"):
+    assert "has no text" in refusal(tmp_path, PathNotFound).message
+    with pytest.raises(PathNotFound, match="has no text"):
         check_source(str(tmp_path))
 
 

@@ -23,7 +23,7 @@ from oscar_zoo.compute.data.documents import (
     read_file,
 )
 from oscar_zoo.compute.data.hf_datasets import load_library, open_dataset, parquet_rows
-from oscar_zoo.errors import MissingDependency, NetworkError, PathNotFound, UsageError
+from oscar_zoo.errors import MissingDependency, NetworkError, PathNotFound
 from oscar_zoo.evaluate import texts
 
 SHUFFLE_WINDOW = 10_000
@@ -82,7 +82,7 @@ def open_source(source: Path | str) -> TextSource:
 
 
 def check_exists(source: Path | str) -> None:
-    """Raise `PathNotFound` when `source` means nothing, and `UsageError` for a folder without text;
+    """Raise `PathNotFound` when `source` means nothing, and for a folder without text;
     no library is imported."""
     found = _resolve(source)
     if isinstance(found, Path) and found.is_dir():
@@ -151,7 +151,7 @@ def _files_of(folder: Path) -> Sequence[Path]:
     paths = folder_files(folder)
     if not paths:
         suffixes = ", ".join(JSONL_SUFFIXES + TEXT_SUFFIXES)
-        raise UsageError(
+        raise PathNotFound(
             f"{folder} has no text to calibrate on.", hint=f"files are read by suffix: {suffixes}"
         )
     return paths
