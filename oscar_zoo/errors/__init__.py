@@ -25,6 +25,7 @@ from oscar_zoo.errors.hubs import (
     RepositoryNotFound,
     RevisionNotFound,
     StaleRevision,
+    UnusableEnvironment,
 )
 from oscar_zoo.errors.integrity import (
     ArtifactSignatureError,
@@ -117,6 +118,7 @@ __all__ = [
     "UnsupportedFormat",
     "UnsupportedMachine",
     "UnsupportedModel",
+    "UnusableEnvironment",
     "UsageError",
     "VerificationFailed",
     "VersionExists",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Self
 
@@ -52,16 +51,6 @@ class HubUnreachable(NetworkError):
         return cls(f"{hub} cannot be reached: {cause}.", hint=hint)
 
     @classmethod
-    def for_environment(cls, what: str, variables: Sequence[str]) -> Self:
-        """Build the error for a `what` (`proxy`, `certificate`) that `variables` of the environment
-        set and that cannot be used. Their values, which may hold a password, are not shown."""
-        found = [name for key in variables for name in (key, key.lower()) if os.environ.get(name)]
-        return cls(
-            f"the {what} of the environment cannot be used: {', '.join(found) or 'no details'}.",
-            hint="correct or unset it; special characters of a password are percent-encoded",
-        )
-
-    @classmethod
     def for_unknown(cls, name: str, said: Sequence[str], close: Sequence[str] = ()) -> Self:
         """Build the error for a `name` that this machine does not know, where hubs that may have it
         did not answer.
@@ -76,6 +65,19 @@ class HubUnreachable(NetworkError):
             hint="or check the network" if close else "check the network",
             suggestions=close,
         )
+
+
+class UnusableEnvironment(NetworkError):
+    """Variables of the environment, such as those of a proxy, let no connection be made."""
+
+    code = "network.environment"
+
+    @classmethod
+    def of(cls, what: str, variables: Sequence[str], hint: str) -> Self:
+        """Build the error for a `what` (`proxy`, `certificate`) that `variables` set and that
+        cannot be used. Their values, which may hold a password, are not shown."""
+        found = ", ".join(variables) or "no details"
+        return cls(f"the {what} of the environment cannot be used: {found}.", hint=hint)
 
 
 class HubTimeout(NetworkError, TimeoutError):

@@ -1,11 +1,12 @@
 """The HTTP client that huggingface_hub set up, and its exceptions in our words.
 
 Version 1 of huggingface_hub brings httpx, version 2 httpx2: one interface, two sets of exception
-classes. They are looked up from the client that is there, so neither library is named here.
+classes. They are looked up from the client that is there, so neither library is imported here.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import ssl
@@ -14,13 +15,25 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from oscar_zoo.errors import HubTimeout, HubUnreachable, LoginRequired, OfflineError, OscarZooError
+from oscar_zoo.errors import (
+    HubTimeout,
+    HubUnreachable,
+    LoginRequired,
+    OfflineError,
+    OscarZooError,
+    UnusableEnvironment,
+)
 
 T = TypeVar("T")
 QUICK_SECONDS = 2.0
 """A connection that fails faster than this is tried once more."""
-CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-PROXIES = tuple(f"{kind}_PROXY" for kind in ("HTTPS", "HTTP", "ALL", "NO"))
+_CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+_PROXIES = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
+_NO_PROXY = "NO_PROXY"
+_IPV6 = re.compile(
+    r"(\[(?P<inner>[0-9a-fA-F:.]+)\](:(?P<port>\d+))?|(?P<bare>[0-9a-fA-F.]*:[0-9a-fA-F:.]+))"
+    r"(?P<range>/\d+)?"
+)
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 
@@ -42,22 +55,68 @@ def http_client() -> Any:
     """The client that all requests of this process share: `httpx.Client` or `httpx2.Client`.
 
     Raises:
-        HubUnreachable: variables of the environment keep it from being made. It refers to no other
-            exception: those hold parts of the proxy's password.
+        UnusableEnvironment: variables of the environment keep it from being made. It refers to no
+            other exception: those hold parts of the proxy's password.
     """
     from huggingface_hub import get_session
 
+    for name in _set(_NO_PROXY):
+        os.environ[name] = ",".join(map(_excepted, os.environ[name].split(",")))
     try:
         return get_session()
     except OSError:  # of which ssl's errors are
-        error = HubUnreachable.for_environment("certificate", CERTIFICATES)
-    except (ImportError, ValueError):  # socks without socksio, an unknown scheme
-        error = HubUnreachable.for_environment("proxy", PROXIES)
+        hint = "correct or unset it; a file of certificates is in PEM"
+        found = _at_fault(_CERTIFICATES, _certificates)
+        error = UnusableEnvironment.of("certificate", found, hint)
     except Exception as failure:
-        if type(failure).__name__ != "InvalidURL":
+        # socks without socksio, an unknown scheme, and an address that is none
+        known = isinstance(failure, ImportError | ValueError)
+        if not known and type(failure).__name__ != "InvalidURL":
             raise
-        error = HubUnreachable.for_environment("proxy", PROXIES)
+        hint = "correct or unset it; special characters of a password are percent-encoded"
+        found = _at_fault(_PROXIES, _proxy) or _set(_NO_PROXY)
+        error = UnusableEnvironment.of("proxy", found, hint)
     raise error
+
+
+def _set(*keys: str) -> list[str]:
+    """The variables of these names that are in force; those of proxies win in lower case."""
+    pairs = ((key.lower() if key.endswith("_PROXY") else key, key) for key in keys)
+    return [name for pair in pairs for name in [n for n in pair if os.environ.get(n)][:1]]
+
+
+def _at_fault(keys: tuple[str, ...], use: Callable[[str], object]) -> list[str]:
+    """Those of the variables whose value `use` cannot take."""
+    found = []
+    for name in _set(*keys):
+        try:
+            use(os.environ[name])
+        except Exception:
+            found.append(name)
+    return found
+
+
+def _certificates(value: str) -> object:
+    kind = "capath" if os.path.isdir(value) else "cafile"  # noqa: PTH112  (any text)
+    return ssl.create_default_context(**{kind: value})  # type: ignore[arg-type]
+
+
+def _proxy(value: str) -> object:
+    """What the client makes of the address of a proxy."""
+    from huggingface_hub.utils import _http
+
+    library: Any = vars(_http).get("httpx2") or vars(_http)["httpx"]
+    return library.HTTPTransport(proxy=value if "://" in value else f"http://{value}", verify=False)
+
+
+def _excepted(entry: str) -> str:
+    """An entry of `NO_PROXY` as the client reads it: it knows IPv6 addresses without brackets only,
+    a port only behind a scheme, and no ranges."""
+    found = _IPV6.fullmatch(entry.strip())
+    if found is None:
+        return entry
+    address, port, wide = found["inner"] or found["bare"], found["port"], found["range"]
+    return "" if wide else f"all://[{address}]:{port}" if port else address
 
 
 def reached(title: str, client: Any, tries: int, call: Callable[[], T]) -> T:

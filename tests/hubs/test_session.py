@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from measured_artifacts import measured_files
+from tiny_artifacts import write_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 SECOND = Path(sys.prefix) / "hub-2"
@@ -89,23 +93,100 @@ def test_both_clients_of_the_hub_fail_in_the_same_words(version: int) -> None:
     }
 
 
+BAD = [
+    ("ALL_PROXY", "socks9://127.0.0.1:9", "proxy"),
+    ("HTTPS_PROXY", "http://user:canary#x@127.0.0.1:9", "proxy"),
+    ("https_proxy", "http://127.0.0.1:port", "proxy"),
+    ("NO_PROXY", "a:b:c", "proxy"),
+    ("SSL_CERT_FILE", "/nonexistent/canary", "certificate"),
+    ("SSL_CERT_FILE", __file__, "certificate"),
+]
+TOKENS = {"HF_TOKEN": "hf_canary", "MODELSCOPE_API_TOKEN": "ms-canary"}
+ON_A_TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
+
+
+def with_environment(**variables: str) -> dict[str, str]:
+    """The environment without proxies and certificates but these."""
+    kept = {k: v for k, v in os.environ.items() if not k.lower().endswith(("_proxy", "_bundle"))}
+    return kept | TOKENS | {"HF_HUB_OFFLINE": "0"} | variables
+
+
+@pytest.mark.parametrize(("name", "value", "word"), BAD)
 @pytest.mark.parametrize(
-    ("name", "value", "word"),
+    ("code", "words"),
     [
-        ("ALL_PROXY", "socks9://127.0.0.1:9", "proxy"),
-        ("HTTPS_PROXY", "http://user:canary#x@127.0.0.1:9", "proxy"),
-        ("HTTPS_PROXY", "http://127.0.0.1:port", "proxy"),
-        ("NO_PROXY", "[::1]", "proxy"),
-        ("SSL_CERT_FILE", "/nonexistent", "certificate"),
-        ("SSL_CERT_FILE", __file__, "certificate"),
+        (5, "search qwen --hub hf:nobody/zoo"),
+        (5, "publish ./artifact --hub ms:nobody/zoo"),
+        (5, "publish ./artifact --hub hf:nobody/zoo"),
+        (5, "login"),
+        (0, "login ms"),
     ],
 )
-def test_a_bad_environment_is_named_without_its_value(name: str, value: str, word: str) -> None:
-    command = [sys.executable, "-m", "oscar_zoo", "search", "qwen", "--hub", "hf:nobody/zoo"]
-    environment = os.environ | {name: value, "HF_HUB_OFFLINE": "0"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 5, done.stderr
-    assert word in done.stderr
-    assert name in done.stderr
-    assert "canary" not in done.stderr
-    assert "internal" not in done.stderr
+def test_what_is_wrong_in_the_environment_is_named_without_its_value(
+    code: int, words: str, name: str, value: str, word: str
+) -> None:
+    """Only the variable at fault is named, though good ones of its kind are set, too."""
+    write_folder(Path("artifact"), measured_files())
+    good = {"HTTP_PROXY": "http://user:canary@127.0.0.1:9", "SSL_CERT_DIR": "/etc"}
+    command = [sys.executable, "-m", "oscar_zoo", *words.split()]
+    if words == "login":
+        command = [sys.executable, "-c", ON_A_TERMINAL, *command]
+    done = subprocess.run(
+        command,
+        env=with_environment(**(good | {name: value})),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    told = done.stdout + done.stderr
+    assert done.returncode == code, told
+    assert "canary" not in told and "internal" not in told and "Traceback" not in told
+    if code:
+        assert word in told and name in told
+        assert not {"HTTP_PROXY", "SSL_CERT_DIR"} & set(re.findall(r"\w+", told)), told
+        assert ("password" in told) == (word == "proxy")
+
+
+CHILD_6 = """
+import os, socket, threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+class Six(HTTPServer):
+    address_family = socket.AF_INET6
+class Answer(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(204)
+        self.end_headers()
+    log_message = print
+server = Six(("::1", 0), Answer)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+port = str(server.server_port)
+os.environ["NO_PROXY"] = os.environ["NO_PROXY"].replace("PORT", port)
+from oscar_zoo.hubs.session import http_client
+print(http_client().get(f"http://[::1]:{port}/").status_code)
+"""
+
+
+@pytest.mark.parametrize(
+    "value", ["[::1]", "::1", "localhost, [::1]", "[::1]:PORT", "[::1],fd00::/8,[fd00::]/8"]
+)
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_ipv6_address_is_excepted_from_a_proxy(version: int, value: str) -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        pytest.skip("no IPv6 on loopback")
+    if version == 2 and not SECOND.is_dir():
+        pytest.skip("the second version of huggingface_hub is not installed")
+    path = os.pathsep.join(map(str, [SECOND, ROOT] if version == 2 else [ROOT]))
+    environment = with_environment(HTTP_PROXY="http://127.0.0.1:9", NO_PROXY=value, PYTHONPATH=path)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD_6],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split()[-1:] == ["204"], done.stderr[-2000:]
