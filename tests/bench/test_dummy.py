@@ -11,7 +11,7 @@ from oscar_zoo.artifact.artifact_folder import verify_path
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.bench import dummy
-from oscar_zoo.errors import InvalidModel, UsageError
+from oscar_zoo.errors import InvalidModel, PathNotFound, UsageError
 from oscar_zoo.models import config_file
 from oscar_zoo.models.inspect import inspect_model
 from oscar_zoo.registry.catalog import Catalog
@@ -86,8 +86,10 @@ def test_head_sizes_that_no_rotation_file_may_have_are_refused(tmp_path: Path) -
 
 
 def test_a_folder_without_a_configuration_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidModel, match=r"no config\.json"):
-        config_file.read_config(tmp_path)
+    for kind in (PathNotFound, InvalidModel):
+        with pytest.raises(kind, match=r"no config\.json"):
+            config_file.read_config(tmp_path)
+        (tmp_path / "notes.txt").touch()
     for text in ("[1]", "{"):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(InvalidModel):

@@ -77,7 +77,7 @@ def mistakes() -> list[tuple[int, list[str]]]:
         (3, ["eval", "no-such-artifact", "--offline"]),
         (3, ["eval", "./artifact", "--model", "./nowhere"]),
         (3, ["eval", "./artifact", "--model", "no-such-model"]),
-        (1, ["eval", "./artifact", "--model", "./empty"]),
+        (3, ["eval", "./artifact", "--model", "./empty"]),
         (2, ["eval", "./artifact"]),  # no model is known
         (3, [*evaluate, "--data", "./nowhere.txt"]),
         (2, [*evaluate, "--device", "gpu"]),
@@ -87,9 +87,9 @@ def mistakes() -> list[tuple[int, list[str]]]:
         (2, ["compute"]),
         (3, ["compute", "./nowhere"]),
         (3, ["compute", "no-such-model", "--offline"]),
-        (1, ["compute", "./empty"]),
+        (3, ["compute", "./empty"]),
         (3, [*compute, "--calib-data", "./nowhere.txt"]),
-        (2, [*compute, "--calib-data", "./empty"]),
+        (3, [*compute, "--calib-data", "./empty"]),
         (2, [*compute, "--calib-data", "./text.txt", "--device", "gpu"]),
         (7, [*compute, "--output-dir", "./artifact"]),
         (8, [*compute, "--output-dir", UNWRITABLE]),
@@ -98,12 +98,12 @@ def mistakes() -> list[tuple[int, list[str]]]:
         (8, ["site", "--hub", "file:./nowhere", "--output", UNWRITABLE]),
         (3, ["fit", "./nowhere", "--method", "oscar"]),
         (4, ["fit", "./damaged.safetensors", "--method", "oscar"]),
-        (2, ["fit", "./artifact", "--method", "oscar"]),  # a folder, and no moments beside it
+        (3, ["fit", "./artifact", "--method", "oscar"]),  # a folder, and no moments beside it
         (4, ["fit", "./captured", "--method", "oscar"]),  # those beside it are damaged
         (7, [*fit, "--output-dir", "./artifact"]),
         (2, [*fit, "--bits", "3"]),
         (3, [*fit, "--bits", "3", "--model", "./nowhere"]),
         (2, [*fit, "--bits", "3", "--model", str(MODEL), "--device", "gpu"]),
-        (2, ["merge-moments", "./artifact", "./moments.safetensors", "--output", "./out"]),
+        (3, ["merge-moments", "./artifact", "./moments.safetensors", "--output", "./out"]),
         (3, ["merge-moments", "./nowhere", "./moments.safetensors", "--output", "./out"]),
     ]
