@@ -117,6 +117,21 @@ BAD = {
     "a schema with such a pattern": sampled(
         "json_schema", json_schema=json.dumps({"type": "string", "pattern": "(a?b?){3000}"})
     ),
+    "a grammar that takes longer with each token": sampled(
+        "ebnf", ebnf="root ::= e\ne ::= e e | [a-z]"
+    ),
+    "a tag that takes longer with each token": sampled(
+        "structural_tag",
+        structural_tag=json.dumps(
+            {
+                "type": "structural_tag",
+                "format": {
+                    "type": "star",
+                    "content": {"type": "star", "content": {"type": "any_text"}},
+                },
+            }
+        ),
+    ),
     "a tag that is none": sampled("structural_tag", structural_tag="x"),
     "a temperature that is text": sampled("temperature", temperature="x"),
     "a tiny temperature": sampled("temperature", temperature=5e-6),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ from sglang_forks import shared
 from sglang_http import HttpServer, http_server
 from tiny_artifacts import payload, write_folder
 
-from oscar_zoo.engines.sglang.bounds import patterns
+from oscar_zoo.engines.sglang.bounds import grammars, patterns
 from oscar_zoo.engines.sglang.front.routes import ADMINISTRATION, Routes, open_routes
 from oscar_zoo.engines.sglang.front.settings import FrontSettings
 from oscar_zoo.engines.sglang.launch.staging import write_front
@@ -98,6 +99,44 @@ def test_no_body_is_an_internal_error(served: HttpServer) -> None:
             assert status == 200 or json.dumps(answer).count("error")
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/messages/count_tokens", {"model": "a", "messages": []}),
+        (
+            "POST",
+            "/v1/messages/count_tokens",
+            {"model": "a", "messages": [{"role": "user", "content": []}]},
+        ),
+        ("GET", "/v1/loads?include=nonsense", None),
+        ("GET", "/v1/loads?include=%ff&format=prometheus", None),
+    ],
+)
+def test_what_a_route_cannot_take_is_no_internal_error(
+    served: HttpServer, method: str, path: str, body: object
+) -> None:
+    status, answer, _ = served.ask(method, path, body)
+    assert status == 400 and "error" in answer
+
+
+def test_an_answer_ends_whose_grammar_takes_longer_with_each_token() -> None:
+    """It would keep everybody waiting. Others take as many tokens as they want."""
+    import xgrammar
+
+    tokens = xgrammar.TokenizerInfo([*map(chr, range(97, 123)), "</s>"], stop_token_ids=[26])
+    compiler = xgrammar.GrammarCompiler(tokens, max_threads=1)
+    kept = {}
+    for name, text in {"slow": "root ::= e\ne ::= e e | [a-z]", "quick": "root ::= [a-z]*"}.items():
+        matcher = grammars.followed(xgrammar.GrammarMatcher)(compiler.compile_grammar(text))
+        kept[name], began = 0, time.process_time()
+        while kept[name] < 1000 and not matcher.is_terminated():
+            assert matcher.accept_token(kept[name] % 26)
+            kept[name] += 1
+        assert time.process_time() - began < 5
+        matcher.rollback(1)
+    assert kept["quick"] == 1000 and 10 < kept["slow"] < 1000
+
+
 def test_an_id_of_a_client_ends_nothing(served: HttpServer) -> None:
     """Ids that are the beginnings of all others, in many requests at once, and streamed."""
     sampling = {"temperature": 0, "max_new_tokens": 8, "ignore_eos": True}
@@ -126,6 +165,14 @@ def test_a_stream_that_is_refused_says_so(served: HttpServer) -> None:
     body = {"model": "default", "prompt": [99999999], "stream": True}
     status, answer = served.post("/v1/completions", body)
     assert (status, answer["error"]["param"]) == (400, "prompt")
+    for path, more in (
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ):
+        status, answer = served.post(path, {"model": "a", "stream": True, "ebnf": "x ::=", **more})
+        assert status == 400 and "ebnf" in json.dumps(answer)
+    time.sleep(2.5)  # SGLang ends requests whose client is gone two seconds later
+    assert "is_single" not in served.log.read_text("utf-8", "replace")
 
 
 def test_an_answer_to_a_bad_request_has_the_form_of_openai(served: HttpServer) -> None:

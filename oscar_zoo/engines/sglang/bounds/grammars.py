@@ -2,9 +2,12 @@
 
 How long a grammar takes to compile, or to be followed, does not show in its text, and a thread that
 compiles cannot be stopped. So the scheduler asks a second process, started with the first grammar.
-That one forks for each trial: the fork has limits of processor time and memory, compiles, follows a
-few tokens and says what it found. Only what passes is compiled by SGLang itself, in threads that
+That one forks for each trial: the fork has limits of processor time and memory, compiles, follows
+some tokens and says what it found. Only what passes is compiled by SGLang itself, in threads that
 leave the processor to others. Requests without a grammar never wait for any of this.
+
+What is slow only behind other tokens shows in the scheduler, where everybody waits for it: there an
+answer ends that took too much (`followed`).
 
 Run as a program, this is the second process. It needs xgrammar and the standard library.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import resource
 import signal
 import socket
@@ -30,8 +34,10 @@ CPU_SECONDS, WAIT_SECONDS = 2, 30
 """Processor time of a trial, and the longest that it may take beside others."""
 MEMORY = 1 << 30
 """Bytes that a trial may take beyond what its process has."""
-STEPS, STEP_SECONDS = 8, 0.05
-"""Tokens that a trial follows, and processor time for each."""
+STEPS = 128
+"""Tokens that a trial follows."""
+FOLLOW_SECONDS, TOKEN_SECONDS = 0.2, 0.002
+"""Processor time to follow a grammar, and more for each token that it takes."""
 AT_ONCE = 4
 """Trials at a time."""
 MOST_CACHED = 256 << 20
@@ -160,6 +166,39 @@ METHODS = {
 """Methods of a compiler that a request can call, and the parameter that holds the grammar."""
 
 
+def followed(matcher: type[Any]) -> type[Any]:
+    """xgrammar's `matcher`, which says that its text is complete once it took too much time. An
+    ambiguous grammar takes longer with each token, and would keep the whole scheduler."""
+
+    class Followed(matcher):  # type: ignore[misc]
+        def __init__(self, *given: Any, **named: Any) -> None:
+            super().__init__(*given, **named)
+            self.left = FOLLOW_SECONDS
+
+        def fill_next_token_bitmask(self, *given: Any, **named: Any) -> Any:
+            return self._timed(super().fill_next_token_bitmask, given, named)
+
+        def accept_token(self, *given: Any, **named: Any) -> Any:
+            self.left += TOKEN_SECONDS
+            return self._timed(super().accept_token, given, named)
+
+        def rollback(self, *given: Any, **named: Any) -> None:
+            if self.left > 0:  # SGLang gives no tokens to one that is complete
+                super().rollback(*given, **named)
+
+        def is_terminated(self) -> bool:
+            return self.left <= 0 or super().is_terminated()
+
+        def _timed(self, call: Callable[..., Any], given: Any, named: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return call(*given, **named)
+            finally:
+                self.left -= time.thread_time() - began
+
+    return Followed
+
+
 def forget(cache: dict[Any, Any]) -> None:
     """Leave no more than `MOST_KEPT` grammars in a cache that grows."""
     while len(cache) > MOST_KEPT:
@@ -209,24 +248,23 @@ def _try(xgrammar: Any, compiler: Any, job: int, answer: int) -> None:
 
 
 def _is_quick(xgrammar: Any, compiled: Any) -> bool:
-    """Whether the tokens that are allowed next are found in time, for the first few tokens."""
-    matcher = xgrammar.GrammarMatcher(compiled)
-    mask = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
-    began = time.process_time()
-    for step in range(1, STEPS + 1):
+    """Whether the tokens that are allowed next are found in time, behind some that are chosen by
+    chance."""
+    matcher = followed(xgrammar.GrammarMatcher)(compiled)
+    tokens, chance = compiled.tokenizer_info, random.Random(0)
+    mask = xgrammar.allocate_token_bitmask(1, tokens.vocab_size)
+    for _ in range(STEPS):
         matcher.fill_next_token_bitmask(mask)
-        if time.process_time() - began > step * STEP_SECONDS:
-            return False
-        words = mask[0].tolist()
-        at = next((place for place, word in enumerate(words) if word), None)
-        if at is None:
-            return True
-        word = words[at] & 0xFFFFFFFF
-        if not matcher.accept_token(32 * at + (word & -word).bit_length() - 1):
-            return True
+        allowed = [32 * place for place, word in enumerate(mask[0].tolist()) if word]
+        first = chance.choice(allowed) if allowed else 0
+        word = int(mask[0, first // 32]) if allowed else 0
+        several = [first + bit for bit in range(32) if word >> bit & 1]
+        going_on = [token for token in several if token not in tokens.stop_token_ids]
+        if not going_on or not matcher.accept_token(chance.choice(going_on)):
+            break
         if matcher.is_terminated():
-            return True
-    return True
+            break
+    return bool(matcher.left > 0)
 
 
 def _content(place: int) -> bytes:

@@ -119,9 +119,12 @@ def check_bodies(wrong: Callable[[Any], str | None]) -> None:
 
 
 def guard_grammars(
-    guarded: Callable[[type[Any], str | None], Any], forget: Callable[[Any], None]
+    guarded: Callable[[type[Any], str | None], Any],
+    followed: Callable[[type[Any]], type[Any]],
+    forget: Callable[[Any], None],
 ) -> None:
-    """Let `guarded` wrap the compiler of grammars, and `forget` see each cache that has grown.
+    """Let `guarded` wrap the compiler of grammars and `followed` what follows one, and `forget` see
+    each cache that has grown.
 
     SGLang 0.5.17 ends with the first grammar that it follows without a GPU.
     """
@@ -144,6 +147,7 @@ def guard_grammars(
     refusal = "cannot be followed by this release of SGLang without a GPU"
     needs_gpu = refusal if ends and not xgrammar_backend.torch.cuda.is_available() else None
     xgrammar_backend.GrammarCompiler = guarded(xgrammar_backend.GrammarCompiler, needs_gpu)
+    xgrammar_backend.GrammarMatcher = followed(xgrammar_backend.GrammarMatcher)
 
 
 def check_detokenized(wrong: Callable[[Any], str | None]) -> None:
@@ -164,10 +168,13 @@ def check_detokenized(wrong: Callable[[Any], str | None]) -> None:
 
 def check_converted(unfit: Callable[[Exception], Exception]) -> None:
     """Let chats and completions that cannot be made into a request of the engine raise what `unfit`
-    makes of the error. SGLang renders a client's arguments into the template of a chat there, and
-    answers 500 where the template takes them badly."""
+    makes of the error, and answer 400. SGLang renders a client's arguments into the template of a
+    chat there, and answers 500 where the template takes them badly, or a route takes a value so."""
     from fastapi import HTTPException
+    from fastapi.responses import ORJSONResponse
+    from sglang.srt.entrypoints.anthropic.serving import AnthropicServing
     from sglang.srt.entrypoints.openai import serving_chat, serving_completions
+    from sglang.srt.managers.io_struct import GenerateReqInput
 
     def checked(original: Any) -> Any:
         @functools.wraps(original)
@@ -183,6 +190,25 @@ def check_converted(unfit: Callable[[Exception], Exception]) -> None:
 
     for kind in (serving_chat.OpenAIServingChat, serving_completions.OpenAIServingCompletion):
         kind._convert_to_internal_request = checked(kind._convert_to_internal_request)
+    chat = serving_chat.OpenAIServingChat
+    chat._process_messages = checked(chat._process_messages)
+    count = AnthropicServing.handle_count_tokens
+
+    async def counted(self: Any, *given: Any, **named: Any) -> Any:
+        answer = await count(self, *given, **named)
+        if answer.status_code != 500:
+            return answer
+        why = "the messages cannot be made into a prompt."
+        return self._error_response(400, "invalid_request_error", why)
+
+    def refused(_: Any, error: Exception) -> Any:
+        kind = {"message": str(error)[:500], "type": "invalid_request_error", "code": 400}
+        return ORJSONResponse({"error": kind}, status_code=400)
+
+    AnthropicServing.handle_count_tokens = counted
+    http_server().app.add_exception_handler(ValueError, refused)
+    # Read behind the end of a stream, also of one that was refused before it was divided.
+    GenerateReqInput.is_single = True
 
 
 def _naming(original: Any, field_of: Callable[[str], str | None]) -> Any:

@@ -142,7 +142,8 @@ def refused_stream(send: Send) -> Send:
             error = _first_error(message.get("body", b"")) if first["status"] == 200 else None
             if error is not None:
                 refused = True
-                await answer(send, int(error.get("code") or 400), {"error": error})
+                code = error.get("code")
+                await answer(send, code if type(code) is int else 400, {"error": error})
                 return
             await send(first)
         if not refused:

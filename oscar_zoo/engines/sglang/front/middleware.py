@@ -163,8 +163,7 @@ class Front:
                 return
             if path in WITH_SECRETS:
                 send = answers.without(send, self._settings.secrets)
-            elif path == "/generate":
-                send = answers.refused_stream(send)
+            send = answers.refused_stream(send)
             send = answers.with_ids(send, ids) if ids else send
             passed = answers.when_begun(send, body.release)
             length = str(len(body.content)).encode()

@@ -100,7 +100,7 @@ def make_backend(runner: Any) -> Any:
     """Build the attention backend of a model runner."""
     from oscar_zoo.engines.sglang.backend import OscarAttentionBackend
 
-    compat_requests.guard_grammars(grammars.guarded, grammars.forget)
+    compat_requests.guard_grammars(grammars.guarded, grammars.followed, grammars.forget)
     full = OscarAttentionBackend(runner)
     if full.chains_only and speculation.by_ngrams():
         hook_targets.install_chains(drafts.chains)
