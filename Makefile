@@ -1,6 +1,7 @@
 # One virtual environment for everything; nothing outside this folder is touched.
 #   make demo   compute, verify, publish, pull, measure and serve a rotation for the example model
 #   make test   the whole test suite
+#   make quick  the tests that need no torch, in less than 90 seconds
 #   make lint   formatting, types, import contracts
 #   make models   what works with each architecture, on this CPU; half an hour
 #   make gpu-check   every documented path on this machine's NVIDIA GPU
@@ -51,7 +52,7 @@ MODELS_FLAGS ?=
 RELIABILITY_FLAGS ?=
 COMMIT ?=
 
-.PHONY: demo test lint models gpu-check reliability format install constraints hashes package kernel-hub clean
+.PHONY: demo test quick lint models gpu-check reliability format install constraints hashes package kernel-hub clean
 
 install: $(STAMP)
 
@@ -81,6 +82,12 @@ demo: $(STAMP)
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+
+# Formats, registry, documents and the commands on them, in processes that refuse to import torch.
+QUICK_COMMANDS := browsing comparing finding help_examples lock publishing scores signing verify
+QUICK := $(addprefix tests/,artifact docs lint packaging registry site $(QUICK_COMMANDS:%=cli/test_%.py))
+quick: $(STAMP)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --light -m "not slow and not sglang" $(QUICK)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -9,6 +9,7 @@ import ipaddress
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     share = 10_000 // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     first = 10_000 + share * int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     ports.NEVER_GIVEN = range(first, first + share)
-if not Path("/dev/nvidiactl").exists():
-    os.environ["TRITON_INTERPRET"] = (
-        "1"  # Triton looks at it when it is imported, and much imports Triton
-    )
+HAS_GPU = Path("/dev/nvidiactl").exists()
+if not HAS_GPU:  # Triton looks at it when it is imported, and much imports Triton
+    os.environ["TRITON_INTERPRET"] = "1"
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir():
     # Thousands of small files are made durable here, and a disk takes milliseconds for each.
@@ -92,6 +92,15 @@ def loopback_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--light", action="store_true", help="run as if torch were not installed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--light"):  # `make quick` has no time for what needs torch
+        sys.modules["torch"] = None  # type: ignore[assignment]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip by capability, with the reason; files with slow tests first, so that the workers end
     together."""
@@ -104,7 +113,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     skips = {}
     if importlib.util.find_spec("sglang") is None:
         skips["sglang"] = "sglang is not installed"
-    if not _has_gpu():
+    if not HAS_GPU:
         skips["gpu"] = "no CUDA device"
     for item in items:
         for marker, reason in skips.items():
@@ -115,7 +124,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """From here on, no collection walks through what was imported and collected."""
     gc.freeze()
-
-
-def _has_gpu() -> bool:
-    return Path("/dev/nvidiactl").exists()

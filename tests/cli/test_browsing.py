@@ -6,13 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from documents import ROOT
 from hub_folders import HARD, hub_with
 from measured_artifacts import measured_files
 from own_cli import Cli
-from random_qwen3 import EXAMPLE
 from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 from oscar_zoo.cli.main import run
+
+HARD_FOLDER = "examples/models/tiny-qwen3-hard"
 
 
 @pytest.fixture
@@ -85,7 +87,7 @@ def test_a_locked_version_that_was_yanked_is_told_by_list_pull_and_serve(
     assert cli.json(0, "list")["warnings"] == []
     cli(0, "yank", HARD.reference, "--hub", hub, "--reason", "wrong data")
     sentence = f"{HARD.reference} is yanked: wrong data"
-    serve = ("serve", HARD.model, "--model", EXAMPLE, "--device", "cuda", "--print")
+    serve = ("serve", HARD.model, "--model", ROOT / HARD_FOLDER, "--device", "cuda", "--print")
     for words in (["pull", HARD.model], ["pull", HARD.model, "--locked"], serve):
         cli(0, *words)
         assert cli.err.splitlines().count(f"warning: {sentence}") == 1, words
@@ -283,7 +285,7 @@ def test_info_says_what_works_and_how_that_was_tested(cli: Cli) -> None:
 def test_info_of_a_model_without_a_recipe_says_what_works_for_its_kind(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = (EXAMPLE / "config.json").read_bytes()
+    config = (ROOT / HARD_FOLDER / "config.json").read_bytes()
     folder = tmp_path / "my model"
     fetched = tmp_path / "hub/models--someone--New-8B"
     for place in (folder, fetched / "snapshots" / ("a" * 40)):

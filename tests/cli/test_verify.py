@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 from cli_output import parsed
 from documents import ROOT
 from tiny_artifacts import K_NAME, TINY, artifact_files, manifest, payload, write_folder
@@ -277,6 +276,7 @@ def test_a_file_of_another_kind_is_no_damaged_copy(
 def test_a_file_of_torch_that_is_no_rotation_is_no_damaged_copy(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
+    torch = pytest.importorskip("torch")
     path = tmp_path / "foo.pt"
     for content in ({"weight": torch.ones(2, 2)}, torch.ones(2, 2)):
         torch.save(content, path)
@@ -303,6 +303,7 @@ def test_a_stray_file_beside_artifacts_is_named(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    torch = pytest.importorskip("torch")
     tree = tmp_path / "tree"
     shutil.copytree(folder, tree / "a")
     torch.save({"weight": torch.ones(2, 2)}, tree / "foo.pt")

@@ -108,6 +108,7 @@ def test_the_steps_of_the_examples_run(
 ) -> None:
     """From calibration text to the command of a server, exactly as the page says; and once more,
     after the folder that they wrote to was removed."""
+    pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)  # `pull` asks no hub with it
     (tmp_path / "examples").symlink_to(ROOT / "examples")
