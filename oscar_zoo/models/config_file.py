@@ -7,6 +7,7 @@ is unknown here.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,36 @@ DIVIDED = frozenset(
 )
 """Types whose head size is `hidden_size / num_attention_heads` unless the file says it; others have
 a default."""
+
+
+MOST_LAYERS, MOST = 10_000, 2**31 - 1
+KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(["model_type"], ("a string", lambda value: isinstance(value, str))),
+    **dict.fromkeys(
+        ["architectures", "layer_types"],
+        (
+            "a list of strings",
+            lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
+        ),
+    ),
+    **dict.fromkeys(
+        ["text_config", "rope_parameters", "rope_scaling", "quantization_config"],
+        ("an object", lambda value: isinstance(value, dict)),
+    ),
+    **dict.fromkeys(
+        ["head_dim", "num_attention_heads", "num_key_value_heads", "sliding_window"],
+        ("a whole number", lambda value: type(value) is int),
+    ),
+    **dict.fromkeys(
+        ["hidden_size", "vocab_size"],
+        (f"1 to {MOST:,}", lambda value: type(value) is int and 0 < value <= MOST),
+    ),
+    "num_hidden_layers": (
+        f"1 to {MOST_LAYERS:,}",
+        lambda value: type(value) is int and 0 < value <= MOST_LAYERS,
+    ),
+}
+"""What some reader takes for granted of a value, in words and as a check. `null` is always good."""
 
 
 class ConfigFile:
@@ -141,7 +172,20 @@ def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
         raise InvalidModel(
             f"{path} is not a model's configuration.", hint="name the folder of a checkpoint"
         )
+    _check_kinds(config, path)
     return config, data
+
+
+def _check_kinds(config: dict[str, Any], path: Path) -> None:
+    for name, (kind, good) in KINDS.items():
+        value = config.get(name)
+        if value is not None and not good(value):
+            raise InvalidModel(
+                f"{name} in {path} must be {kind}, and is {str(value)[:40]}.",
+                hint="download the model again",
+            )
+    if "text_config" in config and config["text_config"] is not None:
+        _check_kinds(config["text_config"], path)
 
 
 def says_all(file: ConfigFile) -> bool:

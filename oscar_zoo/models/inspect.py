@@ -79,6 +79,7 @@ def read_model_config(path_or_id: str, revision: str | None, model_id: str | Non
     try:
         file = Path(cached_file(where, config_file.NAME, **source))
         refuse_chosen_code(file.parent, model_id)
+        config_file.read_config(file.parent)
         config = AutoConfig.from_pretrained(where, trust_remote_code=False, **source)
     except InvalidModel:
         raise

@@ -12,9 +12,19 @@ from oscar_zoo.errors import InvalidModel, StorageError
 from oscar_zoo.models import weight_names
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.weight_count import quantization
+from oscar_zoo.models.weight_files import check_all_there
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-
+READ = (
+    "config.json",
+    *TOKENIZER_FILES,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    weight_names.INDEX,
+)
+"""What a reader takes, or leaves out without a word, where it is no such file."""
 
 POINTER = b"version https://git-lfs"
 
@@ -25,7 +35,7 @@ def check_model_folder(folder: Path) -> None:
     Its `config.json` is checked elsewhere.
 
     Raises:
-        InvalidModel: no safetensors weights, or no tokenizer.
+        InvalidModel: no safetensors weights, no tokenizer, or an index of other weights.
         StorageError: weights that cannot be read.
     """
     if not any(folder.glob("*.safetensors")):
@@ -40,7 +50,7 @@ def check_model_folder(folder: Path) -> None:
         raise InvalidModel(
             f"{folder} has no tokenizer.", hint=f"it needs one of {', '.join(TOKENIZER_FILES)}"
         )
-    for name in ("config.json", *TOKENIZER_FILES, "tokenizer_config.json"):
+    for name in READ:
         check_is_file(folder / name)
     for path in sorted(folder.glob("*.safetensors")):
         if not os.access(path, os.R_OK):
@@ -49,6 +59,10 @@ def check_model_folder(folder: Path) -> None:
                 hint="check its permissions",
             )
         check_is_file(path)
+    index = folder / weight_names.INDEX
+    if index.is_file():  # SGLang goes by it, also where all weights are in one file
+        named = weight_names.index_files(index.read_bytes(), str(index))
+        check_all_there(folder, {folder / file for file in named.values()})
 
 
 def check_is_file(path: Path) -> None:

@@ -125,12 +125,30 @@ def divided(model: Path, *, unnamed: str = "", invented: str = "") -> None:
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
 
 
+def indexed(model: Path, file: str) -> None:
+    """Put an index that names `file` beside the one file with all weights."""
+    index = f'{{"weight_map": {{"model.norm.weight": {file}}}}}'
+    (model / "model.safetensors.index.json").write_text(index)
+
+
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 9\n"
 SPOILT: dict[str, Callable[[Path], object]] = {
     "a tensor is lost": lambda model: without(model, "layers.2.self_attn.k_proj"),
     "a layer is lost": lambda model: without(model, "layers.3."),
     "an index that lacks a layer": lambda model: divided(model, unnamed="layers.1."),
     "an index of other weights": lambda model: divided(model, invented="model.layers.9.x"),
+    "an index of files that are not there": lambda model: indexed(model, '"a.safetensors"'),
+    "an index of files elsewhere": lambda model: indexed(model, '"../../a.safetensors"'),
+    "an index of numbers": lambda model: indexed(model, "5"),
+    "an index that is a pointer": lambda model: (
+        model / "model.safetensors.index.json"
+    ).write_bytes(POINTER),
+    "a template that is a pointer": lambda model: (model / "chat_template.jinja").write_bytes(
+        POINTER
+    ),
+    "an empty generation_config.json": lambda model: (model / "generation_config.json").write_bytes(
+        b""
+    ),
     "weights that are a pointer": lambda model: (model / "model.safetensors").write_bytes(POINTER),
     "a tokenizer that is a pointer": lambda model: (model / "tokenizer.json").write_bytes(POINTER),
     "a tokenizer that is a page": lambda model: (model / "tokenizer.json").write_text("<html>"),

@@ -12,12 +12,14 @@ import torch
 from random_qwen3 import EXAMPLE, write_model
 from torch import Tensor
 
+from oscar_zoo.app.refused_models import check_served
 from oscar_zoo.errors import InvalidModel, OscarZooError, PathNotFound, UnsupportedModel
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.inspect import inspect_model
 from oscar_zoo.models.loading import load_model
 from oscar_zoo.models.softmax import Softmax
+from oscar_zoo.registry.model_names import ModelChoice
 
 
 def with_config(folder: Path, **changes: object) -> str:
@@ -162,9 +164,28 @@ def test_a_configuration_with_values_of_wrong_kinds_is_one_line(tmp_path: Path) 
         {"num_hidden_layers": "four"},
         {"num_hidden_layers": -3},
         {"rope_parameters": 5},
+        {"rope_parameters": [1]},
+        {"rope_scaling": "x"},
+        {"num_hidden_layers": 10**9},
+        {"num_hidden_layers": True},
+        {"hidden_size": -1},
+        {"vocab_size": "x"},
+        {"head_dim": "64"},
+        {"sliding_window": "x"},
+        {"model_type": ["qwen3"]},
+        {"architectures": "Qwen3ForCausalLM"},
+        {"architectures": [5]},
+        {"layer_types": 5},
+        {"layer_types": [None] * 4},
+        {"text_config": []},
+        {"text_config": {"num_hidden_layers": 10**9}},
+        {"quantization_config": "x"},
     ):
-        with pytest.raises(InvalidModel, match="its config"):
-            inspect_model(with_config(tmp_path / "model", **changes))
+        folder = with_config(tmp_path / "model", **changes)
+        with pytest.raises(InvalidModel, match="config"):
+            inspect_model(folder)
+        with pytest.raises(InvalidModel, match="config"):
+            check_served(ModelChoice(folder, "stranger/model", "model", None))
 
 
 def test_the_scope_sees_heads_before_repetition_and_changes_no_logit(tmp_path: Path) -> None:
