@@ -6,13 +6,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
-from typing import Literal
 
 from oscar_zoo import paths
 from oscar_zoo.app import targets
 from oscar_zoo.app.arguments import command_line, option_words
-from oscar_zoo.app.artifact_model import both_sides
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.compute_wish import model_to_compute
 from oscar_zoo.app.draft_choice import DraftChoice, choose_drafts, wish_of
@@ -25,21 +22,16 @@ from oscar_zoo.app.serve_request import ServeRequest
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import PathTarget
 from oscar_zoo.artifact.digest import artifact_digest
-from oscar_zoo.artifact.formats import Role
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import artifact_reading
-from oscar_zoo.engines.sglang.flags import SizeFlags
-from oscar_zoo.engines.sglang.launch import draft_flags, flag_refusals, fork_command, plan, staging
+from oscar_zoo.engines.sglang.launch import draft_flags, flag_refusals, plan, staging
 from oscar_zoo.engines.sglang.launch.environment import HARMFUL_VARIABLES
-from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.served_artifact import ServedArtifact
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import DigestMismatchError, NetworkError, UsageError
 from oscar_zoo.models.nvidia_smi import pick_serving_device
 from oscar_zoo.next_step import Compute
 from oscar_zoo.registry.model_names import ModelChoice
-
-Engine = Literal["sglang", "oscar-fork"]
 
 
 @dataclass(frozen=True)
@@ -75,13 +67,11 @@ class ServeCommand:
     drafts: str | None = None
 
 
-def command(
-    request: ServeRequest, engine: Engine = "sglang", observer: Observer = SILENT
-) -> ServeCommand:
-    """Make the command for stock SGLang with this plugin, or for the fork published with OSCAR.
+def command(request: ServeRequest, observer: Observer = SILENT) -> ServeCommand:
+    """Make the command for stock SGLang with this plugin.
 
     Raises:
-        UsageError: a key, which no command line may show, or an artifact that the fork cannot read.
+        UsageError: a key, which no command line may show.
         OscarZooError: as `check_served`, `check_asked_gpus`, `open_to_serve` and `prepare`.
     """
     flags, size, asked_drafts = request.flags, request.flags.sizes(), wish_of(request.drafts)
@@ -98,19 +88,11 @@ def command(
             "--print shows a front with its usual settings.",
             hint="leave out --allow-origin and --engine-api",
         )
-    stock = engine == "sglang"
-    # The fork knows no other device than a GPU.
-    wanted_device = request.device if stock or request.device is not None else "cuda"
-    device, gpu = pick_serving_device(wanted_device, check=False)
-    if stock:
-        draft_flags.check_wish(asked_drafts, flags, device)
-    elif asked_drafts is not None:
-        raise UsageError(
-            f"{draft_flags.OPTION} chooses flags of stock SGLang.", hint="leave it out for the fork"
-        )
+    device, gpu = pick_serving_device(request.device, check=False)
+    draft_flags.check_wish(asked_drafts, flags, device)
     sources = Sources(request.hubs, offline=request.offline)
     wish = request.wish(offline=sources.offline)
-    again = partial(request.command_line, print=True, engine=None if stock else engine)
+    again = partial(request.command_line, print=True)
     model = targets.parse_given_model(request.model, observer, again=again(model="FOLDER"))
     check_served(model or request.target.choice, request.revision)
     check_asked_gpus(model or request.target.choice, device, size)
@@ -128,11 +110,9 @@ def command(
         device=device,
         gpu=gpu,
         flags=size,
-        usual_gpus=wanted_device is not None,
+        usual_gpus=request.device is not None,
     )
     check_groups(prepared, flags)
-    if not stock:
-        return _fork(prepared, size, request.port, request.revision, flags)
     drafts = choose_drafts(asked_drafts, prepared, flags, request.revision, observer)
     return _stock(prepared, request.port, request.revision, drafts, offline=request.offline)
 
@@ -196,37 +176,6 @@ def _stock(
     unset = tuple(name for name in HARMFUL_VARIABLES if name not in environment)
     made = _command(prepared, planned.argv, environment, unset, warnings)
     return replace(made, drafts=drafts.told)
-
-
-def _fork(
-    prepared: Prepared,
-    size: SizeFlags,
-    port: int,
-    revision: str | None,
-    flags: UserFlags,
-) -> ServeCommand:
-    """For the fork, which reads the files of the artifact itself."""
-    k, v = both_sides(prepared.artifact)
-    fork_command.check_format(k, v)
-    options = fork_command.ForkOptions(
-        model=prepared.model,
-        k_file=_file(prepared.artifact, "k"),
-        v_file=_file(prepared.artifact, "v"),
-        head_dim=k.head_dim,
-        recipe=prepared.recipe,
-        tensor_parallel=prepared.tensor_parallel if size.tensor_parallel is None else None,
-        host=plan.LOOPBACK,
-        port=port,
-        revision=revision,
-        extra=flags.words,
-    )
-    return _command(prepared, fork_command.argv(options), fork_command.variables(options), (), ())
-
-
-def _file(artifact: Artifact, role: Role) -> Path:
-    """The file of one side, as the verified bytes were named."""
-    served = _as_verified(artifact, ArtifactSource(folder=str(artifact.path)))
-    return artifact.path.absolute() / served.names[role]
 
 
 def _as_verified(artifact: Artifact, source: ArtifactSource) -> ServedArtifact:

@@ -356,12 +356,6 @@ def test_a_cpu_takes_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         assert "--drafts needs a GPU" in err and err.count("\n") == 1
 
 
-def test_the_fork_has_none(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = ["--drafts", "--engine", "oscar-fork"]
-    _, err = printed(capsys, tmp_path, EXAMPLE, *words, code=2)
-    assert "--drafts chooses flags of stock SGLang" in err
-
-
 @pytest.mark.parametrize(
     ("name", "flags", "why"),
     [

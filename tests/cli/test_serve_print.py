@@ -8,20 +8,15 @@ import os
 import shlex
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from cli_output import parsed
 from tiny_artifacts import artifact_files, payload, write_folder
-from tiny_rotations import covariances, rotated
 
-from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import warning_text
-from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang import artifact_reading, setting_flags, settings
 from oscar_zoo.models import nvidia_smi
@@ -45,19 +40,6 @@ def installed() -> str:
         ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64"), artifact_files(), source="test"
     )
     return NAME
-
-
-def per_head(side: str, version: int) -> RotationSet:
-    """A set of format 2 or 3 for the example model."""
-    layers = [rotated(covariances(2, d=64, seed=i), i) for i in range(4)]
-    if version == 2:
-        objective = {"k": "qqt_r_h_pbr", "v": "sst_r_h_pbr"}[side]
-        return RotationSet(2, objective, "kv_head", "oscar", True, False, tuple(layers))
-    scale = np.linspace(0.5, 2, 64, dtype=np.float32)
-    pairs = tuple(
-        replace(one, forward=one.forward * scale, partner=one.partner / scale) for one in layers
-    )
-    return RotationSet(3, f"wush_{side}", "kv_head", "wush", False, False, pairs, {}, side)  # type: ignore[arg-type]
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -227,52 +209,6 @@ def test_it_starts_nothing_and_needs_neither_torch_nor_sglang(installed: str) ->
     assert "sglang.launch_server" in done.stdout and shlex.split(done.stdout)[0] == "env"
 
 
-def test_the_fork_gets_its_own_names(capsys: pytest.CaptureFixture[str], installed: str) -> None:
-    facts = shown(capsys, installed, "--engine", "oscar-fork", "--port", "31000")
-    env = facts["env"]
-    k_file, v_file = (
-        Path(env["SGLANG_OSCAR_K_ROTATION_PATH"]),
-        Path(env["SGLANG_OSCAR_V_ROTATION_PATH"]),
-    )
-    assert (k_file.read_bytes(), v_file.read_bytes()) == tuple(payload().values())
-    assert (env["SGLANG_MIXED_KV_PREFIX_TOKENS"], env["SGLANG_MIXED_KV_RECENT_TOKENS"]) == (
-        "64",
-        "256",
-    )
-    assert (env["SGLANG_OSCAR_K_CLIP_RATIO"], env["SGLANG_OSCAR_V_CLIP_RATIO"]) == ("0.96", "0.92")
-    assert env["SGLANG_ENABLE_MIXED_KV_WINDOWS"] == "1" and env["SGLANG_LLOYD_MAX"] == "0"
-    flags = facts["argv"]
-    assert {"--kv-cache-dtype=int2", "--kv-cache-quant-group-size=64", "--port=31000"} <= set(flags)
-    assert {"--host=127.0.0.1", "--tensor-parallel-size=1"} <= set(flags)
-    assert {"--disable-radix-cache", "--disable-custom-all-reduce"} <= set(flags)
-    assert env["HADAMARD_ORDER"] == "64"  # the head of this model; the cards say 128 for theirs
-    assert (
-        env["SGLANG_OSCAR_ABSORB_V_ROTATION"] == "1" and env["SGLANG_MIXED_KV_HP_MAX_SPLITS"] == "8"
-    )
-    assert not any(part.startswith("--oscar") for part in flags)
-    settings.read_settings(
-        {k: v for k, v in env.items() if k.startswith("SGLANG_")}
-    )  # our plugin reads them too
-
-
-@pytest.mark.parametrize(("version", "what"), [(2, "one matrix per KV head"), (3, "no rotations")])
-def test_the_fork_is_not_given_what_it_would_misread(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], version: int, what: str
-) -> None:
-    files = {f"{side}_rotation.pt": rotation_bytes(per_head(side, version)) for side in "kv"}
-    folder = write_folder(tmp_path / "tiny-qwen3-hard", files)
-    command = ["serve", str(folder), "--model", str(MODEL), "--print", "--engine", "oscar-fork"]
-    assert run(command) == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]  # behind warnings about the files
-    assert (
-        f"format_version {version}" in line
-        and what in line
-        and "--compat" in line
-        and "\n" not in line
-    )
-    assert run(command[:-2]) == 0
-
-
 def test_no_key_is_ever_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], artifact: Path
 ) -> None:
@@ -282,8 +218,6 @@ def test_no_key_is_ever_printed(
     assert run([*base, "--expose", "0.0.0.0", "--api-key-file", str(key)]) == 2
     captured = capsys.readouterr()
     assert "secret-canary" not in captured.out + captured.err and "--config FILE" in captured.err
-    assert run(["serve", str(artifact), "--engine", "oscar-fork"]) == 2
-    assert "--print" in capsys.readouterr().err
 
 
 def test_the_zoo_says_on_how_many_gpus(
@@ -297,20 +231,14 @@ def test_the_zoo_says_on_how_many_gpus(
     answers = []
     for more in (
         ["--device", "cuda"],
-        ["--engine", "oscar-fork"],
         ["--device", "cuda", "--", "--tp=2"],
         [],
     ):
         assert run([*command, *more]) == 0
         answers.append(parsed(capsys.readouterr().out))
-    assert [one["tensor_parallel"] for one in answers] == [
-        4,
-        4,
-        2,
-        1,
-    ]  # the last one is for this CPU
-    assert "--tp-size=4" in answers[0]["argv"] and "--tensor-parallel-size=4" in answers[1]["argv"]
-    assert not any("--tp-size" in part for part in answers[2]["argv"])
+    assert [one["tensor_parallel"] for one in answers] == [4, 2, 1]  # the last is for this CPU
+    assert "--tp-size=4" in answers[0]["argv"]
+    assert not any("--tp-size" in part for part in answers[1]["argv"])
     assert answers[0]["model"] == recipe.hf_id
 
 
@@ -322,8 +250,6 @@ def test_a_model_of_the_zoo_with_linear_attention(
     folder = str(write_folder(tmp_path / "Qwen3.5-4B", payload(geometry=recipe.geometry)))
     assert run(["serve", folder, "--print", "--device", "cuda"]) == 0
     assert recipe.hf_id in capsys.readouterr().out
-    fork = ["--engine", "oscar-fork", "--", "--attention-backend=triton"]
-    assert run(["serve", folder, "--print", *fork]) == 0
 
 
 def test_without_network_it_says_what_the_command_needs(

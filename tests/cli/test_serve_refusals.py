@@ -308,7 +308,6 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
         2,
         ("--tp 'many'",),
     ),
-    "the fork": (lambda t: ["--engine", "oscar-fork"], 2, ("stock SGLang only", "--print")),
 }
 ONLY_HERE = {
     "no GPU",
@@ -318,7 +317,6 @@ ONLY_HERE = {
     "no SGLang",
     "an SGLang too old",
     "an SGLang too new",
-    "the fork",
 }
 """Cases that say something of this machine, where the printed command need not run."""
 

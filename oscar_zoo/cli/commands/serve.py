@@ -14,7 +14,6 @@ from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import ServerFailed, UsageError
 
 if TYPE_CHECKING:
-    from oscar_zoo.app.serve_command import Engine
     from oscar_zoo.app.serve_request import ServeRequest
     from oscar_zoo.cli.render.progress import TerminalObserver
 
@@ -79,13 +78,6 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Show the command and its variables instead of running it.",
 )
-@click.option(
-    "--engine",
-    type=click.Choice(["sglang", "oscar-fork"]),
-    default="sglang",
-    show_default=True,
-    help="With --print: for stock SGLang, or for the fork that was published with OSCAR.",
-)
 @options.computing_options
 @options.offline_option
 @options.hubs_option
@@ -97,7 +89,6 @@ def command(
     engine_flags: tuple[str, ...],
     clip: str | None,
     print_only: bool,
-    engine: Engine,
     quiet: bool,
     as_json: bool,
     **choices: Any,
@@ -133,7 +124,6 @@ def command(
       oscar-zoo serve Qwen3-8B --drafts
       oscar-zoo serve Qwen3-8B -- --tp=2 --context-length=65536
       oscar-zoo serve Qwen3-8B --print --device cuda
-      oscar-zoo serve Qwen3-8B --print --engine oscar-fork
     """
     from oscar_zoo.app.serve_request import ServeRequest
     from oscar_zoo.app.targets import parse
@@ -144,40 +134,28 @@ def command(
     ask = can_ask() and not as_json
     clipped = parsing.parse_clip(clip)
     request = ServeRequest(parse(artifact), extra=engine_flags, clip=clipped, ask=ask, **choices)
-    _check_mode(engine, print_only=print_only, detach=request.detach)
+    if print_only and request.detach:
+        raise UsageError(
+            "--print starts nothing that could be detached.", hint="leave out one of the two"
+        )
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
         if print_only:
-            return _print(request, engine, observer, as_json=as_json)
+            return _print(request, observer, as_json=as_json)
         if request.detach:
             return _detach(request, observer, as_json=as_json)
         return _serve(request, observer, quiet=quiet, as_json=as_json)
 
 
-def _check_mode(engine: Engine, *, print_only: bool, detach: bool) -> None:
-    """Refuse options that exclude each other; raises `UsageError`."""
-    if print_only and detach:
-        raise UsageError(
-            "--print starts nothing that could be detached.", hint="leave out one of the two"
-        )
-    if engine != "sglang" and not print_only:
-        raise UsageError(
-            "oscar-zoo starts stock SGLang only.",
-            hint=f"see the command for {engine}: add --print",
-        )
-
-
-def _print(
-    request: ServeRequest, engine: Engine, observer: TerminalObserver, *, as_json: bool
-) -> int:
+def _print(request: ServeRequest, observer: TerminalObserver, *, as_json: bool) -> int:
     from oscar_zoo.app.progress import Note
     from oscar_zoo.app.serve_command import command as make
     from oscar_zoo.cli.render.serve_command import command_facts, shell_text
 
-    made = make(request, engine, observer)
+    made = make(request, observer)
     for warning in made.warnings:
         observer.note(Note("server.environment", warning))
     if as_json:
-        terminal.emit_json(command_facts(made, engine))
+        terminal.emit_json(command_facts(made))
     else:
         sys.stdout.write(shell_text(made) + "\n")
     return 0

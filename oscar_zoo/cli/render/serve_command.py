@@ -27,11 +27,11 @@ def shell_text(made: ServeCommand) -> str:
     return with_bytes(for_shell(made.argv, made.environment, unset))
 
 
-def command_facts(made: ServeCommand, engine: str) -> dict[str, Any]:
+def command_facts(made: ServeCommand) -> dict[str, Any]:
     """The command for `--json`."""
     return {
         "schema": "oscar-zoo.serve-command/1",
-        "engine": engine,
+        "engine": "sglang",
         "argv": list(made.argv),
         "env": dict(made.environment),
         "unset": list(made.unset),
