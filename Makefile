@@ -52,7 +52,7 @@ MODELS_FLAGS ?=
 RELIABILITY_FLAGS ?=
 COMMIT ?=
 
-.PHONY: demo test quick lint models gpu-check reliability format install constraints hashes package kernel-hub clean
+.PHONY: demo test quick lint models gpu-check reliability format install constraints hashes package clean
 
 install: $(STAMP)
 
@@ -139,10 +139,6 @@ package: $(STAMP)
 	rm -rf build dist
 	$(BIN)/python -m build -q
 	tests/packaging/check_wheel.sh "$$(ls dist/*.whl)" "$(PYTHON)"
-
-# Lay the kernels out as a universal kernel of the Hugging Face kernels hub, in build/kernels-hub.
-kernel-hub:
-	$(PYTHON) kernels/hub/build.py
 
 clean:
 	rm -rf $(VENV) .demo build dist *.egg-info
