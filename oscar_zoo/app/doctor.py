@@ -147,9 +147,7 @@ def _hub(text: str, configured: config.HubSettings) -> DoctorFinding:
     try:
         hub = address.open_hub(text, network=configured.network)
         late = HubTimeout.for_hub(hub.title, f"did not answer within {SECONDS:.0f} s")
-        count = len(
-            within(SECONDS, hub.artifacts, error=lambda: late, nearby=address.is_nearby(text))
-        )
+        count = len(within(SECONDS, hub.artifacts, error=lambda: late))
     except OscarZooError as error:
         facts = {
             "hub": title,
@@ -186,12 +184,7 @@ def _token(kind: HubKind, offline: bool) -> DoctorFinding:
         return DoctorFinding("token", title, "ok", f"from {found.source}", facts=facts)
     late = HubTimeout.for_hub(title, f"did not say within {SECONDS:.0f} s whose it is")
     try:
-        user = within(
-            SECONDS,
-            accounts.whoami,
-            error=lambda: late,
-            nearby=address.is_nearby(f"{kind.scheme}:"),
-        )
+        user = within(SECONDS, accounts.whoami, error=lambda: late)
     except OscarZooError as error:
         detail = f"from {found.source}; {masked(error.message)}"
         return DoctorFinding("token", title, "not checked", detail, error.hint, facts=facts)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from oscar_zoo import paths
 from oscar_zoo.errors import UsageError
-from oscar_zoo.hubs import config, origin, table
+from oscar_zoo.hubs import config, table
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.hubs.local import LocalHub
 
@@ -23,16 +23,6 @@ def is_remote(text: str) -> bool:
     """Whether asking the hub that `text` names needs the network."""
     kind = table.kind_of(text)
     return kind is not None and kind.is_remote
-
-
-def is_nearby(text: str) -> bool:
-    """Whether the hub that `text` names is on this machine, so that it is as busy as everything
-    here."""
-    kind = table.kind_of(text)
-    if kind is None or not kind.is_remote:
-        return True
-    given = (os.environ.get(name, "") for name in kind.endpoints)
-    return origin.is_nearby(next(filter(None, given), ""))
 
 
 def open_hub(

@@ -2,20 +2,62 @@
 
 Time limits of sockets do not bound a call: names are resolved without one, and a byte now and then
 keeps a read alive for ever. So the call runs in a daemon thread, which is abandoned when its time
-is over; it cannot keep the process from ending. Whoever waits here can be interrupted at once. Time
-in which this process could not run does not count (see `patience`).
+is over; it cannot keep the process from ending. Whoever waits here can be interrupted at once.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from oscar_zoo.hubs.patience import Patience
-
 T = TypeVar("T")
+TICK = 0.1
+"""Seconds between two looks at the clock."""
+
+
+class Patience:
+    """A budget of seconds to wait for a hub. Threads may share it; somebody must `wait` for its
+    clock to go on. A longer gap between two looks at the clock does not count: the process was
+    stopped, and heard nothing however fast the hub answered."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._lock = threading.Lock()
+        self._last = time.monotonic()
+        self._spent = self._lost = 0.0
+
+    @property
+    def spent(self) -> float:
+        """Seconds that counted so far."""
+        with self._lock:
+            now = time.monotonic()
+            gap = now - self._last
+            lost = max(0.0, gap - 2 * TICK)
+            self._last = now
+            self._lost += lost
+            self._spent += gap - lost
+            return self._spent
+
+    @property
+    def lost(self) -> float:
+        """Seconds that did not count so far."""
+        return self._lost
+
+    @property
+    def left(self) -> float:
+        """Seconds of the budget that are left; zero or less when it is over."""
+        return self.seconds - self.spent
+
+    def wait(self, done: threading.Event, most: float) -> bool:
+        """Whether `done` is set within `most` seconds."""
+        start = self.spent
+        while not done.wait(TICK):
+            if self.spent - start >= most:
+                return done.is_set()
+        return True
 
 
 class _Outcome(Generic[T]):
@@ -50,7 +92,6 @@ def within(
     *,
     error: Callable[[], Exception],
     patience: Patience | None = None,
-    nearby: bool = False,
 ) -> T:
     """Return what `call` returns, or raise what it raises, unless it takes longer than `seconds`.
 
@@ -60,7 +101,6 @@ def within(
             no harm later.
         error: makes the exception to raise when time is over.
         patience: whose clock counts the seconds, where `call` is a part of something longer.
-        nearby: without `patience`: whether a hub on this machine is waited for.
     """
     if seconds <= 0:
         raise error()
@@ -72,7 +112,7 @@ def within(
         done.set()
 
     threading.Thread(target=run, name="oscar-zoo-call", daemon=True).start()
-    if not (patience or Patience(seconds, nearby=nearby)).wait(done, seconds):
+    if not (patience or Patience(seconds)).wait(done, seconds):
         raise error()
     return outcome.get()
 

@@ -18,9 +18,8 @@ from urllib.parse import urljoin
 
 from oscar_zoo.errors import HubTimeout, HubUnreachable, MalformedFile
 from oscar_zoo.hubs import session
-from oscar_zoo.hubs.deadline import within
+from oscar_zoo.hubs.deadline import Patience, within
 from oscar_zoo.hubs.origin import Origin
-from oscar_zoo.hubs.patience import Patience
 from oscar_zoo.hubs.session import Failed
 from oscar_zoo.version import __version__
 
@@ -28,8 +27,6 @@ T = TypeVar("T")
 Progress = Callable[[int], None]
 
 MAX_REDIRECTS = 5
-_BUSY = 2.0
-"""From this slowdown of the machine on, a hub that is on it may have had no chance to answer."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 
 
@@ -44,7 +41,7 @@ class Limits:
         min_rate: bytes per second, measured over `rate_window` seconds.
         rate_window: see `min_rate`.
         tries: how often a request is sent that breaks off or meets a busy server; one that ran out
-            of time is not sent again, unless this process or its machine was kept from working.
+            of time is not sent again, unless this process was stopped meanwhile.
         patience: seconds to wait between tries, all together.
     """
 
@@ -236,7 +233,7 @@ class Download:
             recent += len(chunk)
             now = patience.spent
             if now - since >= limits.rate_window:
-                if recent < limits.min_rate * (now - since) / patience.slowdown(True):
+                if recent < limits.min_rate * (now - since):
                     slow = f"sends less than {limits.min_rate:,} bytes per second"
                     raise Failed(HubTimeout.for_hub(self._site.title, slow))
                 since, recent = now, 0
@@ -252,7 +249,7 @@ class Download:
         except Failed as failed:
             if isinstance(failed.error, HubTimeout):
                 took = patience.spent + patience.lost - start
-                if patience.lost - lost > took / 2 or patience.slowdown(True) > _BUSY:
+                if patience.lost - lost > took / 2:
                     failed.tries = max(tries, 2)
             raise
 

@@ -29,8 +29,8 @@ from oscar_zoo.errors import (
 from oscar_zoo.hubs import huggingface_wire as wire
 from oscar_zoo.hubs import session
 from oscar_zoo.hubs.base import CARD_NAME, Change, Commit, HubFile
-from oscar_zoo.hubs.deadline import within
-from oscar_zoo.hubs.origin import Origin, is_nearby
+from oscar_zoo.hubs.deadline import Patience, within
+from oscar_zoo.hubs.origin import Origin
 from oscar_zoo.hubs.remote import Listing, RemoteHub
 from oscar_zoo.hubs.transport import HttpReply, Limits, Transport
 
@@ -114,7 +114,7 @@ class HuggingFaceSource:
     def listing(self, revision: str) -> Listing:
         """Every file at the commit `revision`."""
         transport = self._transport(revision)
-        patience = transport.patience(LISTING_SECONDS)
+        patience = Patience(LISTING_SECONDS)
         files: dict[str, HubFile] = {}
         address = f"{self._api}/tree/{quote(revision, safe='')}?recursive=true"
         for _ in range(MAX_PAGES):
@@ -234,7 +234,6 @@ class HuggingFaceSource:
                 seconds,
                 partial(self._run, HfApi, client, doing, call),
                 error=lambda: late,
-                nearby=is_nearby(self.endpoint),
             )
         except session.Failed as failed:
             error = failed.error

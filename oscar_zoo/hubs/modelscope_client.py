@@ -32,7 +32,7 @@ from oscar_zoo.errors import (
 from oscar_zoo.hubs.base import CARD_NAME
 from oscar_zoo.hubs.deadline import within
 from oscar_zoo.hubs.modelscope_wire import Refused, code_in, is_commit
-from oscar_zoo.hubs.origin import Origin, is_nearby
+from oscar_zoo.hubs.origin import Origin
 
 T = TypeVar("T")
 
@@ -165,9 +165,7 @@ class Client:
         seconds = max(_ANSWER_SECONDS, least)
         late = HubTimeout.for_hub(self._title, f"did not finish within {seconds:.0f} s")
         try:
-            return within(
-                seconds, call, error=lambda: late, nearby=is_nearby(str(self._api.legacy.endpoint))
-            )
+            return within(seconds, call, error=lambda: late)
         except OscarZooError:
             raise
         except HubError as error:

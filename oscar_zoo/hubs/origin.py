@@ -45,8 +45,7 @@ class Origin:
 
 
 def is_nearby(address: str) -> bool:
-    """Whether `address`, with or without a scheme, is on this machine. Decides how long to wait,
-    and no more."""
+    """Whether `address`, with or without a scheme, is on this machine."""
     try:
         return _is_loopback(
             (urlsplit(address if "//" in address else f"//{address}").hostname or "").lower()

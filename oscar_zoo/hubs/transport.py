@@ -18,9 +18,8 @@ from datetime import UTC, datetime
 
 from oscar_zoo.errors import HubTimeout, HubUnreachable, RateLimited
 from oscar_zoo.hubs import session
+from oscar_zoo.hubs.deadline import Patience
 from oscar_zoo.hubs.download import Download, Limits, Site
-from oscar_zoo.hubs.origin import is_nearby
-from oscar_zoo.hubs.patience import Patience
 from oscar_zoo.hubs.session import Failed
 
 __all__ = ["HttpReply", "Limits", "Refusal", "Transport", "asked_to_wait"]
@@ -102,11 +101,9 @@ class Transport:
         """
         seconds = max(LEAST_BODY_SECONDS, (limit if size is None else size) / self.limits.min_rate)
         client = session.http_client()
-        patience = (
-            budget
-            if isinstance(budget, Patience)
-            else self.patience(seconds if budget is None else budget)
-        )
+        if not isinstance(budget, Patience):
+            budget = Patience(seconds if budget is None else budget)
+        patience = budget
         late = HubTimeout.for_hub(self.title, f"was not done within {patience.seconds:.0f} s")
         waited, tried = 0.0, 0
         while True:
@@ -129,10 +126,6 @@ class Transport:
                 raise failure.error
             time.sleep(pause)
             client = session.http_client()  # another one, if somebody closed it
-
-    def patience(self, seconds: float) -> Patience:
-        """A budget of seconds to wait for this hub, for several requests."""
-        return Patience(seconds, nearby=is_nearby(self.endpoint))
 
     def _try(
         self,

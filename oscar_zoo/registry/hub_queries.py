@@ -15,7 +15,6 @@ from oscar_zoo.errors import (
     NotFoundError,
     OscarZooError,
 )
-from oscar_zoo.hubs import address
 from oscar_zoo.hubs.base import Hub
 from oscar_zoo.hubs.deadline import in_parallel, within
 from oscar_zoo.registry.catalog import Catalog
@@ -64,7 +63,7 @@ def unknown_name(
 def _attempt(hub: Hub) -> HubView | OscarZooError:
     late = partial(HubTimeout.for_hub, hub.title, f"did not answer within {PATIENCE:.0f} s")
     try:
-        return within(PATIENCE, partial(_load, hub), error=late, nearby=address.is_nearby(hub.name))
+        return within(PATIENCE, partial(_load, hub), error=late)
     except (NetworkError, AccessError, NotFoundError) as error:
         return error
 

@@ -118,13 +118,8 @@ def _index(hub: Hub, *, ask: bool) -> Index:
     age = hub.seconds_since_answer()
     if ask and (age is None or age > DAY):
         with contextlib.suppress(OscarZooError):
-            nearby = address.is_nearby(hub.name)
-            within(
-                PATIENCE,
-                lambda: hub.root_file(INDEX_NAME),
-                error=lambda: OscarZooError("late"),
-                nearby=nearby,
-            )
+            late = OscarZooError("late")
+            within(PATIENCE, lambda: hub.root_file(INDEX_NAME), error=lambda: late)
     known = []
     for data in hub.kept_root_files(INDEX_NAME):
         with contextlib.suppress(OscarZooError):

@@ -6,12 +6,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from raw_server import RawServer, Seen, answer
 
-from oscar_zoo.hubs.deadline import in_parallel, within
+from oscar_zoo.hubs.deadline import TICK, Patience, in_parallel, within
 
 SRC = str(Path(__file__).resolve().parents[2])
 
@@ -46,6 +47,17 @@ def test_no_time_left_means_no_call(seconds: float) -> None:
     with pytest.raises(TooLate):
         within(seconds, called.set, error=TooLate)
     assert not called.is_set()
+
+
+def test_a_gap_between_two_looks_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    kept = Patience(60)
+    now += TICK
+    assert (kept.spent, kept.lost) == pytest.approx((TICK, 0))
+    now += 3600  # stopped
+    assert kept.spent <= 3 * TICK and kept.lost >= 3599
+    assert kept.left >= 60 - 3 * TICK
 
 
 STOPPED = """

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from oscar_zoo.artifact.manifest import HubScheme
-from oscar_zoo.hubs.address import is_nearby, is_remote, publishing_hubs
+from oscar_zoo.hubs.address import publishing_hubs
 from oscar_zoo.hubs.table import HUBS, kind_of
 
 
@@ -28,14 +28,6 @@ def test_only_kinds_with_an_address_are_remote_and_have_tokens() -> None:
 def test_manifests_may_name_every_kind_that_copies_are_made_from() -> None:
     """`mirror` writes into the index of the copy on which remote hub the artifact was."""
     assert {*get_args(HubScheme)} == {scheme for scheme, kind in HUBS.items() if kind.is_remote}
-
-
-def test_the_endpoint_decides_what_is_nearby(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_nearby("file:/srv/zoo") and not is_remote("file:/srv/zoo")
-    assert is_remote("HF:org/zoo") and not is_nearby("hf:org/zoo")
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:8080")
-    monkeypatch.setenv("MODELSCOPE_DOMAIN", "localhost")
-    assert is_nearby("hf:org/zoo") and is_nearby("ms:org/zoo")
 
 
 def test_hubs_without_commits_are_written_last() -> None:
