@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from oscar_kernels.spec import QuantSpec
 
-LAYOUT = "strided-quarters/1"
-
 
 def code_bytes(spec: QuantSpec) -> int:
     """Bytes of packed codes of one row."""

@@ -175,27 +175,6 @@ def target_matrix(objective: str) -> str | None:
     return TARGETS[hessian] if hessian in HESSIANS and composition in _FACTORS else None
 
 
-def implied_matrix(layer: LayerTransform, objective: str) -> Matrix | None:
-    """The covariance from which a layer was made, C = U diag(eigenvalues) U^T.
-
-    U is found by undoing the composition.
-
-    Args:
-        layer: `forward` `[d, d]` or `[num_kv_heads, d, d]`.
-        objective: of its file, such as `qqt_r_h_pbr`.
-
-    Returns:
-        The same shape, float64; `None` without eigenvalues, or when the composition does not
-        contain U.
-    """
-    basis = _basis(layer, objective)
-    if basis is None or layer.eigenvalues is None:
-        return None
-    return np.asarray(
-        (basis * layer.eigenvalues[..., None, :].astype(np.float64)) @ np.swapaxes(basis, -2, -1)
-    )
-
-
 def compare(
     rotations: RotationSet,
     fingerprint: Mapping[str, NDArray[np.float32]],
@@ -286,10 +265,6 @@ def relative(value: Matrix, reference: Matrix) -> Matrix:
     """L2 norm of the difference over the L2 norm of the reference, along the last axis."""
     scale = np.maximum(np.linalg.norm(reference, axis=-1), np.finfo(np.float32).tiny)
     return np.asarray(np.linalg.norm(value - reference, axis=-1) / scale)
-
-
-def _basis(layer: LayerTransform, objective: str) -> Matrix | None:
-    return next(_bases(layer, objective), None)
 
 
 def _bases(layer: LayerTransform, objective: str) -> Iterator[Matrix]:

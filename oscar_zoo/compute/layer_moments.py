@@ -186,26 +186,6 @@ class LayerMoments:
         self.query_rows += other.query_rows
         self.output_rows += other.output_rows
 
-    def add_sst(self, other: LayerMoments) -> None:
-        """Add only the weighted sums of `other`; both sides must have used the same target.
-
-        For data parallel captures: the ranks reduce `ROW_SUMS` and their counts first, so that all
-        hold the sums of the whole set; each weighs its own rows with that one target; then the
-        weighted sums add.
-
-        Raises:
-            ComputeFailed: more tokens would be weighted than were seen.
-        """
-        if self.weighted_tokens + other.weighted_tokens > self.tokens:
-            raise ComputeFailed(
-                f"{self.weighted_tokens + other.weighted_tokens} weighted tokens of {self.tokens}"
-                " seen.",
-                hint="sums of rows must be complete before the weighted pass",
-            )
-        for name in WEIGHTED_SUMS:
-            getattr(self, name).add_(getattr(other, name).to(self.qq.device))
-        self.weighted_tokens += other.weighted_tokens
-
     def _check_rows(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor | None) -> None:
         heads, tokens, width = len(self.heads), key.shape[1], self.kk.shape[-1]
         fits = (

@@ -18,7 +18,6 @@ from oscar_zoo.artifact.hadamard import hadamard, pbr_permutation
 from oscar_zoo.artifact.statistics import (
     compare,
     fingerprint_bytes,
-    implied_matrix,
     probe_signs,
     read_fingerprint,
 )
@@ -95,11 +94,15 @@ def test_compositions_are_undone(composition: str) -> None:
     }
     matrix = products[composition].astype(np.float32)
     layer = LayerTransform(0, matrix, matrix, eigenvalues=values.astype(np.float32))
-    implied = implied_matrix(layer, f"qqt_{composition}")
-    assert implied is not None
-    assert np.abs(implied - covariance).max() < 1e-6 * np.abs(covariance).max()
-    assert implied_matrix(layer, "qqt_pbr") is None
-    assert implied_matrix(replace(layer, eigenvalues=None), "qqt_plain") is None
+    fingerprint = read_fingerprint(fingerprint_bytes({"qq": covariance[None]}, (0,), MODEL, None))
+    objective = f"qqt_{composition}"
+    rotations = RotationSet(1, objective, "layer", "oscar", True, False, (layer,))
+    found = compare(rotations, fingerprint, MODEL, None)
+    assert found is not None and found.worst < statistics.LIMIT
+    unknown = replace(rotations, objective="qqt_pbr")
+    assert compare(unknown, fingerprint, MODEL, None) is None
+    bare = replace(rotations, layers=(replace(layer, eigenvalues=None),))
+    assert compare(bare, fingerprint, MODEL, None) is None
 
 
 @pytest.mark.parametrize("clamp", [True, False])

@@ -240,23 +240,6 @@ def test_ranks_of_different_tokens_or_with_a_missing_query_head_do_not_join() ->
         join_heads(parts)
 
 
-def test_parts_weighed_with_one_target_add() -> None:
-    query, key, value, output = rows(30)
-    whole = LayerMoments.zeros(2, 8, 4)
-    whole.add(query, key, value, output)
-    ranks = [LayerMoments.zeros(2, 8, 4) for _ in range(2)]
-    for rank in ranks:  # as after reducing the sums of rows over all ranks
-        rank.merge(whole)
-    target = whole.qq / whole.query_rows
-    whole.add_weighted(key, value, target)
-    for rank, part in zip(ranks, (slice(0, 11), slice(11, 30)), strict=True):
-        rank.add_weighted(key[:, part], value[:, part], target)
-    ranks[0].add_sst(ranks[1])
-    assert_equal(ranks[0], whole)
-    with pytest.raises(ComputeFailed, match="49 weighted tokens of 30"):
-        ranks[0].add_sst(ranks[1])
-
-
 def test_moments_of_other_heads_or_weights_do_not_add() -> None:
     one, other = LayerMoments.zeros(2, 8, 4), LayerMoments.zeros(2, 8, 4)
     with pytest.raises(ComputeFailed, match="different heads"):

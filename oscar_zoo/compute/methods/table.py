@@ -54,8 +54,6 @@ TABLE: Mapping[str, MethodRow] = {
         MethodRow("wush-tuned", "tuned", requires=WUSH_REQUIRES, tuned=True, variant_of="wush"),
     )
 }
-COMPATIBLE = "oscar"
-"""The method whose files every OSCAR server loads."""
 
 
 class Methods(Mapping[str, "Method"]):

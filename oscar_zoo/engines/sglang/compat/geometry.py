@@ -167,17 +167,3 @@ def attention_ranks() -> int:
     from sglang.srt.runtime_context import get_parallel
 
     return int(get_parallel().attn_tp_size)
-
-
-def attention_rank() -> int:
-    """Index of this worker among those that divide the heads of a layer."""
-    from sglang.srt.runtime_context import get_parallel
-
-    return int(get_parallel().attn_tp_rank)
-
-
-def rank_name() -> str:
-    """Name of this worker among those that hold one copy of the model."""
-    from sglang.srt.runtime_context import get_parallel
-
-    return f"pp{get_parallel().pp_rank}-tp{get_parallel().tp_rank}"

@@ -6,12 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from oscar_zoo.errors import UnsupportedModel
-
-ATTENTION_ARGUMENTS = frozenset({"save_kv_cache", "key_value_num_tokens", "sinks"})
-"""Optional arguments of `RadixAttention.forward` that ask for nothing that `Softmax` does not
-know."""
-
 
 def attention_layers(model: Any) -> Iterator[Any]:
     """Every attention layer of a loaded model.
@@ -61,48 +55,3 @@ def write_both(pool: Any, layer: Any, out_loc: Any, k: Any, v: Any) -> None:
 
     loc = KVWriteLoc(out_loc, pool.translate_loc_from_full_to_swa(out_loc))
     pool.set_kv_buffer(layer, loc, k, v)
-
-
-def capturing() -> bool:
-    """Whether the current forward pass is being recorded into a CUDA graph."""
-    from sglang.srt.model_executor.runner_utils.capture_mode import get_is_capture_mode
-
-    return bool(get_is_capture_mode())
-
-
-def output_projection(model: Any, attention: Any, dtype: Any) -> Any:
-    """Weight of the linear layer that reads the output of `attention`,
-    `[hidden, heads * v_head_dim]` of this worker.
-
-    Read by pushing the identity through the layer's own kernel, so that quantized weights need no
-    code of ours.
-
-    Args:
-        model: that holds `attention`.
-        dtype: of the activations.
-
-    Raises:
-        UnsupportedModel: there is no such layer beside `attention`, or more than one.
-    """
-    import torch
-    from sglang.srt.layers.linear import RowParallelLinear
-
-    width = attention.tp_q_head_num * attention.v_head_dim
-    owner = next(
-        module
-        for module in model.modules()
-        if any(child is attention for child in module.children())
-    )
-    found = [
-        child
-        for child in owner.children()
-        if isinstance(child, RowParallelLinear) and child.input_size_per_partition == width
-    ]
-    if len(found) != 1:
-        raise UnsupportedModel(
-            f"layer {attention.layer_id}: {len(found)} linear layers of {type(owner).__name__}"
-            " could be o_proj.",
-            hint="calibrate with a method that does not use o_proj, such as oscar",
-        )
-    identity = torch.eye(width, dtype=dtype, device=next(found[0].parameters()).device)
-    return found[0].quant_method.apply(found[0], identity, None).T
