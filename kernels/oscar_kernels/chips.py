@@ -82,6 +82,8 @@ CHIPS: dict[Capability, Chip] = {
     (10, 0): Chip((Card("B200", 180),), 227 << 10),
     (12, 0): Chip((Card("RTX 5090", 32), Card("RTX PRO 6000", 96)), 99 << 10),
 }
+OLDER = ("V100", "T4", "RTX 20")
+"""How names of cards begin for which people ask, and that are below `LOWEST`."""
 _GB = re.compile(r"([0-9]+)\s*gi?b")
 _BESIDE = re.compile(
     r"nvidia|geforce|tesla|rtx|sxm[0-9]?|pcie|hbm[0-9]?e?|blackwell|(workstation|server) edition"
@@ -100,6 +102,11 @@ def cards_named(text: str) -> list[tuple[Capability, Card]]:
         for card in chip.cards
         if name == _short(card.name) and (size is None or int(size[1]) == card.sold)
     ]
+
+
+def is_older(text: str) -> bool:
+    """Whether `text` names one of `OLDER`."""
+    return _short(text).startswith(tuple(map(_short, OLDER)))
 
 
 def _short(name: str) -> str:

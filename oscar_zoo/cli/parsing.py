@@ -183,28 +183,33 @@ def given_gpu(memory: str | None, gpu: str | None, gpus: int | None) -> GivenGpu
         return GivenGpu(parse_memory(memory, "--memory"), _read_as(memory), gpus)
     if gpu is None or memory is not None:
         raise UsageError(
-            "give one of --memory and --gpu.", hint="for example --memory 24GiB or --gpu H100"
+            "--memory and --gpu exclude each other." if gpu else "give one of --memory and --gpu.",
+            hint="for example --memory 24GiB or --gpu H100",
         )
-    first, name, last = re.fullmatch(_COUNTED, gpu.strip()).groups()  # type: ignore[union-attr]
+    size = _SIZE.fullmatch(gpu.strip())
+    parts = (None, gpu.strip(), None) if size and size["unit"] else _COUNTED.fullmatch(gpu).groups()  # type: ignore[union-attr]
+    first, name, last = parts
     numbers = {int(one) for one in (first, last) if one} | ({gpus} if gpus else set())
     if len(numbers) > 1 or 0 in numbers:
         raise UsageError(
             f"the number of GPUs cannot be {' and '.join(map(str, sorted(numbers)))}.",
             hint=f"--gpu {name!r} --tp {max(numbers) or 1}",
         )
-    return GivenGpu(*_card(name), next(iter(numbers), None))
+    return GivenGpu(*_card(name or gpu), next(iter(numbers), 1))
 
 
+_SIZE = re.compile(r"[0-9.]+\s*(?P<unit>[KMGT]i?B?)?", re.IGNORECASE)
 _COUNTED = re.compile(
-    r"(?:([0-9]{1,3})(?:\s*[x×*]\s*|\s+))?(.*?)(?:\s*[x×*]\s*([0-9]{1,3}))?", re.IGNORECASE
+    r"\s*(?:([0-9]{1,3})(?:\s*[x×*]\s*|\s+))?(.*?)(?:\s*[x×*]\s*([0-9]{1,3}))?\s*", re.IGNORECASE
 )
 
 
 def _card(name: str) -> tuple[int, str]:
-    """Bytes of the GPU called `name`, and what it is; raises `UsageError`."""
+    """Bytes of the GPU called `name`, or of one that has so much, and what it is; raises
+    `UsageError`."""
     import difflib
 
-    from oscar_kernels.chips import CHIPS, LOWEST, cards_named, state
+    from oscar_kernels.chips import CHIPS, LOWEST, cards_named, is_older, state
 
     found = cards_named(name)
     if len(found) == 1:
@@ -217,14 +222,22 @@ def _card(name: str) -> tuple[int, str]:
             f"{name!r} has several sizes of memory.",
             suggestions=[f"{card.name} {card.sold}GB" for _, card in found],
         )
+    if _SIZE.fullmatch(name):
+        return parse_memory(name, "--gpu"), _read_as(name)
+    least = ".".join(map(str, LOWEST))
+    if is_older(name):
+        raise UsageError(
+            f"{name} is not supported: the INT2 kernels need compute capability {least}.",
+            hint="which GPUs work: oscar-zoo doctor",
+        )
     names = {one.lower(): one for chip in CHIPS.values() for one in chip.names}
     close = [names[key] for key in difflib.get_close_matches(name.lower(), names)]
     known = "" if close else f"known are {', '.join(names.values())}; "
     raise UsageError(
         f"no GPU is known as {name!r}.",
         suggestions=close,
-        hint=f"{known}any from compute capability {'.'.join(map(str, LOWEST))} on by its size, for"
-        " example --memory 24GiB",
+        hint=f"{known}for another one of compute capability {least} or later give its memory:"
+        " --gpu 24GB",
     )
 
 

@@ -167,6 +167,10 @@ def test_weights_are_those_of_the_files_the_shapes_or_the_name(tmp_path: Path) -
         (("--gpu", "NVIDIA A100-SXM4-80GB"), 80, 1, "A100: 80 GiB"),
         (("--gpu", "NVIDIA H100 80GB HBM3"), 80, 1, "H100: 80 GiB"),
         (("--gpu", "NVIDIA RTX PRO 6000 Blackwell Server Edition"), 96, 1, "RTX PRO 6000"),
+        (("--gpu", "24 GB"), 24, 1, "24 GB of a card is read as 24 GiB"),
+        (("--gpu", "80000MB"), 80000 / 1024, 1, "80000 MB of a card is read as 80000 MiB"),
+        (("--gpu", "24"), 24, 1, "24 GB of a card is read as 24 GiB"),
+        (("--gpu", "2x24GiB"), 24, 2, "as given"),
         (("--gpu", "L4"), 22.5, 1, "L4: 22.5 GiB, sm_89"),  # 23,034 MiB, says its driver
     ],
 )
@@ -189,11 +193,12 @@ def test_a_gpu_is_what_people_call_it(
         (("--gpu", "2xH100x4"), []),
         (("--gpu", "0xH100"), []),
         (("--gpu", ""), []),
-        (("--gpu", "24GB"), []),
+        (("--gpu", "24x"), []),
         (("--gpu", "A100"), ["A100 40GB", "A100 80GB"]),
         (("--gpu", "RTX 4080"), ["RTX 4090"]),
         (("--gpu", "H100 94GB"), ["H100"]),
-        (("--gpu", "V100"), ["H100"]),
+        (("--gpu", "V100"), []),
+        (("--gpu", "GeForce RTX 2080 Ti"), []),
     ],
 )
 def test_a_gpu_that_means_nothing_is_refused(
@@ -214,6 +219,8 @@ def test_it_says_which_number_of_gpus_it_assumes(cli: Cli) -> None:
         assert (facts["gpus"], facts["gpus_source"]) == (gpus, source)
         shown = cli(0, "fit-gpu", *words, "--memory", "80GiB")
         assert ("those of its recipe" in shown) == (source == "of its recipe")
+    one_card = cli.json(0, "fit-gpu", "Qwen3-32B", "--gpu", "4090")
+    assert one_card["gpus"] == 1 and not any(one["tokens"] for one in one_card["caches"])
 
 
 FOUR_K = Widths.uniform(4, k=4, v=2, clip=Clip(k=0.96, v=0.92))
