@@ -313,7 +313,7 @@ def _four_bits(recipe: ServingRecipe, layers: int) -> ServingRecipe:
 
 
 def merge_moments(paths: Sequence[str | Path], output: str | Path) -> MergeResult:
-    """Add captures of other text up, or join the ranks of one capture; the files say which.
+    """Add up captures of different texts.
 
     Args:
         paths: moments files of one model, or folders, as for `fit`. A sequence that is in two files

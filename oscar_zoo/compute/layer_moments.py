@@ -168,7 +168,7 @@ class LayerMoments:
             or self.vv.shape != other.vv.shape
         ):
             raise ComputeFailed(
-                "moments of different heads do not add.", hint="join them with join_heads"
+                "moments of different heads do not add.", hint="use parts of one model"
             )
         if self.weighted_tokens or other.weighted_tokens:
             raise ComputeFailed(

@@ -1,16 +1,13 @@
-"""Several moments files become one: other tokens add, other layers unite, other heads join.
+"""Several moments files become one: the sums of their tokens add.
 
-The content of a file decides which of the three applies. Parts of the same sequences are ranks of
-one capture and must differ in layers or heads. Parts of different sequences must have no sequence
-in common, or tokens would count twice. Weighted sums (`sst`) know only the queries of their own
-sequences, so a sum over different sequences loses them; every other method can still be fitted from
-the result.
+The parts must have no sequence in common, or tokens would count twice. Weighted sums (`sst`) know
+only the queries of their own sequences, so a sum loses them; every other method can still be fitted
+from the result.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +18,7 @@ from oscar_zoo.artifact.fit_block import Calibration, LengthStats, MomentsFile, 
 from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.coverage import needs_met, observed
-from oscar_zoo.compute.layer_moments import WEIGHTED_SUMS, LayerMoments
+from oscar_zoo.compute.layer_moments import WEIGHTED_SUMS
 from oscar_zoo.compute.methods.table import METHODS
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, load_moments, save_moments
@@ -63,7 +60,7 @@ def merge_files(paths: Sequence[Path], out: Path) -> MergeResult:
 
     Raises:
         UsageError: the parts are of different models or numerics, or hold some tokens twice.
-        ComputeFailed: ranks of one capture contradict each other.
+        ComputeFailed: the parts hold different layers or heads.
         MalformedFile, PathNotFound, StorageError: a file cannot be read, or the result not written.
     """
     if len(paths) < 2:
@@ -79,10 +76,7 @@ def merge_parts(parts: Sequence[Part]) -> tuple[Part, tuple[str, ...]]:
     """
     for part in parts[1:]:
         _check_same_source(parts[0], part)
-    groups: dict[tuple[str, ...], list[Part]] = {}
-    for part in parts:
-        groups.setdefault(tuple(sorted(_hashes(part))), []).append(part)
-    captures = [_join(groups[hashes]) for hashes in sorted(groups)]
+    captures = sorted(parts, key=lambda part: sorted(_hashes(part)))
     whole, notes = _add(captures)
     first = parts[0].info
     tp, pp, dp = (
@@ -94,8 +88,8 @@ def merge_parts(parts: Sequence[Part]) -> tuple[Part, tuple[str, ...]]:
         calibration=_calibration(captures),
         coverage=observed(
             whole,
-            tp=max(tp, len({p.moments.layers[min(p.moments.layers)].heads for p in parts})),
-            pp=max(pp, len({tuple(sorted(p.moments.layers)) for p in parts})),
+            tp=tp,
+            pp=pp,
             dp=max(dp, len(captures)),
         ),
         numerics=_numerics([part.info.numerics for part in parts]),
@@ -145,62 +139,9 @@ def _hashes(part: Part) -> list[str]:
     return [sequence.sha256 for sequence in part.info.sequences]
 
 
-def _join(parts: Sequence[Part]) -> Part:
-    """One capture from its ranks, which all saw the same sequences.
-
-    Heads of the same layer join; different layers unite.
-    """
-    stages: dict[tuple[int, ...], list[Part]] = {}
-    for part in parts:
-        stages.setdefault(tuple(sorted(part.moments.layers)), []).append(part)
-    layers: dict[int, LayerMoments] = {}
-    for stage in stages.values():
-        _check_other_queries(stage)
-        joined = (
-            Moments.join_heads([part.moments for part in stage])
-            if len(stage) > 1
-            else stage[0].moments
-        )
-        if twice := sorted(layers.keys() & joined.layers.keys()):
-            names = " and ".join(part.name for part in parts)
-            raise UsageError(
-                f"layer {twice[0]} of the same sequences is in {names}.",
-                hint="name every part once",
-            )
-        layers |= joined.layers
-    if len({layer.heads for layer in layers.values()}) > 1:
-        raise UsageError(
-            f"the parts {', '.join(p.name for p in parts)} lack heads in some layers.",
-            hint="name all",
-        )
-    return Part(parts[0].name, Moments(parts[0].moments.geometry, layers), parts[0].info)
-
-
-def _check_other_queries(stage: Sequence[Part]) -> None:
-    """Parts that share a KV head must be ranks with a share of its query heads each."""
-    holders = Counter(
-        head for part in stage for head in next(iter(part.moments.layers.values())).heads
-    )
-    if max(holders.values()) == 1:
-        return
-    geometry = stage[0].moments.geometry
-    group = geometry.num_q_heads // geometry.num_kv_heads
-    rows = [next(iter(part.moments.layers.values())) for part in stage]
-    shares = [layer.query_rows / max(layer.tokens, 1) for layer in rows]
-    for head, count in holders.items():
-        total = sum(share for share, layer in zip(shares, rows, strict=True) if head in layer.heads)
-        if count > 1 and total > group:
-            names = " and ".join(
-                part.name for part, layer in zip(stage, rows, strict=True) if head in layer.heads
-            )
-            raise UsageError(f"{names} hold the same sequences.", hint="name every part once")
-
-
 def _add(captures: Sequence[Part]) -> tuple[Moments, tuple[str, ...]]:
-    """The sum over captures of disjoint sequences, without weighted sums if there are several."""
+    """The sum over captures of disjoint sequences, without weighted sums."""
     whole = captures[0].moments
-    if len(captures) == 1:
-        return whole, ()
     seen: dict[str, str] = {}
     for capture in captures:
         for sha256 in dict.fromkeys(_hashes(capture)):

@@ -1,8 +1,7 @@
 """Second moments of all layers of a model.
 
-Sums of disjoint token sets add (`merge`), and parts of tensor-parallel ranks join by head
-(`join_heads`). `coverage.check` must pass before a fit: a head that was never observed still gives
-a file that looks valid.
+Sums of disjoint token sets add (`merge`). `coverage.check` must pass before a fit: a head that was
+never observed still gives a file that looks valid.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ from typing import Self
 import torch
 
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.compute.join_heads import join_heads
 from oscar_zoo.compute.layer_moments import LayerMoments
 from oscar_zoo.errors import ComputeFailed
 
 
 @dataclass(frozen=True)
 class Moments:
-    """The sums of all layers of one model, or of the part of it that one rank holds.
+    """The sums of all layers of one model, or of a part of it.
 
     Attributes:
         geometry: of the whole model; says which layers and heads there must be.
@@ -67,19 +65,3 @@ class Moments:
             )
         for layer_id, layer in self.layers.items():
             layer.merge(other.layers[layer_id])
-
-    @classmethod
-    def join_heads(cls, parts: Sequence[Moments]) -> Moments:
-        """Join the heads of tensor-parallel ranks, layer by layer; see `join_heads`."""
-        first = parts[0]
-        if any(
-            part.geometry != first.geometry or part.layers.keys() != first.layers.keys()
-            for part in parts
-        ):
-            raise ComputeFailed(
-                "ranks of one group hold different layers.", hint="use parts of one capture"
-            )
-        layers = {
-            layer: join_heads([part.layers[layer] for part in parts]) for layer in first.layers
-        }
-        return cls(first.geometry, layers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 
@@ -23,12 +22,12 @@ from oscar_zoo.artifact.fit_block import Disjoint
 from oscar_zoo.artifact.specs import Harness
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.fit import possible_methods
-from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Need
+from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, Need
 from oscar_zoo.compute.merging import LOST_WEIGHTS, MergeResult, merge_files
 from oscar_zoo.compute.methods.table import METHODS
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, load_moments, save_moments
-from oscar_zoo.errors import ComputeFailed, UsageError
+from oscar_zoo.errors import UsageError
 
 ALL: frozenset[Need] = frozenset({"rows", "weighted", "outputs", "weights"})
 SPLIT = (slice(0, 60), slice(60, 90), slice(90, 200))
@@ -48,25 +47,6 @@ def part_of_tokens(folder: Path, number: int, *, weighted: bool = False) -> Path
         if weighted:
             weigh(sums, rows)
     return save(folder, f"tokens{number}", moments, describe(moments, SEQUENCES[number]))
-
-
-def rank(
-    folder: Path, name: str, heads: Sequence[int], queries: slice, layers: Sequence[int] = (0, 2)
-) -> Path:
-    """What a rank that holds these KV heads, query heads and layers writes after both passes."""
-    sums = {}
-    for layer in layers:
-        rows = layer_rows(layer)
-        q, o = (torch.from_numpy(x[queries]) for x in (rows.query, rows.output))
-        k, v = (torch.from_numpy(x[list(heads)]) for x in (rows.key, rows.value))
-        sums[layer] = LayerMoments.zeros(len(heads), 16, 8, heads=heads)
-        sums[layer].add(q, k, v, o)
-        sums[layer].set_weights(
-            torch.from_numpy(rows.weights[:, queries.start * 8 : queries.stop * 8])
-        )
-        sums[layer].add_weighted(k, v, sums[layer].qq / sums[layer].query_rows)
-    moments = Moments(MODEL.geometry, sums)
-    return save(folder, name, moments, describe(moments, records(200), partial=True))
 
 
 def assert_whole(result: MergeResult, path: Path, *, weighted: bool) -> None:
@@ -114,69 +94,18 @@ def test_weights_that_knew_only_a_part_of_the_data_are_left_out(tmp_path: Path) 
     assert "oscar-exact" in unweighted and "oscar" not in unweighted
 
 
-def test_heads_of_ranks_join(tmp_path: Path) -> None:
-    paths = [rank(tmp_path, "b", [1], slice(2, 4)), rank(tmp_path, "a", [0], slice(0, 2))]
-    result = merge_files(paths, tmp_path / "out")
-    assert_whole(result, tmp_path / "out", weighted=True)
-    assert result.info.coverage is not None
-    assert result.info.coverage.tp == 2
-    assert result.info.calibration == describe(random_moments()).calibration
-
-
-def test_ranks_that_share_key_value_heads_join(tmp_path: Path) -> None:
-    paths = [rank(tmp_path, str(j), [j // 2], slice(j, j + 1)) for j in range(4)]
-    assert_whole(merge_files(paths, tmp_path / "out"), tmp_path / "out", weighted=True)
-    again, _ = load_moments(paths[1])
-    again.layers[0].vv *= 1.01
-    save(tmp_path, "1", again, describe(again, records(200), partial=True))
-    with pytest.raises(ComputeFailed, match="share KV head 0 saw different"):
-        merge_files(paths, tmp_path / "out")
-
-
-def test_layers_of_pipeline_stages_unite(tmp_path: Path) -> None:
-    paths = [rank(tmp_path, str(layer), [0, 1], slice(0, 4), [layer]) for layer in (2, 0)]
-    result = merge_files(paths, tmp_path / "out")
-    assert_whole(result, tmp_path / "out", weighted=True)
-    assert result.info.coverage is not None
-    assert result.info.coverage.pp == 2
-
-
-def test_stages_of_tensor_parallel_ranks_join_and_unite(tmp_path: Path) -> None:
-    paths = [
-        rank(tmp_path, f"{layer}{head}", [head], slice(2 * head, 2 * head + 2), [layer])
-        for layer in (0, 2)
-        for head in (0, 1)
-    ]
-    assert_whole(merge_files(paths, tmp_path / "out"), tmp_path / "out", weighted=True)
-
-
-def test_a_missing_part_is_said(tmp_path: Path) -> None:
-    paths = [rank(tmp_path, str(j), [j // 2], slice(j, j + 1)) for j in (0, 1)]
-    result = merge_files(paths, tmp_path / "out")
-    assert result.info.partial
-    assert result.notes == ("parts are missing: layer 0 has the KV heads [0], the model 2.",)
-    more = [tmp_path / "out", *(rank(tmp_path, str(j), [1], slice(j, j + 1)) for j in (2, 3))]
-    assert_whole(merge_files(more, tmp_path / "whole"), tmp_path / "whole", weighted=True)
-
-
 def test_tokens_are_never_counted_twice(tmp_path: Path) -> None:
     first, second = (part_of_tokens(tmp_path, number) for number in (0, 1))
     both = merge_files([first, second], tmp_path / "both")
     assert both.info.sequences
     out = tmp_path / "out"
     for paths, message in (
-        ((first, first), "tokens0 and .*tokens0 hold the same sequences"),
+        ((first, first), "tokens0 and .*tokens0 have sequences in common"),
         ((tmp_path / "both", second), "have sequences in common"),
         ((second, first, tmp_path / "both"), "have sequences in common"),
     ):
         with pytest.raises(UsageError, match=message):
             merge_files(paths, out)
-    stage = rank(tmp_path, "stage", [0, 1], slice(0, 4), [0])
-    with pytest.raises(UsageError, match="layer 0 of the same sequences is in"):
-        merge_files([stage, rank(tmp_path, "whole", [0, 1], slice(0, 4))], out)
-    head = rank(tmp_path, "head", [1], slice(2, 4), [2])
-    with pytest.raises(UsageError, match="lack heads in some layers"):
-        merge_files([stage, head], out)
     assert not out.exists()
     with pytest.raises(UsageError, match="nothing to merge"):
         merge_files([first], out)

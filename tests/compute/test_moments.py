@@ -12,7 +12,6 @@ from torch import Tensor
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute import coverage
-from oscar_zoo.compute.join_heads import join_heads
 from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Need
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.products import CHUNK_ROWS, symmetric
@@ -181,65 +180,6 @@ def test_a_rank_alone_is_no_complete_capture() -> None:
         coverage.check(moments, ROWS)
 
 
-@settings(deadline=None, max_examples=10)
-@given(st.permutations(range(2)))
-def test_heads_of_ranks_join_to_those_of_one_process(order: list[int]) -> None:
-    query, key, value, output = rows(30)
-    whole = LayerMoments.zeros(2, 8, 4)
-    whole.add(query, key, value, output)
-    whole.set_weights(projection())
-    target = whole.qq / whole.query_rows
-    whole.add_weighted(key, value, target)
-    parts = []
-    for head in order:
-        part = LayerMoments.zeros(1, 8, 4, heads=[head])
-        mine = slice(2 * head, 2 * head + 2)
-        part.add(query[mine], key[head, None], value[head, None], output[mine])
-        part.set_weights(projection()[:, 8 * head : 8 * head + 8])
-        part.add_weighted(key[head, None], value[head, None], target[head, None])
-        parts.append(part)
-    assert_equal(join_heads(parts), whole)
-
-
-@pytest.mark.parametrize("common_target", [True, False])
-def test_ranks_that_share_a_key_value_head_add_only_what_belongs_to_queries(
-    common_target: bool,
-) -> None:
-    query, key, value, output = rows(30)
-    whole = LayerMoments.zeros(2, 8, 4)
-    whole.add(query, key, value, output)
-    whole.set_weights(projection())
-    target = whole.qq / whole.query_rows
-    whole.add_weighted(key, value, target)
-    parts = []
-    for j in range(4):  # one query head on each of four ranks
-        head = j // 2
-        part = LayerMoments.zeros(1, 8, 4, heads=[head])
-        part.add(query[j, None], key[head, None], value[head, None], output[j, None])
-        part.set_weights(projection()[:, 4 * j : 4 * j + 4])
-        own = part.qq / part.query_rows
-        part.add_weighted(
-            key[head, None], value[head, None], target[head, None] if common_target else own
-        )
-        parts.append(part)
-    assert_equal(join_heads(parts), whole)
-    parts[3].kk *= 1.001
-    with pytest.raises(ComputeFailed, match="share KV head 1 saw different keys"):
-        join_heads(parts)
-
-
-def test_ranks_of_different_tokens_or_with_a_missing_query_head_do_not_join() -> None:
-    query, key, value, _ = rows(30)
-    parts = [LayerMoments.zeros(1, 8, 4, heads=[head]) for head in (0, 1, 1)]
-    for part, j in zip(parts, (0, 2, 3), strict=True):
-        part.add(query[j, None], key[part.heads[0], None], value[part.heads[0], None])
-    with pytest.raises(ComputeFailed, match="different numbers of rows"):
-        join_heads(parts)
-    parts[2].tokens = 29
-    with pytest.raises(ComputeFailed, match="saw 30 and 29 tokens of KV head 1"):
-        join_heads(parts)
-
-
 def test_moments_of_other_heads_or_weights_do_not_add() -> None:
     one, other = LayerMoments.zeros(2, 8, 4), LayerMoments.zeros(2, 8, 4)
     with pytest.raises(ComputeFailed, match="different heads"):
@@ -254,11 +194,9 @@ def test_moments_of_other_heads_or_weights_do_not_add() -> None:
     moments = observed()
     with pytest.raises(ComputeFailed, match="different layers"):
         moments.merge(dataclasses.replace(moments, layers={0: moments.layers[0]}))
-    with pytest.raises(ComputeFailed, match="different layers"):
-        Moments.join_heads([moments, dataclasses.replace(moments, layers={0: moments.layers[0]})])
 
 
-def test_all_layers_merge_and_join_alike() -> None:
+def test_all_layers_merge() -> None:
     whole, left, right = (Moments.zeros(GEOMETRY) for _ in range(3))
     for layer in GEOMETRY.attention_layers:
         block = rows(20, layer)
@@ -268,7 +206,6 @@ def test_all_layers_merge_and_join_alike() -> None:
     left.merge(right)
     for layer in GEOMETRY.attention_layers:
         assert_equal(left.layers[layer], whole.layers[layer])
-        assert_equal(Moments.join_heads([whole]).layers[layer], whole.layers[layer])
 
 
 def test_only_the_lower_triangle_of_a_sum_counts() -> None:

@@ -24,7 +24,7 @@ from oscar_zoo.cli.render import terminal
 @options.quiet_option
 @options.json_option
 def command(files: tuple[Path, ...], output: Path, quiet: bool, as_json: bool) -> None:
-    """Add up captures of other text, or join the ranks of one capture; the files say which.
+    """Add up captures of different texts.
 
     All must be of one model. Sequences that are in two files would count twice and are refused.
 
