@@ -15,10 +15,17 @@ from pathlib import Path
 import pytest
 from long_work import PHASES, Clock
 
-from oscar_zoo.app.progress import Note
+from oscar_zoo.app.progress import SILENT, Note
 from oscar_zoo.cli.render.course import EVERY_SECONDS
 from oscar_zoo.cli.render.notes import question_of
 from oscar_zoo.cli.render.progress import TerminalObserver
+
+
+def test_the_silent_observer_takes_everything_and_says_no() -> None:
+    SILENT.begin((), timed=False)
+    SILENT.advance("capture", 1, 2, "tokens")
+    SILENT.note(Note("pull.yanked", "This version was yanked.", {"name": "A/b"}))
+    assert SILENT.confirm(Note("compute.start", "Compute it now?")) is False
 
 
 def test_a_line_for_every_later_phase_and_every_thirty_seconds(
@@ -87,7 +94,7 @@ def test_files_that_are_fetched_are_told_of_rarely(
 
 CHILD = """
 import time
-from oscar_zoo.app.progress import Note
+from oscar_zoo.app.progress import SILENT, Note
 from oscar_zoo.cli.render.progress import TerminalObserver
 from oscar_zoo.evaluate.phases import Phase
 phases = (Phase("load", "", 10), Phase("capture", "tokens", 30), Phase("perplexity", "sequences", 60))
