@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -191,6 +192,16 @@ def test_without_a_question_nothing_is_asked(
     assert run(["chat", "--json"]) == 2 and not asked
 
 
+@pytest.mark.parametrize("words", [["hi"], ["hi", "there"]])
+def test_words_that_name_no_server_may_be_a_question(
+    asked: list[dict[str, Any]], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["chat", *words, "--json"]) == 3 and not asked
+    hint = json.loads(capsys.readouterr().out)["error"]["hint"]
+    command = shlex.split(hint[hint.index("oscar-zoo chat") :])[1:]
+    assert run(command) == 0 and asked[0]["messages"][-1]["content"] == " ".join(words)
+
+
 def test_every_line_at_a_terminal_is_a_turn_of_one_conversation(
     asked: list[dict[str, Any]],
 ) -> None:
@@ -199,10 +210,10 @@ def test_every_line_at_a_terminal_is_a_turn_of_one_conversation(
             (b"one\r", "You said [2Jone"),
             (b"\r", "> "),
             (b"two\r", "You said [2Jtwo"),
-            (b"/exit\r", "/exit is no command of the chat. /new starts another conversation"),
+            (b"/what\r", "/what is no command of the chat. /new starts another conversation"),
             (b"/new\r", "> "),
             (b"/etc/hosts\r", "You said [2J/etc/hosts"),
-            (b"\x04", ""),
+            (b"/bye\r", ""),
         ):
             typist.type(keys, answer)
         assert typist.end() == 0

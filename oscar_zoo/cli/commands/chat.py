@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import click
@@ -44,7 +45,7 @@ def command(
 
     On a terminal every line is a question, and so is a text of many lines that is pasted. Arrow
     keys edit, and up brings back what was typed. /new starts another conversation, Ctrl-C ends an
-    answer, Ctrl-D ends the chat, and so does Ctrl-C twice. Any other /WORD alone is refused.
+    answer. Ctrl-D, /bye and Ctrl-C twice end the chat. Any other /WORD alone is refused.
 
     \b
     Examples:
@@ -62,7 +63,7 @@ def command(
     from oscar_zoo.app.server_keys import key_of
     from oscar_zoo.cli.render.chat import answer, answer_facts, talk
     from oscar_zoo.engines.sglang.launch.ports import client_url
-    from oscar_zoo.errors import ServerFailed, UsageError
+    from oscar_zoo.errors import ServerFailed, ServerNotFound, UsageError
 
     if server is not None and question is None and not _NAME.fullmatch(server):
         server, question = None, server
@@ -71,7 +72,14 @@ def command(
         raise UsageError(
             "--json needs a question.", hint='add one: oscar-zoo chat "Why is the sky blue?" --json'
         )
-    record = server_records.find(server, "chat")
+    try:
+        record = server_records.find(server, "chat")
+    except ServerNotFound as error:
+        here = server_records.running()
+        if server is not None and here:  # one word, or several without quotes
+            words = shlex.quote(" ".join(filter(None, (server, question))))
+            error.advise(f"if that is a question: oscar-zoo chat {here[0].port} {words}")
+        raise
     if record.state == "starting":
         raise ServerFailed(
             f"{record.model} on port {record.port} is still starting.",

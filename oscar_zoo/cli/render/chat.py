@@ -16,6 +16,7 @@ from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import ServerFailed, UsageError
 
 NEW = "/new"
+ENDS = ("/bye", "/exit", "/quit")
 """The line that starts another conversation."""
 _COMMAND = re.compile(r"/[A-Za-z]+")
 """A line that is meant as a command; a path or a sentence is a question."""
@@ -42,6 +43,8 @@ def talk(chat: ChatSession) -> None:
         asked = False
         try:
             text, ended = _typed()
+            if text in ENDS:
+                return
             asked, warned = True, False
             _turn(chat, text)
         except KeyboardInterrupt:
