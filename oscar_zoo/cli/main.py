@@ -19,7 +19,7 @@ from typing import NoReturn
 import click
 
 from oscar_zoo import errors
-from oscar_zoo.cli import close_options, help_format, misplaced, streams
+from oscar_zoo.cli import close_options, help_format, misplaced, options, streams
 from oscar_zoo.version import __version__
 
 EXIT_CODES: tuple[tuple[type[errors.OscarZooError], int], ...] = (
@@ -120,6 +120,7 @@ class LazyGroup(click.Group):
         command = module.command
         assert isinstance(command, click.Command)
         help_format.format_help(command)
+        options.accept_quiet(command)
         return command
 
     def invoke(self, ctx: click.Context) -> object:

@@ -30,6 +30,30 @@ def quiet_option(function: F) -> F:
     )
 
 
+def accept_quiet(command: click.Command) -> None:
+    """Let `command`, or those of a group, take `-q` also where it only shows something: it then
+    leaves out the notes."""
+    for inner in getattr(command, "commands", {}).values():
+        accept_quiet(inner)
+    if not isinstance(command, click.Group) and not any(x.name == "quiet" for x in command.params):
+        command.params.append(
+            click.Option(
+                ["-q", "--quiet"],
+                is_flag=True,
+                expose_value=False,
+                callback=_leave_out_notes,
+                help="Print results and errors only.",
+            )
+        )
+
+
+def _leave_out_notes(context: click.Context, _: click.Parameter, value: bool) -> None:
+    from oscar_zoo.cli.render import terminal
+
+    terminal.NOTES.append(not value)
+    context.call_on_close(terminal.NOTES.pop)
+
+
 def hubs_option(function: F) -> F:
     """`--hub`, several times: where to read, in order."""
     return click.option(

@@ -132,6 +132,8 @@ def _explained(
     """`error` of hubs that could not help, with what was looked for and what the user can do."""
     lock, store = job.trust.lock, job.store
     if job.pin is not None and lock is not None:
+        if offline and not isinstance(error, NetworkError):
+            error = OfflineError.for_name(str(job.reference), go_online=go_online)
         return pinned_missing(error, job.reference, job.pin, lock.path, store, job.hubs)
     return explained(
         error,

@@ -109,3 +109,16 @@ def test_a_locked_copy_says_that_the_hub_was_not_asked(
     assert told in cli(0, *typo, "--dry-run")
     assert "no hub was asked" not in cli(0, *pull, "--no-lock")
     assert cli.json(0, *pull, "--no-lock")["artifacts"][0]["pinned_by"] is None
+
+
+def test_what_is_locked_and_gone_is_an_offline_error(
+    cli: Cli, pull: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "project" / ".git").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "project")
+    cli(0, *pull)
+    cli(0, "rm", HARD.model)
+    (tmp_path / "empty").mkdir()
+    offline = ("pull", HARD.model, "--hub", f"file:{tmp_path}/empty", "--offline")
+    error = cli.json(5, *offline)["error"]
+    assert error["code"] == "network.offline" and "oscar-zoo.lock" in error["message"]

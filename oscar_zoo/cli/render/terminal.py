@@ -28,6 +28,8 @@ _DEEPEST = 30
 """Columns that further lines of a text are indented at most."""
 _LINES = 25
 """Given beside a width, or a dumb terminal has 80 columns for rich and tables lose cells."""
+NOTES = [True]
+"""Whether the command that runs shows notes, last."""
 MARKS = {
     "ok": "[green]ok[/]",
     "warning": "[yellow]warning[/]",
@@ -158,7 +160,7 @@ def error_line(message: str, hint: str | None) -> str:
 
 def note(text: str, *, quiet: bool = False) -> None:
     """A line for people on stderr."""
-    if not quiet:
+    if not quiet and NOTES[-1]:
         err().print(clean(text))
 
 
