@@ -32,9 +32,19 @@ def check_target(target: Path, *, force: bool) -> None:
 
     Raises:
         OutputExists: an artifact stands there and `force` is not given, or something else does.
-        UsageError: the target or a folder above it is a file.
+        UsageError: the target or a folder above it is a file, or the target is a link to nothing,
+            or has a name that is no UTF-8.
         StorageError: the folder cannot be written.
     """
+    if target.is_symlink() and not target.exists():
+        raise UsageError(f"{target} is a link to nothing.", hint="choose another output folder")
+    try:
+        target.name.encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"the name of {path_text(target)} is no UTF-8, and manifests hold it.",
+            hint="choose another output folder",
+        ) from None
     durable.tidy(target.absolute().parent)
     with durable.storage_errors(f"cannot write {target}"):
         if target.is_dir():

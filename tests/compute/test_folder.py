@@ -74,6 +74,15 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
             check_target(target, force=True)
 
 
+@pytest.mark.parametrize("name", ["nowhere", "loop", "no-utf8-\udcff"])
+def test_a_target_that_could_not_be_saved_is_refused_first(tmp_path: Path, name: str) -> None:
+    target = tmp_path / "loop"
+    target.symlink_to(tmp_path / name)
+    with pytest.raises(UsageError, match=r"link to nothing|UTF-8"):
+        check_target(target if name != "no-utf8-\udcff" else tmp_path / name, force=True)
+    assert [*tmp_path.iterdir()] == [target]
+
+
 def test_a_full_disk_leaves_the_old_artifact(artifact: Path) -> None:
     before, at = content(artifact), 0
     while True:
