@@ -89,7 +89,7 @@ def test_quantized_weights_count_at_their_bits(
     "quantization",
     [
         by_method("of-tomorrow"), by_method("awq"), by_method("awq", bits="4", group_size=128),
-        by_method("gptq", bits=4, group_size=128, dynamic={"-:.*attn.*": {}}), {"bits": 4}, "awq",
+        by_method("gptq", bits=4, group_size=128, dynamic={"-:.*attn.*": {}}), {"bits": 4},
         groups("FusedLinear"), groups("Linear", weights=INT4 | {"num_bits": 40}),
         groups("Linear", ignore=["re:(a+)+$"]), groups("Linear", ignore="lm_head"),
         groups("Linear", sparsity_config={"format": "sparse-24-bitmask"}),

@@ -71,8 +71,19 @@ EXTRA: Mapping[str, Says] = {
 rule of their own."""
 
 
+INTERVAL = {"full_attention_interval": 4}
+OF_HUB: Mapping[str, dict[str, Any]] = {
+    "exaone4": {"rope_parameters": None, "rope_theta": 1e6},
+    "gpt_oss": {"swiglu_limit": 7.0},
+    "qwen3_5": INTERVAL,
+    "qwen3_5_moe": INTERVAL,
+    "qwen3_next": INTERVAL,
+}
+"""What the file on the hub says, and transformers would not write."""
+
+
 def write_config(folder: Path, recipe: ModelRecipe) -> Path:
-    """Write `config.json` for `recipe` to `folder`, as transformers would save it."""
+    """Write `config.json` for `recipe` to `folder`."""
     shape = recipe.geometry
     text = {
         "num_hidden_layers": shape.num_layers,
@@ -86,5 +97,6 @@ def write_config(folder: Path, recipe: ModelRecipe) -> Path:
     config = AutoConfig.for_model(recipe.model_type, **values)  # type: ignore[no-untyped-call]
     folder.mkdir(parents=True, exist_ok=True)
     said = config.to_dict() | {"architectures": ["OfItsHub"]}
+    said.get("text_config", said).update(OF_HUB.get(recipe.model_type, {}))
     (folder / "config.json").write_text(json.dumps(said))
     return folder

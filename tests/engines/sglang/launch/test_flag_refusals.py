@@ -92,6 +92,7 @@ def test_drafts_that_cannot_start_are_refused_before_weights_load(tmp_path: Path
         check_flags(UserFlags([DRAFTS]), "cpu")
     with pytest.raises(UsageError, match="EAGLE3 needs a draft model"):
         check_flags(UserFlags([eagle]), "cuda")
+    (tmp_path / "other.json").touch()
     with pytest.raises(InvalidModel, match=r"has no config\.json"):
         check_flags(UserFlags([eagle, f"{model}={tmp_path}"]), "cuda")
     with pytest.raises(PathNotFound, match="no such model folder"):
