@@ -81,7 +81,9 @@ def held_descriptor(descriptor: int, *, timeout: float, shared: bool = False) ->
 
 
 def _open(path: Path) -> int | None:
-    """The lock file, created where it is missing, or `None` when that cannot be."""
+    """The lock file, created where it is missing, or `None` when that cannot be; raises
+    `MalformedFile` where its folder is a link."""
+    durable.refuse_links(path.parent.parent, path.parent.name)
     try:
         durable.check_private(path.parent.parent, path.parent)
         durable.make_folders(path.parent, mode=0o700)

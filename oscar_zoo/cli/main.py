@@ -10,8 +10,10 @@ import contextlib
 import errno
 import importlib
 import os
+import re
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -285,6 +287,9 @@ def _as_ours(error: BaseException) -> BaseException:
     )
     if expected or not isinstance(error, Exception):
         return error
+    if isinstance(error, ValueError) and (found := _settings_of_the_hub(error)):
+        hint = "correct or unset it: a number of whole seconds, or a URL"
+        return errors.UnusableEnvironment.of("hub setting", found, hint)
     if not isinstance(error, OSError):
         cause = next(
             (line.strip() for line in str(error).splitlines() if line.strip()), "no message"
@@ -297,6 +302,14 @@ def _as_ours(error: BaseException) -> BaseException:
     what = "no space left on the disk" if error.errno in _FULL else str(error.strerror or error)
     told = errors.StorageError.for_os("", error, otherwise="check the path and its permissions")
     return errors.StorageError(f"{what}{where}.", hint=told.hint)
+
+
+def _settings_of_the_hub(error: ValueError) -> list[str]:
+    """The variables that Hugging Face's client reads when it is imported, if that failed."""
+    frames = traceback.walk_tb(error.__traceback__)
+    if not any("huggingface_hub/constants.py" in x.f_code.co_filename for x, _ in frames):
+        return []
+    return [name for name in os.environ if re.fullmatch("HF_ENDPOINT|HF_HUB_.*TIMEOUT", name)]
 
 
 def _report(error: BaseException, as_json: bool) -> None:

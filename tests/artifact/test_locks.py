@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from oscar_zoo.artifact.locks import held
+from oscar_zoo.errors import MalformedFile
 
 HOLD = """
 import sys
@@ -153,6 +154,15 @@ def test_a_link_in_place_of_a_lock_file_is_not_followed(own_state: Path, tmp_pat
     with held("a", timeout=0) as locked:
         assert not locked
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_link_in_place_of_the_folder_of_locks_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "cache").mkdir(mode=0o700)
+    (tmp_path / "cache/locks").symlink_to(tmp_path / "outside")
+    with pytest.raises(MalformedFile), held("x", root=tmp_path / "cache"):
+        pass
+    assert not [*(tmp_path / "outside").iterdir()]
 
 
 def test_an_error_of_the_body_passes_and_frees_the_lock() -> None:

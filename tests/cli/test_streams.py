@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -101,3 +102,20 @@ def test_a_reader_that_goes_ends_it_as_sigpipe_would() -> None:
         done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE)
         os.close(theirs)
         assert (done.returncode, done.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HF_HUB_ETAG_TIMEOUT", "x"),
+        ("HF_HUB_DOWNLOAD_TIMEOUT", "1.5"),
+        ("HF_ENDPOINT", "http://[::1"),
+    ],
+)
+def test_a_setting_that_the_hub_s_client_cannot_read_is_named(name: str, value: str) -> None:
+    words = [sys.executable, "-m", "oscar_zoo", "pull", "Qwen3-8B", "--hub", "hf:a/b", "--json"]
+    env = {x: y for x, y in os.environ.items() if not x.startswith("HF_")}
+    done = subprocess.run(words, env=env | {name: value}, capture_output=True, text=True)
+    error = json.loads(done.stdout)["error"]
+    assert (done.returncode, error["code"]) == (5, "network.environment")
+    assert name in error["message"] and value not in error["message"]
