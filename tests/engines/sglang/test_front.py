@@ -399,7 +399,10 @@ def sent(port: int, data: bytes) -> socket.socket:
 @pytest.mark.parametrize("head", [b"", b"GET / HTTP/1.1\r\nHost: a"])
 @pytest.mark.parametrize("second", [False, True])
 def test_a_head_that_does_not_end_ends_its_connection(head: bytes, *, second: bool) -> None:
-    with listening(Connections(10, 0.2), threading.Event()) as port, sent(port, b"") as waiting:
+    with (
+        listening(Connections(10, 2.0 if second else 0.2), threading.Event()) as port,
+        sent(port, b"") as waiting,
+    ):
         if second:
             waiting.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
             assert waiting.recv(4096).startswith(b"HTTP/1.1 200")
