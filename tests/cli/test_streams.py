@@ -87,6 +87,16 @@ def test_closed_and_full_streams_are_no_tracebacks() -> None:
         assert done.returncode == ends.get(words, 0), words
 
 
+def test_results_and_notes_in_one_file_keep_their_order() -> None:
+    program = (
+        "from oscar_zoo.cli.render.terminal import note, prose; prose('1'); note('2'); prose('3')"
+    )
+    both = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert both.stdout.split() == ["1", "2", "3"]
+
+
 def test_a_reader_that_goes_ends_it_as_sigpipe_would() -> None:
     """As in `oscar-zoo list | head -1`: quietly, and with the exit code of other tools."""
     for more in ([], ["--json"]):

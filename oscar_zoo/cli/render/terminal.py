@@ -161,6 +161,7 @@ def error_line(message: str, hint: str | None) -> str:
 def note(text: str, *, quiet: bool = False) -> None:
     """A line for people on stderr."""
     if not quiet and NOTES[-1]:
+        sys.stdout.flush()  # where both go to one file, they keep their order
         err().print(clean(text))
 
 
