@@ -260,7 +260,7 @@ def localisation(sides: dict[str, RotationSet]) -> CheckFinding:
     }
     if not scores:
         return CheckFinding(
-            "not checked: only for calibrated rotations of 64 channels and more", "not checked"
+            "not checked: only for the rotations of OSCAR, from 64 channels on", "not checked"
         )
     warnings = [
         f"localisation.{role}" for role, score in scores.items() if score < LOCALISATION[role]
