@@ -131,7 +131,7 @@ def test_offline_asks_no_hub(
 def parsed(words: list[str]) -> ServeRequest:
     """The request of a command line without `serve`."""
     values = dict(command.make_context("serve", words).params)
-    for name in ("print_only", "engine", "quiet", "as_json"):
+    for name in ("print_only", "quiet", "as_json"):
         values.pop(name)
     clip, flags = parse_clip(values.pop("clip")), values.pop("engine_flags")
     return ServeRequest(parse(values.pop("artifact")), clip=clip, extra=flags, **values)

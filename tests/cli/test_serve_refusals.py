@@ -122,7 +122,7 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
         ("a-model has no architectures",),
     ),
     "a model that SGLang runs on GPUs alone": (
-        lambda t: t.config(model_type="qwen3_next"),
+        lambda t: t.config(model_type="qwen3_next", full_attention_interval=4),
         1,
         ("a-model (qwen3_next) on a CPU", "needs CUDA"),
     ),
