@@ -230,7 +230,8 @@ def _deep(server: _Server, scale: Scale, figures: dict[str, Any]) -> Iterator[st
 
 
 def _grammars(server: _Server, scale: Scale, figures: dict[str, Any]) -> Iterator[str]:
-    """Ten grammars at once that take minutes to compile, again and again, beside innocents."""
+    """Ten grammars at once that take minutes to compile, or longer with each token, again and
+    again, beside innocents."""
     calm, beside = _Innocents(server), _Innocents(server)
     seconds = CALM_SECONDS if scale.whole else 2.0
     with calm.asking():
@@ -272,7 +273,7 @@ def hostile_grammars(turn: int) -> list[dict[str, Any]]:
     }
     return [
         {"regex": "a?" * count},
-        {"regex": "(a|b?)" * count},
+        {"ebnf": f'root ::= e\ne ::= e e | [a-z] | "{turn}"', "max_new_tokens": 200},
         {"regex": "(a?b?c?){400}" + "x" * turn},
         {"json_schema": json.dumps({"type": "object", "patternProperties": keys})},
         {"json_schema": json.dumps({"type": "object", "properties": names})},
