@@ -92,12 +92,14 @@ def check_private(*folders: Path, open_to: int = 0o022) -> None:
 
     Raises:
         ForeignFolder: one belongs to another user, whatever its mode.
-        StorageError: one is open to others.
+        StorageError: one is open to others, or no folder.
     """
     for folder in folders:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = folder.stat()
             mode = stat.S_IMODE(status.st_mode)
+            if not stat.S_ISDIR(status.st_mode):
+                raise StorageError(f"{folder} is no folder.", hint=_ELSEWHERE)
             if status.st_uid != os.getuid():
                 raise ForeignFolder(
                     f"{folder} belongs to uid {status.st_uid}, and you are uid {os.getuid()}.",

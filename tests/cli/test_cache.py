@@ -276,6 +276,17 @@ def test_a_cache_that_cannot_be_written_names_the_variable_that_moves_it(
     assert "OSCAR_ZOO_CACHE" in told["error"]["hint"], told
 
 
+@pytest.mark.parametrize("words", ["pull tiny-qwen3-hard --hub file:.", "cache gc"])
+def test_a_cache_that_is_no_folder_moves(
+    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told to change the permissions of a device."""
+    monkeypatch.setenv("OSCAR_ZOO_CACHE", "/dev/null")
+    assert run([*words.split(), "--json"]) == 8
+    hint = parsed(capsys.readouterr().out)["error"]["hint"]
+    assert "OSCAR_ZOO_CACHE" in hint and "chmod" not in hint
+
+
 @ROOT_ONLY
 @pytest.mark.parametrize(
     ("owner", "planting", "later", "code"),
