@@ -227,7 +227,7 @@ def _card(name: str) -> tuple[int, str]:
     least = ".".join(map(str, LOWEST))
     if is_older(name):
         raise UsageError(
-            f"{name} is not supported: the INT2 kernels need compute capability {least}.",
+            f"{name} is not supported: the INT2 kernels need compute capability {least} or later.",
             hint="which GPUs work: oscar-zoo doctor",
         )
     names = {one.lower(): one for chip in CHIPS.values() for one in chip.names}

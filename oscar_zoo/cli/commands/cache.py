@@ -39,9 +39,8 @@ def list_command(as_json: bool) -> None:
 
 
 @command.command("verify", short_help="Hash and verify every stored artifact again.")
-@options.quiet_option
 @options.json_option
-def verify_command(quiet: bool, as_json: bool) -> int:
+def verify_command(as_json: bool) -> int:
     """Hash every stored file again and verify every artifact; exit code 4 if one is damaged.
 
     \b
@@ -56,15 +55,14 @@ def verify_command(quiet: bool, as_json: bool) -> int:
     if as_json:
         emit_checks(checks)
     else:
-        print_checks(checks, quiet=quiet)
+        print_checks(checks)
     return 4 if any(found.problem for found in checks) else 0
 
 
 @command.command("gc", short_help="Remove what no stored artifact needs.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@options.quiet_option
 @options.json_option
-def gc_command(dry_run: bool, quiet: bool, as_json: bool) -> None:
+def gc_command(dry_run: bool, as_json: bool) -> None:
     """Remove what no stored artifact needs: unused files, leftovers of killed processes, old
     listings of hubs.
 
@@ -80,16 +78,15 @@ def gc_command(dry_run: bool, quiet: bool, as_json: bool) -> None:
     if as_json:
         emit_collected(report, dry_run=dry_run)
     else:
-        print_collected(report, dry_run=dry_run, quiet=quiet)
+        print_collected(report, dry_run=dry_run)
 
 
 @command.command("rm", short_help="Remove artifacts from the store.")
 @click.argument(
     "names", metavar="NAME[:TAG]...", nargs=-1, required=True, shell_complete=completing.stored
 )
-@options.quiet_option
 @options.json_option
-def rm_command(names: tuple[str, ...], quiet: bool, as_json: bool) -> None:
+def rm_command(names: tuple[str, ...], as_json: bool) -> None:
     """Remove artifacts from the store. They can be pulled again as long as a hub has them.
 
     \b

@@ -27,14 +27,12 @@ _NAME = re.compile("[A-Za-z0-9._:@/~-]+")
     metavar="TOKENS",
     help="Longest answer; a model that thinks first may need more.",
 )
-@options.quiet_option
 @options.json_option
 def command(
     server: str | None,
     question: str | None,
     api_key_file: Path | None,
     max_tokens: int,
-    quiet: bool,
     as_json: bool,
 ) -> int:
     """Talk to a server that `oscar-zoo serve` runs on this machine, or ask it one question.
@@ -88,9 +86,7 @@ def command(
     key = read_key(api_key_file) if api_key_file else key_of(record)
     session = ChatSession(client_url(record.url), record.model, key=key, most=max_tokens)
     if not asks:
-        terminal.note(
-            f"{record.model} on port {record.port}. /new forgets, Ctrl-D ends.", quiet=quiet
-        )
+        terminal.note(f"{record.model} on port {record.port}. /new forgets, Ctrl-D ends.")
         talk(session)
         return 0
     question = (sys.stdin.read() if question is None else question).strip("\r\n")
@@ -102,5 +98,5 @@ def command(
     if as_json:
         terminal.emit_json(answer_facts(session, question, record))
     else:
-        answer(session, question, quiet=quiet)
+        answer(session, question)
     return 0

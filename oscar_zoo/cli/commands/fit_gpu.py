@@ -37,7 +37,7 @@ from oscar_zoo.cli import completing, options, parsing
     "gpus",
     type=click.IntRange(1, 1024),
     metavar="N",
-    help="GPUs that share the model. [default: those of its recipe, else 1]",
+    help="GPUs that share the model. [default: 1 with --gpu, else those of its recipe]",
 )
 @click.option(
     "--weights",

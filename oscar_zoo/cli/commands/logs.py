@@ -22,9 +22,8 @@ ON_A_TERMINAL = 100
         " all]"
     ),
 )
-@options.quiet_option
 @options.json_option
-def command(name: str | None, follow: bool, lines: str | None, quiet: bool, as_json: bool) -> int:
+def command(name: str | None, follow: bool, lines: str | None, as_json: bool) -> int:
     """Show the log of a server that `oscar-zoo serve` runs: its end on a terminal, and all of it in
     a pipe or a file.
 
@@ -62,7 +61,7 @@ def command(name: str | None, follow: bool, lines: str | None, quiet: bool, as_j
         terminal.emit_json({"schema": "oscar-zoo.logs/1"} | facts)
         return 0
     if gone is not None:
-        terminal.note(f"note: {server_records.told(gone)}.", quiet=quiet)
+        terminal.note(f"note: {server_records.told(gone)}.")
     alive = (lambda: record.process.alive) if follow and record is not None else None
     for line in servers.read_log(log, lines=number, follow=alive):
         sys.stdout.write(terminal.printable(line) + "\n")

@@ -18,9 +18,8 @@ from oscar_zoo.cli.render import terminal
     metavar="FILE.html|.png",
     help="File to write. [default: the page, beside the source]",
 )
-@options.quiet_option
 @options.json_option
-def command(source: str, output: Path | None, quiet: bool, as_json: bool) -> None:
+def command(source: str, output: Path | None, as_json: bool) -> None:
     """Draw a report again from its numbers, or the spectra of a moments file.
 
     The page is one self-contained HTML file; the picture shows the same. DIR is an

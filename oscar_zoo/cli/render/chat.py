@@ -56,11 +56,11 @@ def talk(chat: ChatSession) -> None:
                 terminal.note("Ctrl-D ends the chat, and so does Ctrl-C once more.")
 
 
-def answer(chat: ChatSession, question: str, *, quiet: bool) -> None:
+def answer(chat: ChatSession, question: str) -> None:
     """Ask `question` and write the answer to stdout. Raises `ServerFailed`."""
     _show(chat.ask(question))
     if chat.answer.cut:
-        terminal.note("note: the answer was cut off; for longer ones: --max-tokens N", quiet=quiet)
+        terminal.note("note: the answer was cut off; for longer ones: --max-tokens N")
 
 
 def answer_facts(chat: ChatSession, question: str, record: ServerRecord) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _turn(chat: ChatSession, text: str) -> None:
                 hint=f"{NEW} starts another conversation, and Ctrl-D ends the chat",
             )
         elif text:
-            answer(chat, text, quiet=False)
+            answer(chat, text)
     except (ServerFailed, UsageError) as error:
         terminal.print_error(error.code, error.message, error.hint, as_json=False)
 

@@ -75,7 +75,7 @@ def emit_checks(checks: Sequence[StoredCheck]) -> None:
     terminal.emit_json({"schema": "oscar-zoo.cache-verify/1", "ok": intact, "artifacts": rows})
 
 
-def print_checks(checks: Sequence[StoredCheck], *, quiet: bool) -> None:
+def print_checks(checks: Sequence[StoredCheck]) -> None:
     """A line for each artifact of `cache verify`, and how to repair it."""
     for check in checks:
         mark = terminal.MARKS["failed" if check.problem else "ok"]
@@ -83,7 +83,7 @@ def print_checks(checks: Sequence[StoredCheck], *, quiet: bool) -> None:
         terminal.out().print(f"{mark}  {terminal.clean(what)}")
         if check.problem:
             terminal.out().print(f"    {terminal.clean(check.problem)}")
-            terminal.note(f"Next: {check.repair}", quiet=quiet)
+            terminal.note(f"Next: {check.repair}")
     intact = sum(check.problem is None for check in checks)
     terminal.out().print(f"{intact} of {_count(len(checks), 'artifact')} intact")
 
@@ -106,7 +106,7 @@ def emit_collected(report: GcReport, *, dry_run: bool) -> None:
     terminal.emit_json({"schema": "oscar-zoo.cache-gc/1"} | facts)
 
 
-def print_collected(report: GcReport, *, dry_run: bool, quiet: bool) -> None:
+def print_collected(report: GcReport, *, dry_run: bool) -> None:
     """A line for each thing that `cache gc` removed."""
     for item in report.removed:
         terminal.out().print(f"{item.kind:<17} {terminal.clean(item.path)}")
@@ -114,7 +114,7 @@ def print_collected(report: GcReport, *, dry_run: bool, quiet: bool) -> None:
     terminal.out().print(f"{_count(len(report.removed), 'item')}, {done} {freed}")
     if not report.exclusive:
         text = "Others use the store just now: unused files younger than an hour stay."
-        terminal.note(text, quiet=quiet)
+        terminal.note(text)
 
 
 def _count(number: int, what: str) -> str:
