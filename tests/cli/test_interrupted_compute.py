@@ -97,7 +97,7 @@ def test_another_text_is_refused_before_the_model_is_loaded(
     typed += ["--calib-tokens", "600", "--seq-len", "200"]
     ends_at_first_save["signal"] = signal.SIGINT
     assert run(typed) == 130
-    kept = (tmp_path / "out.work/rank-0/state.json").read_bytes()
+    kept = (tmp_path / "out.work/capture/state.json").read_bytes()
     ends_at_first_save.clear()
     capsys.readouterr()
     text = MODEL.parents[1] / "text/validation.txt"
@@ -105,7 +105,7 @@ def test_another_text_is_refused_before_the_model_is_loaded(
     assert run([*typed, "--calib-data", str(text), "--resume"]) == 7
     told = capsys.readouterr().err
     assert "holds a capture of another calibration text" in told and "--no-resume" in told
-    assert (tmp_path / "out.work/rank-0/state.json").read_bytes() == kept
+    assert (tmp_path / "out.work/capture/state.json").read_bytes() == kept
 
 
 def test_the_same_command_goes_on_and_another_one_begins_anew(

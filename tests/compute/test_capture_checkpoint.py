@@ -129,7 +129,7 @@ def test_finished_work_is_not_done_again(killed: Killed) -> None:
 def test_a_state_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "LARGEST", 15_000)  # two layers
     layers = {layer: random_sums(layer) for layer in range(6)}
-    keeper = Checkpoint(tmp_path / "rank-0", FACTS, INFO)
+    keeper = Checkpoint(tmp_path / "capture", FACTS, INFO)
     keeper.save(
         Position("layers", 3),
         dict(list(layers.items())[:3]),
@@ -139,7 +139,7 @@ def test_a_state_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     few, many = dict(list(layers.items())[3:]), torch.ones(1, 900, 8)
     keeper.save(Position("layers", 6), few, sequences=1, add=True, hidden=[many])
-    saved = Checkpoint(tmp_path / "rank-0", FACTS, INFO).load()
+    saved = Checkpoint(tmp_path / "capture", FACTS, INFO).load()
     assert saved is not None
     assert saved.position == Position("layers", 6)
     assert saved.hidden is None  # larger than a file may be
@@ -154,7 +154,7 @@ def test_a_state_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert all(
             same_sum(getattr(got, name), getattr(want, name)) for name in (*checkpoint.SUMS, "wo")
         )
-    sizes = [path.stat().st_size for path in (tmp_path / "rank-0").glob("*.safetensors")]
+    sizes = [path.stat().st_size for path in (tmp_path / "capture").glob("*.safetensors")]
     assert len(sizes) == 4
     assert max(sizes) <= 15_000
 
@@ -239,7 +239,7 @@ def test_a_capture_goes_on_only_with_its_own_model_data_and_options(
 def test_what_was_kept_can_be_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     interrupted(tmp_path, monkeypatch)
-    assert (tmp_path / "rank-0" / "state.json").is_file()
+    assert (tmp_path / "capture" / "state.json").is_file()
     discard(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 

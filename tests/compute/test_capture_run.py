@@ -16,8 +16,8 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFi
     work = tmp_path / "r.work"
     for saved in (False, True):
         if saved:
-            (work / "rank-0").mkdir(parents=True)
-            (work / "rank-0" / STATE).write_text("{}")
+            (work / "capture").mkdir(parents=True)
+            (work / "capture" / STATE).write_text("{}")
         with pytest.raises(KeyboardInterrupt) as caught, kept_for_resume(work):
             raise KeyboardInterrupt
         aborted = click.Abort()

@@ -50,7 +50,7 @@ from oscar_zoo.models.exact_attention import exact_attention
 from oscar_zoo.models.layer_by_layer import remember_plan
 from oscar_zoo.models.layer_replay import ReplayPlan, plan_replay
 
-STORE = "rank-0"
+STORE = "capture"
 """Folder with the state of a capture, in that of the work."""
 NAME = "oscar_zoo_capture"
 """Name of our attention implementation in transformers."""
