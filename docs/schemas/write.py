@@ -21,10 +21,12 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from oscar_zoo.artifact.manifest import Manifest, Status
+from oscar_zoo.artifact.outcome import VerifyReport
 from oscar_zoo.artifact.specs import Score, ServingRecipe
 from oscar_zoo.compute.report.data import ReportData
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.recipe import ModelRecipe
+from oscar_zoo.verb import schema_of
 
 HERE = Path(__file__).resolve().parent
 PARTS = HERE / "parts.json"
@@ -113,8 +115,16 @@ def text(value: Any, indent: int = 0, before: int = 0) -> str:
     return f"{ends[0]}\n{body}\n{' ' * indent}{ends[1]}"
 
 
+GENERATED: dict[str, tuple[str, type]] = {"verify-1": ("Verified artifacts", VerifyReport)}
+"""Outputs whose schema is made of the outcome of their verb: nobody writes them by hand."""
+
+
 def made(file: Path, shared: dict[str, Any]) -> str:
     """What `file` has to hold, from what it holds."""
+    if file.stem in GENERATED:
+        title, outcome = GENERATED[file.stem]
+        head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
+        return text(head | schema_of(outcome)) + "\n"
     schema = json.loads(file.read_bytes())
     return text(schema if file == PARTS else complete(schema, shared)) + "\n"
 

@@ -265,10 +265,10 @@ def open_folder(path: Path, observer: Observer) -> Artifact:
 
 
 def _verified_folder(path: Path) -> Verified:
-    checked = check_one(path)
-    if not isinstance(checked.outcome, Verified):
-        refuse(checked.label, checked.outcome)
-    return checked.outcome
+    outcome = check_one(path)
+    if not isinstance(outcome, Verified):
+        refuse(outcome.label, outcome)
+    return outcome
 
 
 def _recipe(

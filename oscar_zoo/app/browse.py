@@ -13,7 +13,7 @@ from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import ModelTarget, NameTarget
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.artifact.outcome import Outcome
+from oscar_zoo.artifact.outcome import Outcome, SignatureReport
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import ArtifactNotFound, IntegrityError, OscarZooError
 from oscar_zoo.models.config_file import ConfigFile
@@ -26,7 +26,7 @@ from oscar_zoo.registry.model_names import ModelChoice
 from oscar_zoo.registry.notices import status_warnings
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.registry.record import Record
-from oscar_zoo.registry.signatures import NOT_SIGNED, SignatureReport
+from oscar_zoo.registry.signatures import NOT_SIGNED
 from oscar_zoo.registry.signed_outcome import signature_of
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.summary import known_scores

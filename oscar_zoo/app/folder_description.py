@@ -24,7 +24,7 @@ def describe_folder(target: PathTarget, *, gpu_memory: int | None = None) -> Des
         UsageError: it is a file.
     """
     (entry,), _ = known_entries([target], Sources(offline=True))
-    outcome = check_one(existing_path(target.path)).outcome
+    outcome = check_one(existing_path(target.path))
     warnings = () if isinstance(outcome, Verified) else (failed_verification(str(target), outcome),)
     manifests = () if entry.manifest is None else (entry.manifest,)
     return Description(

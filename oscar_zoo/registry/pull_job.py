@@ -16,7 +16,7 @@ from typing import TypeVar
 from oscar_zoo.artifact import locks
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.artifact.outcome import Verified
+from oscar_zoo.artifact.outcome import SignatureReport, Verified
 from oscar_zoo.errors import (
     DigestMismatchError,
     MalformedFile,
@@ -39,7 +39,6 @@ from oscar_zoo.registry.resolve import find
 from oscar_zoo.registry.signatures import (
     NOT_SIGNED,
     KnownKeys,
-    SignatureReport,
     SignatureWish,
     check_signature,
     unreadable,

@@ -11,18 +11,17 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal, Self
+from typing import Self
 
 from oscar_zoo.artifact import signature_file
 from oscar_zoo.artifact.digest import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.artifact.outcome import SignatureReport
 from oscar_zoo.artifact.signature_file import SignatureFile
-from oscar_zoo.errors import ArtifactSignatureError, MalformedFile, MissingDependency
+from oscar_zoo.errors import MalformedFile, MissingDependency
 from oscar_zoo.registry import signing_key, timestamp
 from oscar_zoo.registry.signing_key import SigningKey
 from oscar_zoo.registry.trusted_keys import packaged_keys
-
-State = Literal["valid", "unknown key", "invalid", "missing", "not checked"]
 
 
 @dataclass(frozen=True)
@@ -95,45 +94,6 @@ class KnownKeys:
         return public, tuple(key for key in self.keys if key.fingerprint == mark)
 
 
-@dataclass(frozen=True)
-class SignatureReport:
-    """What is known about the signature of an artifact.
-
-    Attributes:
-        state: `valid` is by a known key over exactly these files; of `unknown key` only the second
-            is known, if at all.
-        fingerprint: sha256 of the key that it names, or `None`.
-        by: who knows the key, or `None`.
-        code: what is missing for `valid`, in a word that does not change, or `None`.
-        message: the same in a clause that follows "the artifact", or `None`.
-    """
-
-    state: State
-    fingerprint: str | None = None
-    by: str | None = None
-    code: str | None = None
-    message: str | None = None
-
-    @property
-    def is_there(self) -> bool:
-        """Whether the artifact has a signature file."""
-        return self.state != "missing"
-
-    @property
-    def sentence(self) -> str:
-        """The report in one line for people."""
-        if self.state == "valid":
-            return f"signed by {self.fingerprint} ({self.by})"
-        if self.state == "unknown key" and self.fingerprint is not None:
-            return f"signed by {self.fingerprint}, a key that is not known here"
-        return str(self.message)
-
-    def require(self, what: str) -> None:
-        """Raise `ArtifactSignatureError` unless it is `valid`; `what` is the artifact."""
-        if self.state != "valid":
-            raise ArtifactSignatureError.of(what, str(self.code), str(self.message))
-
-
 NOT_SIGNED = SignatureReport("missing", code="signature.missing", message="is not signed")
 """The report of an artifact without a signature file."""
 
@@ -168,12 +128,12 @@ def check_signature(
         return _invalid(*wrong, mark)
     if public is None or mark is None:
         message = f"is signed by a key that is not known here (hint {(found.hint or 'none')[:16]})"
-        return SignatureReport("unknown key", None, None, "signature.unknown_key", message)
+        return SignatureReport("unknown_key", None, None, "signature.unknown_key", message)
     try:
         signed = signing_key.has_signed(public, found.signature, found.signed_bytes)
     except MissingDependency:
         text = "has a signature that is not checked: pip install 'oscar-zoo[sign]'"
-        return SignatureReport("not checked", mark, None, "signature.not_checked", text)
+        return SignatureReport("not_checked", mark, None, "signature.not_checked", text)
     if not signed or found.hint not in (None, signing_key.pem_hint(public)):
         return _invalid("invalid", "has a signature that is none of its key", mark)
     return _by_known(mark, known)
@@ -209,7 +169,7 @@ def _by_known(mark: str, known: tuple[KnownKey, ...]) -> SignatureReport:
         message = f"is signed by {mark[:16]}, a key that was trusted until {until}"
         return _invalid("expired", message, mark)
     message = f"is signed by {mark[:16]}, a key that is not known here"
-    return SignatureReport("unknown key", mark, None, "signature.unknown_key", message)
+    return SignatureReport("unknown_key", mark, None, "signature.unknown_key", message)
 
 
 def _difference(

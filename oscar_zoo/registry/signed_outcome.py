@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.outcome import Check, Outcome, Rejected, State, Verified
+from oscar_zoo.artifact.outcome import Check, Outcome, Rejected, SignatureReport, State, Verified
 from oscar_zoo.errors import MalformedFile
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.signatures import (
     KnownKeys,
-    SignatureReport,
     SignatureWish,
     check_signature,
     unreadable,
@@ -36,7 +35,7 @@ def with_signature(
     if not isinstance(outcome, Verified) or not signature.is_there:
         return outcome
     state: State = "ok" if signature.state == "valid" else "warning"
-    state = "not checked" if signature.state == "not checked" else state
+    state = "not checked" if signature.state == "not_checked" else state
     line = Check("signature", state, signature.sentence)
     return replace(outcome, checks=(*outcome.checks, line))
 

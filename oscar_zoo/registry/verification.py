@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from oscar_zoo.artifact.manifest import FILE_NAME
@@ -28,7 +27,8 @@ from oscar_zoo.next_step import Pull
 from oscar_zoo.registry.catalog import Catalog, recipe_for
 from oscar_zoo.registry.known_names import close_names, find_stored
 from oscar_zoo.registry.notices import status_warnings
-from oscar_zoo.registry.signatures import SignatureReport, SignatureWish
+from oscar_zoo.registry.record import Record
+from oscar_zoo.registry.signatures import SignatureWish
 from oscar_zoo.registry.signed_outcome import signature_in, signature_of, with_signature
 from oscar_zoo.registry.store import Store
 
@@ -36,131 +36,80 @@ WANTED = "give a rotation file, or a folder that holds a K/V pair"
 
 
 @dataclass(frozen=True)
-class Checked:
-    """One artifact that was verified.
+class Expected:
+    """What an artifact is held against.
 
     Attributes:
-        label: how to call it: its path, or its reference in the store.
-        outcome: what verification found.
-        stored: whether it is in the local store.
-        fetch_again: the command that fetches a stored version again.
-        warnings: a sentence where the stored version was yanked or deprecated.
-        signature: what is known about its signature; of a single file, `None`.
-    """
-
-    label: str
-    outcome: Outcome
-    stored: bool = False
-    fetch_again: str | None = None
-    warnings: tuple[str, ...] = ()
-    signature: SignatureReport | None = None
-
-
-def check_path(
-    path: Path,
-    *,
-    geometry: Geometry | None = None,
-    digest: str | None = None,
-    strict: bool = False,
-    signing: SignatureWish | None = None,
-) -> list[Checked]:
-    """Verify a rotation file, an artifact folder, or every artifact in a tree; arguments as for
-    `check_one`.
-
-    Raises:
-        PathNotFound: no rotation file is there.
-        UsageError: `digest` with several artifacts.
-    """
-    place = artifacts_at(path)
-    path, found = place.path, place.artifacts
-    if digest is not None and len(found) > 1:
-        raise UsageError(
-            f"--digest goes with one artifact, {path} holds {len(found)}.", hint="name one of them"
-        )
-    return [
-        check_one(item, geometry=geometry, digest=digest, strict=strict, signing=signing)
-        for item in found
-    ]
-
-
-def check_one(
-    path: Path,
-    *,
-    geometry: Geometry | None = None,
-    digest: str | None = None,
-    strict: bool = False,
-    signing: SignatureWish | None = None,
-) -> Checked:
-    """Verify one rotation file or artifact folder.
-
-    Args:
-        path: as `existing_path` returns it.
-        geometry: of the model; default that of the model which a folder of `path` is named after.
+        geometry: of the model; default that of the model which a folder of the path, or the
+            artifact itself, names.
         digest: what the artifact must have; see `verify_files`.
         strict: apply the rules of publishing.
         signing: whether a signature is required, and keys that are known.
+    """
+
+    geometry: Geometry | None = None
+    digest: str | None = None
+    strict: bool = False
+    signing: SignatureWish = field(default_factory=SignatureWish)
+
+
+def check_path(path: Path, expected: Expected) -> list[Outcome]:
+    """Verify a rotation file, an artifact folder, or every artifact in a tree.
+
+    Raises:
+        PathNotFound: no rotation file is there.
+        UsageError: a digest with several artifacts.
+    """
+    place = artifacts_at(path)
+    if expected.digest is not None and len(place.artifacts) > 1:
+        raise UsageError(
+            f"--digest goes with one artifact, {place.path} holds {len(place.artifacts)}.",
+            hint="name one of them",
+        )
+    return [check_one(item, expected) for item in place.artifacts]
+
+
+def check_one(path: Path, expected: Expected | None = None) -> Outcome:
+    """Verify one rotation file or artifact folder; `path` is as `existing_path` returns it.
 
     Raises:
         UsageError: a signature of a single file is required.
     """
     from oscar_zoo.artifact.artifact_folder import read_path
+    from oscar_zoo.artifact.verify import verify_files
 
-    signing = signing or SignatureWish()
-    if path.is_file() and signing.required:
+    expected = expected or Expected()
+    if path.is_file() and expected.signing.required:
         raise UsageError(
             f"{path_text(path)} is one file, and a signature is of an artifact.",
             hint="name its folder",
         )
     files = read_path(path)
     if not isinstance(files, dict):
-        return Checked(path_text(path), files)
-    signature = None if path.is_file() else signature_in(path, files, signing)
-    verify = partial(
-        _verify,
-        files,
-        digest=digest,
-        geometry=geometry or geometry_from_path(path),
-        what=str(path),
-        strict=strict,
+        return replace(files, label=path_text(path))
+    signature = None if path.is_file() else signature_in(path, files, expected.signing)
+    outcome = with_signature(
+        lambda: verify_files(
+            files,
+            expected_digest=expected.digest,
+            geometry=expected.geometry or geometry_from_path(path),
+            what=str(path),
+            strict=expected.strict,
+        ),
+        signature,
+        expected.signing,
     )
-    return Checked(path_text(path), with_signature(verify, signature, signing), signature=signature)
+    return replace(outcome, label=path_text(path), signature=signature)
 
 
-def _verify(
-    files: dict[str, bytes],
-    *,
-    digest: str | None,
-    geometry: Geometry | None,
-    what: str,
-    strict: bool,
-) -> Outcome:
-    from oscar_zoo.artifact.verify import verify_files
-
-    return verify_files(files, expected_digest=digest, geometry=geometry, what=what, strict=strict)
-
-
-def check_installed(
-    reference: Reference,
-    *,
-    geometry: Geometry | None = None,
-    digest: str | None = None,
-    strict: bool = False,
-    signing: SignatureWish | None = None,
-) -> Checked:
+def check_installed(reference: Reference, expected: Expected) -> Outcome:
     """Verify what `reference` means in the local store; a damaged or missing file is an outcome,
     not an exception.
-
-    Args:
-        reference: see `find_installed`.
-        geometry: of the model; default that of the artifact's own model, where the zoo knows it.
-        digest, strict, signing: as for `check_one`.
 
     Raises:
         ArtifactNotFound: the store does not have it.
         AmbiguousName: it means several versions.
     """
-    from oscar_zoo.artifact.verify import verify_files
-
     store = Store()
     record = find_stored(reference, store)
     if record is None:
@@ -170,45 +119,42 @@ def check_installed(
             suggestions=close,
             next_step=None if close else Pull(str(reference)),
         )
-    label, warnings = record.id.reference, status_warnings(record)
+    outcome = _check_stored(store, record, expected)
+    return replace(
+        outcome,
+        label=record.id.reference,
+        fetch_again=record.fetch_again,
+        remarks=status_warnings(record),
+    )
+
+
+def _check_stored(store: Store, record: Record, expected: Expected) -> Outcome:
+    from oscar_zoo.artifact.verify import verify_files
+
+    label = record.id.reference
     try:
         stored = store.open(record.digest, record.id)
     except DigestMismatchError as error:
-        damage = DigestMismatch(
-            error.what, error.want, error.got, (Check("bytes", "failed", error.message),)
-        )
-        return Checked(
-            label, damage, stored=True, fetch_again=record.fetch_again, warnings=warnings
-        )
+        failed = Check("bytes", "failed", error.message)
+        return DigestMismatch(error.what, error.want, error.got, (failed,))
     except MalformedFile as error:
-        return Checked(
-            label,
-            Unreadable(error.message, label),
-            stored=True,
-            fetch_again=record.fetch_again,
-            warnings=warnings,
-        )
+        return Unreadable(error.message, label)
     recipe = recipe_for(record.id.model)
-    signing = signing or SignatureWish()
-    signature = signature_of(stored, signing)
-    verify = partial(
-        verify_files,
-        stored.payload,
-        manifest=stored.manifest,
-        expected=record.files,
-        expected_digest=digest,
-        geometry=geometry or (recipe.geometry if recipe else None),
-        what=label,
-        strict=strict,
+    signature = signature_of(stored, expected.signing)
+    outcome = with_signature(
+        lambda: verify_files(
+            stored.payload,
+            manifest=stored.manifest,
+            expected=record.files,
+            expected_digest=expected.digest,
+            geometry=expected.geometry or (recipe.geometry if recipe else None),
+            what=label,
+            strict=expected.strict,
+        ),
+        signature,
+        expected.signing,
     )
-    return Checked(
-        label,
-        with_signature(verify, signature, signing),
-        stored=True,
-        fetch_again=record.fetch_again,
-        warnings=warnings,
-        signature=signature,
-    )
+    return replace(outcome, signature=signature)
 
 
 def existing_path(path: Path) -> Path:

@@ -10,6 +10,7 @@ from measured_artifacts import measured_files
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
+from oscar_zoo.app import verify
 from oscar_zoo.app.artifacts import open_artifact
 from oscar_zoo.app.browse import describe
 from oscar_zoo.app.cache import check, remove, stored
@@ -20,9 +21,9 @@ from oscar_zoo.app.pull import pull_all
 from oscar_zoo.app.pull_request import Offered, Pulled, PullRequest
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import parse, parse_name, parse_named
-from oscar_zoo.app.verify import VerifyRequest, verify_all
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.errors import ArtifactNotFound, OutputExists, UsageError
+from oscar_zoo.registry.params import VerifyParams
 
 
 @pytest.fixture(autouse=True)
@@ -91,10 +92,10 @@ def test_an_artifact_is_one_type_wherever_it_comes_from(sources: Sources, tmp_pa
 def test_verify_gives_values(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "tree" / "one", artifact_files())
     write_folder(tmp_path / "tree" / "two", artifact_files(seed=1))
-    results = verify_all(VerifyRequest((parse(tmp_path / "tree"),)))
-    assert [isinstance(checked.outcome, Verified) for checked in results] == [True, True]
+    results = verify.run(VerifyParams(tmp_path / "tree")).results
+    assert [isinstance(found, Verified) for found in results] == [True, True]
     with pytest.raises(UsageError, match="--digest goes with exactly one"):
-        verify_all(VerifyRequest((parse(folder), parse(folder)), digest="0" * 64))
+        verify.run(VerifyParams((folder, folder), digest="0" * 64))
 
 
 def test_a_later_hub_that_fails_leaves_what_was_done(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from oscar_zoo.artifact.specs import Score
 from oscar_zoo.artifact.width_selection import WidthSelection
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.memory import print_memory
-from oscar_zoo.cli.render.outcomes import headline, signature_json
+from oscar_zoo.cli.render.outcomes import headline
 from oscar_zoo.cli.render.scores import score_line
 from oscar_zoo.cli.render.widths import course, raises, with_windows
 from oscar_zoo.registry.architectures import Architecture
 from oscar_zoo.registry.measured import Measured
+from oscar_zoo.verb import as_json
 
 _ASKED = {
     "compute": "compute",
@@ -52,7 +53,7 @@ def facts_of(found: Description) -> dict[str, Any]:
                 "path": str(copy.record.path),
                 "intact": copy.intact,
                 "fetch_again": copy.record.fetch_again,
-                "signature": signature_json(copy.signature),
+                "signature": as_json(copy.signature),
             }
             for copy in found.installed
         ],

@@ -1,10 +1,9 @@
-"""Verification outcomes as text and as JSON: one place that spells out the closed union."""
+"""Verification outcomes as text for people; their JSON is made of their fields."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, assert_never
+from typing import assert_never
 
 from oscar_zoo.artifact.manifest import SUFFIX
 from oscar_zoo.artifact.outcome import (
@@ -15,67 +14,16 @@ from oscar_zoo.artifact.outcome import (
     Unreadable,
     Unsupported,
     Verified,
+    VerifyReport,
     warning_text,
 )
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.headlines import rejection
 from oscar_zoo.errors import ArtifactSignatureError
-from oscar_zoo.registry.signatures import SignatureReport
-from oscar_zoo.registry.verification import Checked
+from oscar_zoo.registry.params import VerifyParams
 
 NOT_REACHED = "not reached"
 """Detail of the checks that a failed one made pointless; people are not shown them."""
-
-
-def outcome_json(path: str, outcome: Outcome) -> dict[str, Any]:
-    """The facts of one outcome; `outcome` names which of the five it is."""
-    facts: dict[str, Any] = {"path": path, "ok": isinstance(outcome, Verified)}
-    facts["checks"] = [
-        {"name": c.name, "state": c.state, "detail": c.detail} for c in outcome.checks
-    ]
-    match outcome:
-        case Verified():
-            files = [{"path": f.path, "sha256": f.sha256, "size": f.size} for f in outcome.files]
-            return facts | {
-                "outcome": "verified",
-                "level": outcome.level,
-                "grade": outcome.grade,
-                "digest": outcome.digest,
-                "files": files,
-                "warnings": list(outcome.warnings),
-            }
-        case DigestMismatch():
-            return facts | {
-                "outcome": "digest_mismatch",
-                "file": outcome.path,
-                "want": outcome.want,
-                "got": outcome.got,
-            }
-        case Rejected():
-            where = {
-                "layer": outcome.layer,
-                "head": outcome.head,
-                "measured": outcome.measured,
-                "limit": outcome.limit,
-            }
-            return facts | {
-                "outcome": "rejected",
-                "stage": outcome.stage,
-                "code": outcome.code,
-                "message": outcome.message,
-                "file": outcome.path,
-                **where,
-            }
-        case Unsupported():
-            return facts | {
-                "outcome": "unsupported",
-                "kind": outcome.kind,
-                "reason": outcome.reason,
-            }
-        case Unreadable():
-            return facts | {"outcome": "unreadable", "cause": outcome.cause, "file": outcome.path}
-        case _:
-            assert_never(outcome)
 
 
 def headline(outcome: Outcome) -> str:
@@ -103,15 +51,15 @@ def headline(outcome: Outcome) -> str:
 
 
 def next_step(
-    checked: Checked, *, model: str | None = None, digest: str | None = None
+    outcome: Outcome, *, model: str | Path | None = None, digest: str | None = None
 ) -> str | None:
     """What a person can do about a failed outcome.
 
     Args:
-        checked: what was verified.
+        outcome: what was found.
         model, digest: what `verify` was told to compare with.
     """
-    match checked.outcome:
+    match outcome:
         case Verified():
             return None
         case Rejected(code="layers.gaps"):
@@ -133,9 +81,9 @@ def next_step(
         case Unreadable(hint=str(hint)):
             return hint
         case Rejected(stage="signature", code=code, message=message):
-            return ArtifactSignatureError.of(checked.label, code, message).hint
-        case _ if checked.fetch_again is not None:
-            return checked.fetch_again
+            return ArtifactSignatureError.of(outcome.label, code, message).hint
+        case _ if outcome.fetch_again is not None:
+            return outcome.fetch_again
         case Rejected(code="v-is-k" | "k-is-v"):
             return "the two files look swapped; swap them and verify again"
         case Rejected(code="incomplete_pair", path=str(path)):
@@ -143,7 +91,7 @@ def next_step(
                 f"{path} is alone; put the other file of the pair beside it, or move it away if it"
                 " is no rotation"
             )
-        case Rejected(path=str(path)) if _of_another_kind(checked, path):
+        case Rejected(path=str(path)) if _of_another_kind(outcome, path):
             return "this is no rotation; give a rotation file or a folder that holds a K/V pair"
         case Rejected(code="pickle.opcode" | "pickle.global"):
             return (
@@ -160,66 +108,35 @@ def next_step(
                 "give a rotation file or a folder with a K/V pair, and check that you may read it"
             )
         case _:
-            assert_never(checked.outcome)
+            assert_never(outcome)
 
 
-def _of_another_kind(checked: Checked, path: str) -> bool:
+def _of_another_kind(outcome: Outcome, path: str) -> bool:
     """Whether the file `path` of an artifact is all that was named, and has no field of a rotation
     file, or not even the name of one."""
-    match checked.outcome:
+    match outcome:
         case Rejected(code="schema.foreign"):
             other = True
         case Rejected(stage="container"):
             other = not path.endswith(SUFFIX)
         case _:
             other = False
-    return other and Path(checked.label).name == path
+    return other and Path(outcome.label).name == path
 
 
-def signature_json(report: SignatureReport | None) -> dict[str, Any] | None:
-    """What is known about a signature."""
-    if report is None:
-        return None
-    return {
-        "state": report.state.replace(" ", "_"),
-        "fingerprint": report.fingerprint,
-        "known_by": report.by,
-        "code": report.code,
-        "message": report.message,
-    }
-
-
-def emit_results(results: Sequence[Checked], warnings: Sequence[str]) -> None:
-    """The JSON of `verify`."""
-    rows = [
-        outcome_json(checked.label, checked.outcome)
-        | {"signature": signature_json(checked.signature)}
-        for checked in results
-    ]
-    facts = {"ok": all(row["ok"] for row in rows), "results": rows, "warnings": list(warnings)}
-    terminal.emit_json({"schema": "oscar-zoo.verify/1"} | facts)
-
-
-def print_results(
-    results: Sequence[Checked],
-    warnings: Sequence[str],
-    *,
-    model: str | None,
-    digest: str | None,
-    quiet: bool,
-) -> None:
-    """The report of `verify`, and what to do about what failed; arguments as for `next_step`."""
-    for warning in warnings:
+def print_report(report: VerifyReport, params: VerifyParams, *, quiet: bool) -> None:
+    """The report of `verify`, and what to do about what failed."""
+    for warning in report.warnings:
         terminal.note(f"warning: {warning}", quiet=quiet)
-    failed = [checked for checked in results if not isinstance(checked.outcome, Verified)]
-    for checked in failed if quiet else results:
-        print_outcome(checked.label, checked.outcome)
-    if len(results) > 1 and not quiet:
-        passed = len(results) - len(failed)
-        terminal.out().print(f"{passed} of {len(results)} artifacts passed")
-    for checked in failed:
-        step = next_step(checked, model=model, digest=digest)
-        terminal.note(f"Next: {step}" if len(results) == 1 else f"Next, {checked.label}: {step}")
+    failed = [found for found in report.results if not found.ok]
+    for found in failed if quiet else report.results:
+        print_outcome(found.label, found)
+    count = len(report.results)
+    if count > 1 and not quiet:
+        terminal.out().print(f"{count - len(failed)} of {count} artifacts passed")
+    for found in failed:
+        step = next_step(found, model=params.model, digest=params.digest)
+        terminal.note(f"Next: {step}" if count == 1 else f"Next, {found.label}: {step}")
 
 
 def print_outcome(path: str, outcome: Outcome) -> None:

@@ -13,8 +13,8 @@ from oscar_zoo.artifact.outcome import warning_text
 from oscar_zoo.cli.pasting import pasted, serving
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.computing import computed_facts, plan_sentence
-from oscar_zoo.cli.render.outcomes import signature_json
 from oscar_zoo.errors import OscarZooError
+from oscar_zoo.verb import as_json
 
 
 def emit_report(report: PullReport, *, dry_run: bool) -> None:
@@ -40,7 +40,7 @@ def print_report(report: PullReport, *, dry_run: bool, quiet: bool) -> None:
             _print_planned(row)
             continue
         signature = result.result.signature
-        told = signature.state in ("valid", "unknown key", "not checked")
+        told = signature.state in ("valid", "unknown_key", "not_checked")
         _print_pulled(row, signature.sentence if told else None, quiet=quiet)
     if report.new_lock is not None:
         place = _place(report.new_lock)
@@ -84,7 +84,7 @@ def _pulled_row(pulled: Pulled) -> dict[str, Any]:
         "revision": record.revision,
         "notes": list(result.notes),
         "computed": False,
-        "signature": signature_json(result.signature),
+        "signature": as_json(result.signature),
     }
 
 
