@@ -29,9 +29,6 @@ def start(command: list[str], *, env: Mapping[str, str] | None = None, **given: 
     Args:
         command: of a Python, only as `python` writes it.
         env: its variables; those of this process by default.
-
-    Raises:
-        OSError: it cannot be started.
     """
     if command[0] == sys.executable and command[1:2] not in (["-I"], ["-P"]):
         raise ValueError(f"a Python without -P or -I: {command[:3]}")
@@ -40,12 +37,7 @@ def start(command: list[str], *, env: Mapping[str, str] | None = None, **given: 
 
 
 def output(command: list[str], *, env: Mapping[str, str], seconds: float) -> str:
-    """What a program prints that ends well in time.
-
-    Raises:
-        OSError: it cannot be started.
-        subprocess.SubprocessError: it fails, or takes longer.
-    """
+    """What a program prints that ends well in time."""
     pipe = subprocess.PIPE
     with start(command, env=env, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as child:
         try:

@@ -141,9 +141,6 @@ def compile_all(jobs: Sequence[Job], processes: int | None = None) -> list[str]:
     Args:
         jobs: of a `Recorder`.
         processes: how many; one for each CPU by default, but at most `MOST_PROCESSES`.
-
-    Returns:
-        One line for each job that failed. Whoever needs it compiles it again and hears why.
     """
     if not jobs:
         return []

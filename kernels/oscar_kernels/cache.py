@@ -188,15 +188,10 @@ def allocate(
 
     Args:
         k_spec, v_spec: what a row is; both have the same 16-bit `scale_dtype`.
-        slots: number of slots, the dummy page included.
         rows: number of request rows, row 0 included; each has a ring.
         ring_rows: positions of a ring; `recent` by default.
         blocks: number of sink blocks; `rows` by default.
         dtype: type of the windows; bfloat16 by default.
-
-    Raises:
-        ValueError: scales are not stored in 16 bits, or differently for K and V, or a ring is
-            smaller than its window.
     """
     import torch
 

@@ -45,10 +45,6 @@ def check_group_size(dims: tuple[int, int], group_size: int) -> None:
 
     Args:
         dims: channels of a row of each.
-        group_size: the most channels that share a scale.
-
-    Raises:
-        ValueError: it cuts neither of them into 1, 2 or 4 groups, or the other one cannot be cut.
     """
     exact = any(_cuts(dim, group_size) for dim in dims)
     for dim in dims:

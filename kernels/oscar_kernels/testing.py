@@ -29,10 +29,7 @@ def assert_as_good_as_torch(
     truth. NaN fails.
 
     Args:
-        got: what a kernel made of `inputs`.
         op: the reference; computes in the dtype of its arguments.
-        inputs: its arguments.
-        atol: allowed on top, absolute.
     """
     exact = op(*(x.double() for x in inputs))
     assert got.shape == exact.shape, f"shape {tuple(got.shape)}, not {tuple(exact.shape)}"

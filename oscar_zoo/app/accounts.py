@@ -32,14 +32,6 @@ def login(hub: str, observer: Observer, *, force: bool, at_terminal: bool) -> Ac
     Args:
         hub: `hf`, whose client asks on the terminal and keeps the token, or `ms`, whose token comes
             from a variable only.
-        observer: told when a variable hides the new login.
-        force: log in although there is a login.
-        at_terminal: whether somebody can answer the dialogue.
-
-    Raises:
-        UsageError: a login is needed that cannot be made here.
-        LoginRequired: the hub refuses the token.
-        AccessError, NetworkError: see `hubs.accounts.login`.
     """
     return _huggingface(observer, force, at_terminal) if hub == "hf" else _modelscope()
 

@@ -17,11 +17,6 @@ def key_for(expose: str | None, path: Path | None, *, make: bool = False) -> str
     Args:
         expose: address to listen on in place of loopback; needs a key.
         path: file that holds the key, or `None`.
-        make: make a new key.
-
-    Raises:
-        UsageError: an address without a key, or two keys.
-        OscarZooError: as `read_key`.
     """
     if make and path is not None:
         raise UsageError(
@@ -38,12 +33,7 @@ def key_for(expose: str | None, path: Path | None, *, make: bool = False) -> str
 
 
 def read_key(path: Path) -> str:
-    """The API key in the file `path`.
-
-    Raises:
-        PathNotFound: there is no such file.
-        UsageError: the file does not hold exactly one line.
-    """
+    """The API key in the file `path`."""
     if not path.is_file():
         raise PathNotFound.for_path(path, "key file")
     key = path.read_text("utf-8").strip()

@@ -41,13 +41,7 @@ class ArtifactModel:
 
     @classmethod
     def of(cls, artifact: Artifact, choice: ModelChoice) -> ArtifactModel:
-        """Look at the model `choice` and hold `artifact` against it; no weights are read.
-
-        Raises:
-            InvalidModel, StorageError: its folder does not hold a usable model.
-            UnsupportedModel: an INT2 cache cannot serve this model.
-            OscarZooError: as `with_geometry`.
-        """
+        """Look at the model `choice` and hold `artifact` against it; no weights are read."""
         folder = Path(choice.source)
         if not folder.is_dir():
             check_served(choice)
@@ -64,12 +58,7 @@ class ArtifactModel:
     def with_geometry(
         cls, artifact: Artifact, choice: ModelChoice, geometry: Geometry | None
     ) -> ArtifactModel:
-        """The same for a model whose `geometry` was read already.
-
-        Raises:
-            GeometryMismatch: the artifact was made for another shape of model.
-            UsageError: the artifact has no recipe, and the model's geometry is not known.
-        """
+        """The same for a model whose `geometry` was read already."""
         k, v = artifact.verified.k, artifact.verified.v
         if geometry is not None and k is not None and v is not None:
             k.require_geometry("k", geometry, choice.name)
@@ -87,14 +76,7 @@ class ArtifactModel:
 def model_for(
     artifact: Artifact, model: ModelChoice | None, observer: Observer, *, again: str
 ) -> ModelChoice:
-    """The model to run with `artifact`: `model` if it is given, else the artifact's base model.
-
-    Args:
-        again: the command line that takes the FOLDER of the model, for the error.
-
-    Raises:
-        UsageError: the artifact names no model, or no hub has the model that it names.
-    """
+    """The model to run with `artifact`: `model` if it is given, else the artifact's base model."""
     known = model or artifact.asked_by
     if known is not None:
         return known

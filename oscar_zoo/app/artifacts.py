@@ -129,13 +129,6 @@ def open_artifact(target: Target, sources: Sources, observer: Observer) -> Artif
 
     A folder with a model stands for the artifact of its name. A copy in the store is taken without
     a request, unless `sources` names hubs.
-
-    Raises:
-        PathNotFound, ArtifactNotFound, AmbiguousName: it means nothing, or too much.
-        VerificationFailed, DigestMismatchError: it must not be used.
-        UsageError: the artifact of a folder's name was made for another model.
-        OscarZooError: what `open_named` raises. Where nobody has an artifact for the model in a
-            folder, the next step is to compute one.
     """
     if isinstance(target, PathTarget):
         return open_folder(one_artifact(target.path), observer)
@@ -170,15 +163,7 @@ def open_named(target: ModelTarget | NameTarget, sources: Sources, observer: Obs
 
 
 def open_pulled(result: PullResult, choice: ModelChoice | None, observer: Observer) -> Artifact:
-    """Open what `registry.pull` gave, and tell its warnings.
-
-    Args:
-        choice: the model whose folder the artifact was asked for by, if any.
-
-    Raises:
-        VerificationFailed, DigestMismatchError: it must not be used.
-        UsageError: it was made for another model than the folder's.
-    """
+    """Open what `registry.pull` gave, and tell its warnings."""
     for text in result.notes:
         observer.note(Note("artifact.hub", text))
     for text in result.warnings:
@@ -231,12 +216,7 @@ def stored_artifact(stored: StoredArtifact, copy: Path | None = None) -> Artifac
 
 
 def open_folder(path: Path, observer: Observer) -> Artifact:
-    """Open the artifact in the folder `path`, and tell its warnings.
-
-    Raises:
-        UsageError: it is a file.
-        VerificationFailed, DigestMismatchError: it must not be used.
-    """
+    """Open the artifact in the folder `path`, and tell its warnings."""
     if path.is_file():
         raise UsageError(
             f"{path} is one file; a cache needs K and V.", hint="give the folder that holds both"

@@ -134,11 +134,7 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
 
 
 def check(request: BenchRequest) -> UserFlags:
-    """Refuse what can only fail later; nothing is looked up. Raises `UsageError`.
-
-    Returns:
-        The engine flags of the request.
-    """
+    """Refuse what can only fail later; nothing is looked up. Raises `UsageError`."""
     flags = sides.read_flags(request.extra)
     sides.all_sides(request.caches, request.baselines)
     if not request.caches:

@@ -31,12 +31,6 @@ def pick_device(
 
     Args:
         wanted: as the user wrote it, or `None` for the first GPU, else the CPU.
-        flags: engine flags of the user.
-
-    Raises:
-        UsageError: as `pick_serving_device`.
-        UnsupportedMachine: the same, or a large model would be measured on a CPU that nobody named.
-        NotEnoughMemory: the model does not fit on the CPU.
     """
     device, gpu = pick_serving_device(wanted)
     if device == "cpu":

@@ -57,14 +57,7 @@ class LoadRequest:
 
 
 def load(request: LoadRequest, observer: Observer = SILENT) -> LoadReport:
-    """Start an INT2 server, let the clients work with it, and end it with SIGTERM.
-
-    Raises:
-        UsageError: the request makes no sense, or holds a flag that `serve` refuses.
-        MissingDependency, UnsupportedMachine: no supported SGLang is installed.
-        ServerFailed: the server did not start, or stopped answering.
-        OscarZooError: as `find_subject` and `pick_device`.
-    """
+    """Start an INT2 server, let the clients work with it, and end it with SIGTERM."""
     flags = UserFlags(request.extra)
     names = SubjectNames(request.target, request.dummy_weights, request.model, request.again)
     names.check()

@@ -73,10 +73,6 @@ def find_subject(
 
     Args:
         longest: tokens of the longest request, prompt and answer.
-
-    Raises:
-        UsageError: the names mean nothing to measure, or the model cannot read `longest` tokens.
-        OscarZooError: as `open_artifact` and `parse_model`.
     """
     names.check()
     if names.dummy_weights is not None:

@@ -52,14 +52,6 @@ def run_benchmarks(request: BenchmarkRequest, observer: Observer = SILENT) -> Be
 
     Answers are kept as they come. The same request goes on where an earlier run stopped, and asks
     nothing when all answers are there.
-
-    Raises:
-        MissingDependency: the harness, torch or sglang is not installed.
-        UsageError: options that do not go together, rows in another format than the task's, or a
-            running server with other settings.
-        GatedRepository: the terms of the data set were not accepted.
-        ServerFailed: a server did not start, or died; what it answered is kept.
-        OscarZooError: artifact, model or data cannot be found or read.
     """
     wanted = request.benchmarks()
     check_file(request.output)

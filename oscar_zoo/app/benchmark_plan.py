@@ -72,13 +72,7 @@ class Subject:
 
 
 def find_subject(request: BenchmarkRequest, flags: UserFlags, observer: Observer) -> Subject:
-    """Find artifact, model and servers; nothing is started.
-
-    Raises:
-        UsageError: an artifact with only one side, or options that no server has.
-        ServerFailed: a running server does not answer.
-        OscarZooError: artifact or model cannot be found or read.
-    """
+    """Find artifact, model and servers; nothing is started."""
     from oscar_zoo.models.model_hub import check_fetchable
 
     named = targets.parse_given_model(request.model, observer, again=request.again)

@@ -73,11 +73,7 @@ class BenchmarkRequest:
     again: str = field(default="--model FOLDER", compare=False)
 
     def benchmarks(self) -> tuple[Benchmark, ...]:
-        """The benchmarks to ask.
-
-        Raises:
-            UsageError: options that do not go together, an unknown name, or code that may not run.
-        """
+        """The benchmarks to ask."""
         found = tuple(benchmark(name) for name in dict.fromkeys(self.tasks))
         if self.data is not None and len(found) != 1:
             raise UsageError("--data is the data of one task.", hint="give one --task")
@@ -110,12 +106,7 @@ def generation_of(
     """How answers to a benchmark are generated.
 
     Args:
-        authors: the model's `generation_config.json`. Without sampling in it, the most likely
-            answer is taken.
         context: tokens that the model reads, where it is known.
-
-    Raises:
-        UsageError: a value that no server can have.
     """
     from oscar_zoo.evaluate.benchmarks.client import Generation
 

@@ -50,12 +50,7 @@ class BenchmarkServers:
 
     @contextmanager
     def serving(self, cache: str, observer: Observer) -> Iterator[ServerClient]:
-        """A client of the server with this cache; a server of our own ends with the block.
-
-        Raises:
-            ServerFailed: it did not start, or it does not answer.
-            UsageError: a running server has other settings, or a flag is refused.
-        """
+        """A client of the server with this cache; a server of our own ends with the block."""
         if cache in self.urls:
             client = client_of(self.urls[cache], timeout=self.patience)
             self._check(cache, client)

@@ -73,11 +73,7 @@ class KnownModel:
 
     @classmethod
     def of(cls, choice: ModelChoice | None, recipe: ModelRecipe | None) -> KnownModel | None:
-        """From the zoo, or from a `config.json` on this machine; `None` where neither has it.
-
-        Raises:
-            InvalidModel: the `config.json` cannot be read.
-        """
+        """From the zoo, or from a `config.json` on this machine; `None` where neither has it."""
         if recipe is not None:
             return cls(choice.source if choice else recipe.hf_id, recipe.model_type)
         config = ConfigFile.kept(choice.source) if choice else None
@@ -144,14 +140,7 @@ def describe(
     """The recipe of a model and the manifests of its artifacts, or of the one that is named.
 
     Args:
-        target: as for `pull`.
-        sources: the hubs.
         gpu_memory: bytes of one GPU to answer for, instead of the GPUs that are visible.
-        any_model: a model whose `config.json` is on this machine is described, too.
-
-    Raises:
-        ArtifactNotFound: nothing known has this name.
-        InvalidModel: the `config.json` of the model cannot be read.
     """
     catalog = Catalog.packaged()
     views, unreachable = look(sources.hubs)

@@ -70,11 +70,7 @@ def collect(*, dry_run: bool) -> gc.GcReport:
 
 
 def remove(targets: Sequence[NameTarget]) -> tuple[Record, ...]:
-    """Remove artifacts from the store, all of them or none, and what killed processes left in it.
-
-    Raises:
-        ArtifactNotFound: the store does not have one of them.
-    """
+    """Remove artifacts from the store, all or none, and what killed processes left in it."""
     store = Store()
     store.tidy()
     records = {record.path: record for record in (_find(store, target) for target in targets)}

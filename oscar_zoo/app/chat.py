@@ -39,11 +39,7 @@ class Answer:
     seconds: float = 0.0
 
     def add(self, event: bytes, seconds: float) -> str:
-        """Take one event, `seconds` after the question; returns the text to show.
-
-        Raises:
-            ServerFailed: the server sent something else.
-        """
+        """Take one event, `seconds` after the question; returns the text to show."""
         try:
             value = json.loads(event)
             if "error" in value:
@@ -72,9 +68,6 @@ class ChatSession:
     """One conversation with a server.
 
     Args:
-        url: URL of its API, `http://HOST:PORT/v1`.
-        model: id of the model.
-        key: the API key, if the server needs one.
         most: maximum number of tokens of an answer.
     """
 
@@ -93,9 +86,6 @@ class ChatSession:
         """Ask `text` after all earlier turns, and yield the parts of the answer.
 
         A turn that fails, or whose iterator is closed early, is forgotten.
-
-        Raises:
-            ServerFailed: the server does not answer, or refuses.
         """
         turns = [*self._turns, {"role": "user", "content": text}]
         self.answer = Answer()

@@ -133,11 +133,6 @@ def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResu
 
     Returns:
         The artifact; its `notes` hold every remark, also those that the observer was told at once.
-
-    Raises:
-        MissingDependency: torch or transformers is not installed.
-        OutputExists: the output folder is taken.
-        OscarZooError: as `options_of` and `oscar_zoo.compute.job.compute_artifact`.
     """
     from oscar_zoo.app.requirements import require_compute
     from oscar_zoo.app.targets import parse_model
@@ -162,20 +157,7 @@ def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResu
 
 
 def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOptions, ModelConfig]:
-    """Everything that `request` leaves open is decided here: recipe, device and amounts.
-
-    Args:
-        choice: the model that the request names, which can be had.
-
-    Returns:
-        The options, and what the configuration of the model says.
-
-    Raises:
-        NetworkError: the model is not on this machine and cannot be fetched now.
-        PathNotFound: there is no such calibration text.
-        InvalidModel: a folder without weights or tokenizer.
-        OscarZooError: there is no such model or device.
-    """
+    """Everything that `request` leaves open is decided here: recipe, device and amounts."""
     from oscar_zoo.compute.data import check_exists
     from oscar_zoo.registry.recipe import serving_recipe
 
@@ -237,7 +219,6 @@ def run(
     """Compute with `options` and tell the observer of the first process how far it is.
 
     Args:
-        cost: what it will cost, where that is known.
         notes: remarks to make when the work begins; the result holds them too.
     """
     from oscar_zoo.compute.job import compute_artifact

@@ -88,15 +88,7 @@ def plan_instead(
     """The plan to compute what a search did not find, if the caller wishes that.
 
     Args:
-        choice: the model, which is not refused, and can be had where the wish allows to compute.
         wish: what the caller said; the observer may be asked.
-        error: what the search gave.
-        again: the command line that was typed, with options to add or to replace.
-
-    Raises:
-        OscarZooError: `error` when nothing shall be computed, with the command that computes it as
-            the next step unless the model cannot be fetched either or a path was meant; it says so
-            where the observer said no. Else as `plan_computing`.
     """
     if wish.may_compute(error):
         plan = plan_computing(choice, wish, error, observer)
@@ -138,18 +130,7 @@ def _meant_as_path(choice: ModelChoice, *, here: bool) -> bool:
 def plan_computing(
     choice: ModelChoice, wish: ComputeWish, error: OscarZooError, observer: Observer
 ) -> ComputePlan:
-    """What `compute` would do with its defaults, and how long that takes; no weights are read.
-
-    Args:
-        choice: the model.
-        wish: what the caller said.
-        error: what the search for an artifact gave.
-
-    Raises:
-        MissingDependency: torch or transformers is not installed.
-        UnsupportedModel: it is wanted for a server, which would refuse the model.
-        OscarZooError: as `compute`, for everything that can be found wrong before it starts.
-    """
+    """What `compute` would do with its defaults, and how long that takes; no weights are read."""
     require_compute()
     if isinstance(error, NetworkError):  # a hub that does not answer may have an artifact
         observer.note(Note("hub.unreachable", error.said or error.message))

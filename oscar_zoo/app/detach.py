@@ -42,14 +42,6 @@ def start_detached(
 
     An artifact that may have to be computed is found by this process, which tells the observer of
     it as `serve` does; only the server goes into the background.
-
-    Returns:
-        The JSON object that `oscar-zoo serve --json` printed, and its exit status if it failed.
-
-    Raises:
-        ArtifactNotFound, PortInUse, UsageError: as `serve_checks.check_place`.
-        ServerFailed: the program ended without an answer.
-        OscarZooError: as `serve_checks.check` and `find_artifact`, where it may be computed.
     """
     host, port = request.expose or LOOPBACK, request.port
     check_place(request, host)

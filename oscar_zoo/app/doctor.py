@@ -51,12 +51,7 @@ _SETTINGS = (
 
 
 def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFinding]:
-    """Look at everything; takes little more than `SECONDS` at most, and changes nothing.
-
-    Args:
-        hubs: hubs to ask instead of the configured ones.
-        offline: whether to ask none that is not on this machine.
-    """
+    """Look at everything; takes little more than `SECONDS` at most, and changes nothing."""
     slow: list[Callable[[], DoctorFinding]] = []
     problem: OscarZooError | None = None
     try:
@@ -76,9 +71,6 @@ def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFi
 def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
     """What changes what commands do: the configuration, and variables without the credentials in
     their addresses.
-
-    Args:
-        problem: why the configuration cannot be used.
     """
     path = paths.config_dir() / config.FILE_NAME
     there = path.exists()

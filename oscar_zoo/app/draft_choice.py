@@ -62,14 +62,7 @@ def choose_drafts(
 
     Args:
         wish: the value of `--drafts`, or `None` without it.
-        prepared: what is served.
         flags: those of the user, which win; `draft_flags.check_wish` has passed them.
-        revision: commit of a model on a hub.
-
-    Raises:
-        UnsupportedModel: this model cannot have these drafts.
-        UsageError: flags that do not go together.
-        InvalidModel: the names of its weights cannot be read.
     """
     asked = draft_flags.given(flags, ALGORITHM)
     if asked is not None:

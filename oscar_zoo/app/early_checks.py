@@ -16,23 +16,13 @@ ALL_GPUS = "auto"
 
 
 def check_model(source: str, revision: str | None = None) -> None:
-    """Refuse a folder without a model, and a model that cannot be fetched now.
-
-    Raises:
-        InvalidModel: the folder has no `config.json`, or a damaged one.
-        NetworkError: as `check_fetchable`.
-    """
+    """Refuse a folder without a model, and a model that cannot be fetched now."""
     check_fetchable(source, revision)
     if Path(source).is_dir():
         read_config(Path(source))
 
 
 def check_device(name: str | None) -> None:
-    """Refuse what is not the name of a device, and a GPU where torch is a build for CPUs.
-
-    Raises:
-        UsageError: `name` is no device.
-        UnsupportedMachine: torch cannot use a GPU.
-    """
+    """Refuse what is not the name of a device, and a GPU where torch is a build for CPUs."""
     if name is not None and name != ALL_GPUS and nvidia_smi.parse_device(name)[0] == "cuda":
         nvidia_smi.check_build()

@@ -32,13 +32,8 @@ def keep_record(
     """Keep what was measured, and say where; a record that cannot be kept costs no result.
 
     Args:
-        artifact: what was measured.
-        model: the model that it was measured with.
-        compared: the measurements.
         facts: of the report, with `text_sha256`.
         settings: `data`, `windows`, `length` and `answers` of the request.
-        changes: settings that were not those of the recipe.
-        observer: hears why there is no record, where there is none.
 
     Returns:
         The score file, or `None` without one.

@@ -171,14 +171,6 @@ def evaluate_artifact(
 def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalReport:
     """Measure BF16, the data-free INT2 caches and the artifact's, on the same text; for several
     values of the recipe, BF16 and the artifact under every combination.
-
-    Raises:
-        MissingDependency: torch or transformers is not installed.
-        UsageError: the artifact has only one side, the text is too short, or values of the recipe
-            that cannot be measured with this model.
-        GeometryMismatch: the artifact was made for another shape of model.
-        NotEnoughMemory: the model does not fit.
-        OscarZooError: artifact, model or text cannot be found or read.
     """
     require_compute()
     from oscar_zoo.app.artifact_model import both_sides
@@ -230,12 +222,7 @@ def _tell_of_limit(length: int, model: ModelBlock, observer: Observer) -> None:
 def settings_of(
     request: EvaluateRequest, subject: Subject
 ) -> tuple[ServingRecipe, tuple[Setting, ...]]:
-    """The recipe of the artifact, and those to measure with; no weights are read.
-
-    Raises:
-        UsageError: values that cannot be measured with this model.
-        OscarZooError: the model's configuration cannot be read.
-    """
+    """The recipe of the artifact, and those to measure with; no weights are read."""
     from oscar_zoo.app.evaluated_model import recipe_of
     from oscar_zoo.evaluate.ablation import check_settings
     from oscar_zoo.models.inspect import inspect_model

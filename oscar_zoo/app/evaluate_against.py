@@ -96,11 +96,7 @@ def evaluate_against(
 
 
 def evaluate(request: AgainstRequest, observer: Observer = SILENT) -> AgainstReport:
-    """Measure BF16, the artifact and the alternatives on the same text and questions.
-
-    Raises:
-        OscarZooError: as `evaluate_against`.
-    """
+    """Measure BF16, the artifact and the alternatives on the same text and questions."""
     asked, chosen = request.asked, choices(request.against)
     require_compute()
     from oscar_zoo.app.artifact_model import both_sides
@@ -133,12 +129,7 @@ def evaluate(request: AgainstRequest, observer: Observer = SILENT) -> AgainstRep
 
 
 def _recipe(asked: EvaluateRequest, subject: Subject) -> ServingRecipe:
-    """The recipe to measure with; no weights are read.
-
-    Raises:
-        UsageError: several values, or values that cannot be measured with this model.
-        OscarZooError: the model's configuration cannot be read.
-    """
+    """The recipe to measure with; no weights are read."""
     _, settings = settings_of(asked, subject)
     if len(settings) > 1:
         raise UsageError(

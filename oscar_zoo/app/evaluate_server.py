@@ -107,15 +107,7 @@ class ServerEvaluation:
 
 
 def evaluate(request: ServerEvaluateRequest, observer: Observer = SILENT) -> ServerEvaluation:
-    """Ask the servers, then the model in this process, and compare their answers.
-
-    Raises:
-        MissingDependency: torch or sglang is not installed.
-        ServerFailed: the only server did not start, or does not answer.
-        UsageError: flags that do not go together, an artifact with only one side, a text that is
-            too short, or a running server with other settings than the artifact's recipe.
-        OscarZooError: artifact, model or text cannot be found or read.
-    """
+    """Ask the servers, then the model in this process, and compare their answers."""
     from oscar_zoo.evaluate.texts import read_text
     from oscar_zoo.models.model_hub import check_fetchable
 
@@ -170,7 +162,6 @@ def sweep(device: str | None, *, full: bool = False) -> tuple[ServerVariant, ...
 
     Args:
         device: as the user wrote it.
-        full: every combination instead of every pair of values.
     """
     on_gpu = nvidia_smi.pick_serving_device(device, check=False)[0] != "cpu"
     two = on_gpu and len(nvidia_smi.visible(nvidia_smi.gpus())) > 1

@@ -62,14 +62,7 @@ class Subject:
 
 
 def find_subject(wanted: Wanted, observer: Observer, *, options: str = "") -> Subject:
-    """Artifact, model and text, before any library that takes long is imported.
-
-    Args:
-        options: what the command line had besides what is `wanted`, for errors.
-
-    Raises:
-        OscarZooError: one of them cannot be found or read, or no command takes the model.
-    """
+    """Artifact, model and text, before any library that takes long is imported."""
     from oscar_zoo.evaluate.texts import read_text
 
     check_device(wanted.device)
@@ -99,10 +92,6 @@ def load_subject(
 
     Args:
         longest: tokens of the longest sequence.
-
-    Raises:
-        NotEnoughMemory: the model does not fit.
-        OscarZooError: it cannot be read.
     """
     from oscar_zoo.models.device import pick_device
     from oscar_zoo.models.loading import load_model

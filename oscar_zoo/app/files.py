@@ -10,13 +10,7 @@ from oscar_zoo.errors import PathNotFound, UsageError
 
 
 def check_file(path: Path | None) -> None:
-    """Refuse a file that could not be written in the end.
-
-    Raises:
-        UsageError: it is a folder.
-        PathNotFound: its folder does not exist.
-        StorageError: its folder takes no files.
-    """
+    """Refuse a file that could not be written in the end."""
     if path is None:
         return
     if path.is_dir():

@@ -167,17 +167,7 @@ def fit(
 
 
 def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
-    """Fit a method to a moments file and write the artifact.
-
-    Raises:
-        MissingDependency: torch is not installed.
-        UsageError: there is no such method, or it needs the model, or the bits need it.
-        MalformedFile, PathNotFound: `moments` is not a moments file.
-        GeometryMismatch: the moments are of another model.
-        ComputeFailed: the file lacks what the method reads, or the result failed verification.
-        OutputExists, StorageError: the folder cannot be written.
-        OscarZooError: as `app.compute.compute`, where bits are chosen.
-    """
+    """Fit a method to a moments file and write the artifact."""
     measured = request.max_loss is not None or request.bits not in (None, 2, 4)
     if measured and request.model is None:
         raise UsageError(
@@ -230,12 +220,7 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
 
 
 def _moments_file(path: Path) -> Path:
-    """The file `path`, or the one beside or in a folder.
-
-    Raises:
-        PathNotFound: there is none.
-        UsageError: several lie in it.
-    """
+    """The file `path`, or the one beside or in a folder."""
     from oscar_zoo.compute.folder import MOMENTS_NAME, moments_beside
 
     if not path.is_dir():

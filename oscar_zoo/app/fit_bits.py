@@ -16,10 +16,6 @@ def recipe_of_bits(needs: Needs, bits: float | Literal["auto"] | None) -> Servin
     """The recipe of `needs` with codes that take `bits` per element.
 
     Which layers get codes of 4 bits does not matter for an estimate: keys come first, then values.
-
-    Raises:
-        UsageError: codes of 2 and 4 bits cannot have these bits.
-        ValueError: the INT2 cache does not take such heads.
     """
     recipe, geometry = needs.serving, needs.geometry
     if bits is None:

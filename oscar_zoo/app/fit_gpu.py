@@ -153,11 +153,7 @@ class _Share:
 def _share(
     request: FitRequest, needs: Needs, serving: ServingRecipe, weights: Weights, gpus: int
 ) -> _Share:
-    """What each of `gpus` GPUs holds.
-
-    Raises:
-        ValueError: the INT2 cache does not take such heads.
-    """
+    """What each of `gpus` GPUs holds."""
     share = gpu_share(replace(needs, serving=serving), request.memory, weights.nbytes, gpus)
     requests = request.requests or share.usual_requests
     context, longest = _context(request, needs), needs.longest

@@ -48,11 +48,6 @@ def subject_of(text: str) -> Subject:
 
     Without a tag it is the artifact that `serve` would take for this model, as far as this machine
     knows; where several have its name and none is the default, it is none.
-
-    Raises:
-        PathNotFound, ArtifactNotFound, InvalidName: nothing on this machine has this name.
-        UnsupportedModel, InvalidModel: the INT2 cache does not take the model, or it is damaged.
-        UsageError: the shapes of the model are not known.
     """
     target = _artifact_target(text)
     if target is not None:

@@ -14,14 +14,6 @@ from oscar_zoo.registry.verification import check_one, existing_path
 def describe_folder(target: PathTarget, *, gpu_memory: int | None = None) -> Description:
     """What the `oscar.json` of a folder says of the artifact in it, its model, and the scores
     beside it. The files are verified; no hub is asked.
-
-    Args:
-        target: the folder.
-        gpu_memory: as for `describe`.
-
-    Raises:
-        PathNotFound: there is no such folder, or it has no `oscar.json`.
-        UsageError: it is a file.
     """
     (entry,), _ = known_entries([target], Sources(offline=True))
     outcome = check_one(existing_path(target.path))

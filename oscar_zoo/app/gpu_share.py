@@ -38,13 +38,8 @@ def gpu_share(needs: Needs, memory: int, weights: int, gpus: int) -> GpuShare:
     """What each of `gpus` GPUs has.
 
     Args:
-        needs: of the model.
         memory: bytes of one GPU.
         weights: bytes of the whole model.
-        gpus: of one tensor-parallel group.
-
-    Raises:
-        ValueError: the INT2 cache does not take such heads.
     """
     layout, windows = Layout(tp=gpus), needs.serving.windows
     kinds = caches(needs.geometry, needs.serving, layout, needs.other)

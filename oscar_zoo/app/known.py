@@ -40,15 +40,6 @@ def known_entries(
 
     A name without a tag means the default version of the model, or its only one. The package and
     the hubs are asked, then the local store. No hub is asked for folders.
-
-    Returns:
-        The artifacts, and what hubs said that did not answer.
-
-    Raises:
-        PathNotFound: there is no such folder, or it holds no artifact with an `oscar.json`.
-        ArtifactNotFound: nothing known has this name.
-        HubUnreachable: the same, and not every hub answered.
-        AmbiguousName: several versions have it.
     """
     views: list[HubView] = []
     unreachable: list[OscarZooError] = []

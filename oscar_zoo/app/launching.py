@@ -33,13 +33,7 @@ def launch(
     """Start `wanted`, which serves what was `prepared`, and wait until it is ready.
 
     Args:
-        again: the command line that takes the DIR of the model, for the error.
         ranks: of the whole server, each on a GPU or a part of the CPU.
-        drafts: what was chosen for speculative decoding, in words.
-
-    Raises:
-        ServerFailed: the server did not start.
-        OscarZooError: as `own_server`.
     """
     try:
         return _started(wanted, prepared, port, observer, ranks, drafts)

@@ -88,12 +88,7 @@ def list_artifacts(
 
 
 def listing(request: ListRequest) -> Listing:
-    """List what `request` asks for.
-
-    Raises:
-        UsageError: there is no such family, order or key, or a pattern is none.
-        OscarZooError: the only hub did not answer; see `registry.hub_queries.look`.
-    """
+    """List what `request` asks for."""
     chosen = row_order.RowChoice.parse(request.filters, request.order)
     catalog, only_hubs = Catalog.packaged(), request.sources.are_named
     wanted = catalog.recipes() if request.family is None else catalog.of_family(request.family)

@@ -24,7 +24,6 @@ def estimate_memory(
     """What a model needs, and what fits on each kind of GPU; `None` where no shapes are known.
 
     Args:
-        recipe: of the model, where the zoo knows it.
         manifests: of its artifacts. Where all have one recipe, it is the one that counts; the first
             one says the shapes where the zoo does not know them.
         gpu_memory: bytes of one GPU to answer for, instead of those that are visible.
@@ -42,7 +41,6 @@ def estimate(needs: Needs, cards: Sequence[tuple[str, int]]) -> dict[str, Any] |
     """Bytes of weights, of a token and of a request, and tokens that fit.
 
     Args:
-        needs: of the model.
         cards: name and bytes of each kind of GPU.
 
     Returns:

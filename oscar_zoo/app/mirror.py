@@ -43,14 +43,7 @@ def mirror_all(
     """Copy artifacts between hubs and compare the digests of both.
 
     Args:
-        request: what, from where and to where.
         observer: told about bytes that are fetched.
-        told: called with each result as soon as it is known.
-
-    Raises:
-        UsageError: neither names nor everything is asked for, or both are.
-        OfflineError: one of the hubs needs the network in offline mode.
-        OscarZooError: as `registry.mirror.mirror`.
     """
     if bool(request.names) == request.everything:
         raise UsageError(

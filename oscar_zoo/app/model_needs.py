@@ -67,12 +67,7 @@ class Needs:
 
 
 def needs_of_choice(choice: ModelChoice) -> Needs | None:
-    """The needs of a model; `None` where neither its shapes nor its `config.json` are here.
-
-    Raises:
-        InvalidModel: a folder has no `config.json`, or a damaged one.
-        UnsupportedModel: see `models.geometry.model_block`.
-    """
+    """The needs of a model; `None` where neither its shapes nor its `config.json` are here."""
     folder = Path(choice.source)
     given = is_path(choice.source) or holds_model(folder)
     local = folder if given else kept_config(choice.source)

@@ -28,11 +28,7 @@ _NO_HUB = (PathNotFound, RepositoryNotFound, RevisionNotFound)
 
 @contextmanager
 def looking_up(target: Target, observer: Observer) -> Iterator[None]:
-    """While `target` is looked up: mention its namesake, in the error or in a note.
-
-    Raises:
-        OscarZooError: what the block raises, with another hint.
-    """
+    """While `target` is looked up: mention its namesake, in the error or in a note."""
     place = target.namesake if isinstance(target, NameTarget) else None
     try:
         yield

@@ -81,12 +81,7 @@ class Obtained:
 
 
 def obtain(plan: ComputePlan, trust: Trust, observer: Observer) -> Obtained:
-    """Compute what `plan` says, unless the zoo of this user has an artifact for that model by now.
-
-    Raises:
-        OscarZooError: as `compute_artifact`, `publish` and `pull`; nothing is half-written then.
-        ConflictError: another process has been busy with it for hours.
-    """
+    """Compute what `plan` says, unless this user's zoo has an artifact for that model by now."""
     with _turn(plan, observer) as work:
         found = _from_own_zoo(plan, trust)
         if found is not None:

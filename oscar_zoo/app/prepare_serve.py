@@ -69,10 +69,6 @@ def check_asked_gpus(choice: ModelChoice | None, device: str, flags: SizeFlags) 
 
     Args:
         choice: the model; `None` is never refused.
-        flags: engine flags of the user.
-
-    Raises:
-        UsageError: names the heads, and a number that works.
     """
     known = None if choice is None or Path(choice.source).is_dir() else choice.recipe
     if choice is not None and known is not None and flags.tensor_parallel is not None:
@@ -94,15 +90,7 @@ def prepare(
     """Choose model, recipe and number of GPUs, and refuse what does not go together.
 
     Args:
-        again: the command line that takes the FOLDER of the model, for errors.
         model: model to serve, or `None` for the artifact's base model.
-        clip: clip ratios in place of the recipe's.
-        flags: engine flags of the user.
-        usual_gpus: take as many GPUs as the zoo does, however many are here.
-
-    Raises:
-        UsageError: no model or recipe is known, or the GPUs cannot share the heads of the model.
-        GeometryMismatch: artifact and model have different shapes.
     """
     choice = model_for(artifact, model, observer, again=again)
     check_served(choice, None, device)
@@ -131,12 +119,7 @@ def check_groups(prepared: Prepared, flags: UserFlags) -> None:
 
 
 def check_memory(prepared: Prepared, flags: SizeFlags) -> None:
-    """Refuse a server that cannot fit on its devices, which are of this machine.
-
-    Raises:
-        NotEnoughMemory: how much is needed, and what to lower.
-        UnsupportedMachine: there are fewer GPUs.
-    """
+    """Refuse a server that cannot fit on its devices, which are of this machine."""
     if prepared.geometry is None:
         return
     choice, gpu, parallel = prepared.choice, prepared.gpu, prepared.tensor_parallel

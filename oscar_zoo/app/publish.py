@@ -64,18 +64,7 @@ def publish_all(
     observer: Observer = SILENT,
     told: Callable[[Written[PublishResult]], None] = ignore,
 ) -> WriteReport[PublishResult]:
-    """Read and verify the folder once, and publish it on one hub after the other.
-
-    Args:
-        request: what and where.
-        observer: told which hub is written to.
-        told: called with each result as soon as a hub has taken the version.
-
-    Raises:
-        PathNotFound, UsageError: the folder is no artifact folder, or does not pass the quality
-            gate.
-        OscarZooError: as `Publishable.read`, and as `registry.publish` from the first hub.
-    """
+    """Read and verify the folder once, and publish it on one hub after the other."""
     folder = request.folder
     if folder.is_file():
         raise UsageError(

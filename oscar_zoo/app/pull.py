@@ -48,10 +48,6 @@ def pull_all(request: PullRequest, observer: Observer = SILENT) -> PullReport:
 
     What nobody has is computed, one model after the other, if `request.wish` says so; otherwise the
     error names computing as the next step. An error of one target is its result.
-
-    Raises:
-        UsageError: the request contradicts itself.
-        StorageError: `output` cannot be written.
     """
     check_request(request)
     _check_output(request)

@@ -20,12 +20,7 @@ def check_served(
 
     Args:
         choice: the model; `None` is never refused.
-        revision: commit of a model on a hub.
         device: `cpu` or `cuda`, where it is known.
-
-    Raises:
-        UnsupportedModel: why, as `serve` says it of the `config.json`.
-        InvalidModel: the `config.json` cannot be read.
     """
     if choice is None:
         return

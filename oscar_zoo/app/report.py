@@ -70,15 +70,7 @@ def draw_report(source: str | Path, output: str | Path | None = None) -> Drawn:
 
 
 def draw(request: ReportRequest) -> Drawn:
-    """Draw a report as a page or as a picture.
-
-    Raises:
-        PathNotFound: the source, or the folder of the output, does not exist.
-        UsageError: the source holds several reports, or the output names neither format.
-        MalformedFile: the source is of another kind, or breaks the rules of its format.
-        MissingDependency: a moments file needs torch.
-        StorageError: the disk refused.
-    """
+    """Draw a report as a page or as a picture."""
     from oscar_zoo.compute.report.page import render_html, render_png
 
     source = _find_source(request.source)

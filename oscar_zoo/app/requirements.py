@@ -11,23 +11,14 @@ from oscar_zoo.errors import MissingDependency
 
 
 def require_compute() -> None:
-    """Check that torch and transformers are installed, without importing them.
-
-    Raises:
-        MissingDependency: one of them is not installed.
-    """
+    """Check that torch and transformers are installed, without importing them."""
     for library in ("torch", "transformers"):
         if importlib.util.find_spec(library) is None:
             raise MissingDependency.for_extra(library, "compute")
 
 
 def require_serve() -> None:
-    """Check that torch and a supported sglang are installed, without importing them.
-
-    Raises:
-        MissingDependency: one of them is not installed.
-        UnsupportedMachine: the installed sglang is outside the supported range.
-    """
+    """Check that torch and a supported sglang are installed, without importing them."""
     from oscar_zoo.engines.sglang.compat.versions import sglang_version
 
     for library in ("torch", "sglang"):

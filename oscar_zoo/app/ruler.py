@@ -159,11 +159,7 @@ def ask_long_prompts(
 
 
 def ask(request: RulerRequest, observer: Observer = SILENT) -> RulerReport:
-    """Ask the model in this process under every cache, or the servers.
-
-    Raises:
-        OscarZooError: as `ask_long_prompts`.
-    """
+    """Ask the model in this process under every cache, or the servers."""
     require_compute()
     from oscar_zoo.app.artifact_model import both_sides
     from oscar_zoo.app.evaluated_model import find_subject, load_subject, recipe_of

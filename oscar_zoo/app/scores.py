@@ -74,11 +74,6 @@ def known_scores(
     one in a folder, by id. No hub is asked about a folder.
 
     Where nothing is known, the observer is told which hubs did not answer.
-
-    Raises:
-        ArtifactNotFound: nothing known has this name.
-        PathNotFound: there is no such folder, or it has no `oscar.json`.
-        OscarZooError: the only hub did not answer; see `registry.hub_queries.look`.
     """
     target = parse(name)
     if isinstance(target, PathTarget):
@@ -153,16 +148,7 @@ def add_all(
     observer: Observer = SILENT,
     told: Callable[[Written[AttachResult]], None] = ignore,
 ) -> WriteReport[AttachResult]:
-    """Attach the scores of a file on one hub after the other.
-
-    Args:
-        request: what and where.
-        observer: told which hub is written to.
-        told: called with each result as soon as a hub has taken the scores.
-
-    Raises:
-        OscarZooError: as `own_scores.load`, and as `registry.attach_scores` from the first hub.
-    """
+    """Attach the scores of a file on one hub after the other."""
     file, what = own_scores.load(request.file), path_text(request.file)
 
     def write(hub: Hub) -> AttachResult:

@@ -83,12 +83,7 @@ def serve(
 
 
 def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
-    """Start a server and wait until it is ready.
-
-    Raises:
-        ServerFailed: the server did not start.
-        OscarZooError: as `serve_checks.check`, `find_artifact` and `prepare`.
-    """
+    """Start a server and wait until it is ready."""
     checked = check(request, observer)
     artifact = find_artifact(request, checked, observer)
     flags, again = request.flags, request.command_line

@@ -34,14 +34,7 @@ def open_to_serve(
     """Open the artifact that `target` means.
 
     Args:
-        target: name of an artifact, its folder, a tree of artifacts, or the folder of a model.
         model: the model to serve it with, if the user named one; it also chooses in a tree.
-        wish: what to do where nobody has an artifact.
-        again: the command line that was typed, with options to add or to replace.
-
-    Raises:
-        PathNotFound, ArtifactNotFound, AmbiguousName: `target` means nothing, or too much.
-        OscarZooError: as `open_named`, `plan_computing` and `obtain`.
     """
     if isinstance(target, PathTarget):
         return open_folder(_one_of_tree(target, model), observer)
@@ -60,13 +53,7 @@ def open_to_serve(
 
 
 def _one_of_tree(target: PathTarget, model: ModelChoice | None) -> Path:
-    """The folder of the one artifact at or below a path, or of the one for `model`.
-
-    Raises:
-        PathNotFound: nothing is there.
-        UsageError: the folder holds several, and no model was named.
-        ArtifactNotFound, AmbiguousName: none of them is for `model`, or several are.
-    """
+    """The folder of the one artifact at or below a path, or of the one for `model`."""
     place = artifacts_at(target.path)
     found = place.artifacts
     if len(found) == 1:

@@ -59,15 +59,7 @@ class Checked:
 
 
 def check(request: ServeRequest, observer: Observer) -> Checked:
-    """Refuse what cannot be served, before an artifact is fetched or computed.
-
-    Raises:
-        UsageError: an option or flag that makes no sense here.
-        MissingDependency, UnsupportedMachine: no supported SGLang is installed, or there are fewer
-            devices than flags need.
-        PortInUse: another process listens there.
-        OscarZooError: as `check_served` and `check_asked_gpus`.
-    """
+    """Refuse what cannot be served, before an artifact is fetched or computed."""
     flags, size, drafts = request.flags, request.flags.sizes(), wish_of(request.drafts)
     if request.engine_api and request.expose is not None:
         raise UsageError(
@@ -93,11 +85,7 @@ def check(request: ServeRequest, observer: Observer) -> Checked:
 
 
 def check_place(request: ServeRequest, host: str) -> None:
-    """Refuse a port that is taken, but first a name that nobody has an artifact for.
-
-    Raises:
-        ArtifactNotFound, PortInUse, UsageError: as `known_entries` and `check_port`.
-    """
+    """Refuse a port that is taken, but first a name that nobody has an artifact for."""
     try:
         check_port(host, request.port, lambda port: request.command_line(port=port))
     except PortInUse:

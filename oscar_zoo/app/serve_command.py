@@ -68,12 +68,7 @@ class ServeCommand:
 
 
 def command(request: ServeRequest, observer: Observer = SILENT) -> ServeCommand:
-    """Make the command for stock SGLang with this plugin.
-
-    Raises:
-        UsageError: a key, which no command line may show.
-        OscarZooError: as `check_served`, `check_asked_gpus`, `open_to_serve` and `prepare`.
-    """
+    """Make the command for stock SGLang with this plugin."""
     flags, size, asked_drafts = request.flags, request.flags.sizes(), wish_of(request.drafts)
     if request.api_key_file is not None or request.require_key or request.expose is not None:
         raise UsageError(
@@ -121,7 +116,6 @@ def _what_is_missing(request: ServeRequest, model: ModelChoice | None, error: Ne
     """What to do where no hub can be asked for the artifact, without which there is no command.
 
     Args:
-        model: the one that the user named, if any.
         error: why there is no artifact; its next step may be to compute one.
     """
     target, options = request.target, option_words({"hub": request.hubs})

@@ -66,12 +66,7 @@ class ServerFailure:
 
 
 def ask_running(client: ServerClient, subject: ServerSubject, observer: Observer) -> ServerRun:
-    """Ask a server that runs already.
-
-    Raises:
-        UsageError: it has other settings than the recipe.
-        ServerFailed: it does not answer.
-    """
+    """Ask a server that runs already."""
     check_recipe(client, subject.recipe)
     return _ask(client, subject.questions, observer, radix=True)
 

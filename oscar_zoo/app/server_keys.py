@@ -28,12 +28,7 @@ def client_of(url: str, *, timeout: float = SECONDS, key: str | None = None) -> 
     """A client of the server at `url`, which carries the administration key if it is one of ours.
 
     Args:
-        url: `http://HOST:PORT`.
         timeout: seconds that one answer may take.
-        key: what to send to a server that is not one of ours.
-
-    Raises:
-        UsageError: `url` is no such address.
     """
     client = ServerClient(url, timeout=timeout, key=key)
     for record in server_records.running():

@@ -45,15 +45,7 @@ def ended() -> list[ServerRecord]:
 
 
 def find(name: str | None, command: str) -> ServerRecord:
-    """The server that `name` means; without a name, the only one.
-
-    Args:
-        command: the command that needs it, for the hint.
-
-    Raises:
-        ServerNotFound: there is no such server.
-        UsageError: there are several.
-    """
+    """The server that `name` means; without a name, the only one."""
     all_of_them = running()
     found = [record for record in all_of_them if name is None or record.is_called(name)]
     if len(found) == 1:
@@ -106,11 +98,7 @@ def forget(record: ServerRecord) -> None:
 
 @contextlib.contextmanager
 def registered(record: ServerRecord) -> Iterator[Entry]:
-    """Keep `record` while the block runs, and longer if the server ended by itself in it.
-
-    Raises:
-        StorageError: the folder cannot be written.
-    """
+    """Keep `record` while the block runs, and longer if the server ended by itself in it."""
     path = _path(record)
     with storage_errors(f"cannot write {path}"):
         make_folders(path.parent, mode=0o700)
@@ -154,11 +142,7 @@ class Entry:
         self.change(end=End(cause, noticed=time, at=time, exit_status=exit_status))
 
     def keep_keys(self, key: str | None, administration_key: str | None) -> None:
-        """Keep the keys of the server in private files until it ends.
-
-        Raises:
-            StorageError: the folder cannot be written.
-        """
+        """Keep the keys of the server in private files until it ends."""
         files = {KEY: key, ADMINISTRATION_KEY: administration_key}
         with storage_errors(f"cannot write to {self.path.parent}"):
             for suffix, value in files.items():

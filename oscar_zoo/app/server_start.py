@@ -19,12 +19,7 @@ NO_ACCESS = re.compile(
 
 
 class StartObserver:
-    """Passes the news of `own_server` on; see its `StartNews`.
-
-    Args:
-        label: what to call the server.
-        observer: hears the news.
-    """
+    """Passes the news of `own_server` on; see its `StartNews`."""
 
     def __init__(self, label: str, observer: Observer) -> None:
         self._label, self._observer = label, observer
@@ -44,11 +39,7 @@ class StartObserver:
 
 
 def with_next_step(error: ServerFailed, source: str, again: str) -> ServerFailed:
-    """The same error; with the next step where the model `source` could not be fetched.
-
-    Args:
-        again: the command line that takes the DIR of the model.
-    """
+    """The same error; with the next step where the model `source` could not be fetched."""
     if Path(source).is_dir():
         return error
     if NO_ACCESS.search(error.message):

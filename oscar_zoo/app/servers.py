@@ -32,15 +32,10 @@ def stop(
 
     Args:
         name: port, model or artifact of the server; `None` for the only one.
-        now: do not let running requests finish.
 
     Returns:
         The server that was stopped. Where none runs that `name` means, the list of those that it
         means and that had ended by themselves; they are forgotten.
-
-    Raises:
-        ServerNotFound, UsageError: `name` means no server, or several.
-        ServerFailed: the server does not end.
     """
     try:
         record = server_records.find(name, "stop")
@@ -79,9 +74,6 @@ def serve_log(port: int) -> Path:
 def log_of(name: str | None) -> tuple[Path, ServerRecord | None]:
     """The log of a running server, with its record; where there is none, that of the server that
     ended last; or the log of the last server on a port.
-
-    Raises:
-        ServerNotFound, UsageError: there is no such server, or several.
     """
     try:
         record = server_records.find(name, "logs")
@@ -106,9 +98,6 @@ def read_log(
     Args:
         lines: number of lines of the end; `None` for all.
         follow: whether more may come; asked again and again. `None` reads the log once.
-
-    Raises:
-        ServerNotFound: the log is gone.
     """
     try:
         with log.open("rb") as stream:
@@ -121,15 +110,7 @@ def read_log(
 
 
 def check_port(host: str, port: int, again: Callable[[str], str]) -> None:
-    """Refuse a port that is taken.
-
-    Args:
-        again: the command line of the user with another port, for the hint.
-
-    Raises:
-        PortInUse: another process has it, or a server of ours that is starting.
-        UsageError: this user cannot listen there.
-    """
+    """Refuse a port that is taken."""
     ours = {record.port: record for record in server_records.running()}
 
     def other() -> str:

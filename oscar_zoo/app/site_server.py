@@ -18,11 +18,7 @@ class SiteServer:
     """An HTTP server for the files of one folder, on the loopback interface only.
 
     Args:
-        folder: the site.
         port: to listen on; 0 takes a free one.
-
-    Raises:
-        PortInUse, UsageError: as `check_port_free`.
     """
 
     def __init__(self, folder: Path, port: int) -> None:

@@ -38,16 +38,7 @@ def set_status(
     observer: Observer = SILENT,
     told: Callable[[Written[StatusResult]], None] = ignore,
 ) -> WriteReport[StatusResult]:
-    """Set the status on one hub after the other.
-
-    Args:
-        request: what and where.
-        observer: told which hub is written to.
-        told: called with each result as soon as a hub has taken the change.
-
-    Raises:
-        OscarZooError: as `registry.status.set_status`, from the first hub.
-    """
+    """Set the status on one hub after the other."""
 
     def write(hub: Hub) -> StatusResult:
         return registry.set_status(

@@ -112,12 +112,7 @@ Target = PathTarget | ModelTarget | NameTarget
 
 
 def parse(text: str | Path) -> Target:
-    """Parse one target; a `Path` is always a path.
-
-    Raises:
-        InvalidName: the text is neither a path nor a name, or names a hub.
-        ArtifactNotFound: the same, but a file or folder has this name.
-    """
+    """Parse one target; a `Path` is always a path."""
     if isinstance(text, Path) or is_path(text):
         path = Path(text).expanduser()
         if _is_model_folder(path):
@@ -165,15 +160,7 @@ def parse_model(model: str | Path, observer: Observer) -> ModelChoice:
 def parse_given_model(
     model: str | Path | None, observer: Observer, *, again: str
 ) -> ModelChoice | None:
-    """`parse_model` of the model that the user may have named, to run it.
-
-    Args:
-        again: the command line that takes the FOLDER of the model, for the error.
-
-    Raises:
-        UsageError: it is on no hub, and was not given as a folder.
-        OscarZooError: as `choose_model`.
-    """
+    """`parse_model` of the model that the user may have named, to run it."""
     if model is None:
         return None
     choice = parse_model(model, observer)

@@ -40,9 +40,6 @@ class WriteReport(Generic[R]):
 def writable_hubs(names: Sequence[str]) -> tuple[Hub, ...]:
     """The hubs to write to, in order, those without commits last; without names, `publish` of
     `config.toml`, or the zoo of this user.
-
-    Raises:
-        OfflineError: one of them needs the network in offline mode.
     """
     hubs = address.publishing_hubs(names)
     for hub in hubs:
@@ -71,13 +68,6 @@ def write_to_each(
 
     Args:
         hubs: where, in order.
-        write: makes the change on one hub.
-        doing: what it does, such as `Publishing to`, for the observer.
-        observer: told which hub is written to.
-        told: called with what was done on a hub as soon as it is done.
-
-    Raises:
-        OscarZooError: the first hub failed, so nothing was written at all.
     """
     done: list[Written[R]] = []
     for hub in hubs:

@@ -67,10 +67,6 @@ def read_archive(data: bytes, *, what: str) -> dict[str, memoryview]:
 
     Args:
         data: the whole file.
-        what: its name for messages.
-
-    Raises:
-        MalformedFile: reasons `zip.*`.
     """
     entries, directory = _directory(data, what)
     view = memoryview(data)

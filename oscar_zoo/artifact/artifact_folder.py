@@ -45,10 +45,6 @@ def verify_path(
         path: file or folder; not a symbolic link.
         expected_digest: digest of the artifact, or sha256 of the one file; `sha256:` may be left
             out.
-        max_bytes: larger files are not read.
-
-    Raises:
-        PathNotFound: nothing is there.
     """
     files = read_path(path, max_bytes)
     if not isinstance(files, dict):
@@ -66,9 +62,6 @@ def verify_path(
 def read_path(path: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, bytes] | Outcome:
     """One rotation file, or what `read_folder` reads of a folder; what cannot be read is an
     outcome.
-
-    Raises:
-        PathNotFound: nothing is there.
     """
     try:
         if path.is_dir():
@@ -114,12 +107,7 @@ def read_folder(folder: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, b
 
 
 def read_signature(folder: Path) -> bytes | None:
-    """The signature file in `folder`, or `None` where there is none.
-
-    Raises:
-        MalformedFile: it is a link, no file, or larger than `signature_file.MAX_BYTES`.
-        StorageError: the system refuses to read it.
-    """
+    """The signature file in `folder`, or `None` where there is none."""
     try:
         return read_file(folder / SIGNATURE_NAME, max_bytes=signature_file.MAX_BYTES)
     except PathNotFound:
@@ -147,9 +135,6 @@ def other_files(folder: Path, names: Set[str]) -> list[str]:
 def refuse_links(folder: Path) -> None:
     """Refuse a folder whose manifest or rotation files are symbolic links, and say how to copy what
     they lead to.
-
-    Raises:
-        MalformedFile: `file.kind`, the first of them that is a link.
     """
     for path in sorted(folder.iterdir()):
         if path.is_symlink() and (path.name == FILE_NAME or is_payload(path.name)):

@@ -20,13 +20,7 @@ def validated(kind: type[M], value: Any, *, code: str, what: str, hint: str | No
     Args:
         kind: a strict model; the value goes through JSON once more, because strict validation of
             Python values would refuse a list where a tuple is meant.
-        value: plain JSON values, and the dates that TOML has, which become text.
         code: `reason` of the error, such as `manifest.schema`.
-        what: name of the document for messages.
-        hint: what to do about a malformed one.
-
-    Raises:
-        MalformedFile: `code`; the message has the place and the cause of the first error.
     """
     try:
         return kind.model_validate_json(json.dumps(value, default=str))

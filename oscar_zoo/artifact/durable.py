@@ -67,11 +67,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def refuse_links(root: Path, *parts: str) -> Path:
-    """The path of `parts` below `root`, none of which is a link; `root` itself may be one.
-
-    Raises:
-        MalformedFile: one of them is, whether or not it leads anywhere.
-    """
+    """The path of `parts` below `root`, none of which is a link; `root` itself may be one."""
     place = root
     for part in parts:
         place = place / part
@@ -89,10 +85,6 @@ def check_private(*folders: Path, open_to: int = 0o022) -> None:
 
     Args:
         open_to: bits of a mode, one of which is enough to refuse it.
-
-    Raises:
-        ForeignFolder: one belongs to another user, whatever its mode.
-        StorageError: one is open to others, or no folder.
     """
     for folder in folders:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -211,11 +203,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def sweep(folder: Path, *, older_than: float = STALE_SECONDS) -> int:
-    """Remove leftovers in a folder of our own; see `is_leftover`.
-
-    Returns:
-        How many were removed.
-    """
+    """Remove leftovers in a folder of our own; see `is_leftover`."""
     removed = 0
     if not folder.is_dir():
         return 0

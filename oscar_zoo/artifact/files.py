@@ -28,12 +28,6 @@ def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
 
     Args:
         path: the file; its last part must not be a symbolic link.
-        max_bytes: larger files are refused before reading.
-
-    Raises:
-        PathNotFound: nothing is there.
-        MalformedFile: `file.kind` (link, folder, pipe, device), `file.size`, `file.changed`.
-        StorageError: the system refuses to read it.
     """
     descriptor, size = _open(path)
     with os.fdopen(descriptor, "rb") as stream:

@@ -131,16 +131,7 @@ class RotationSet:
         return tuple(sorted(needs))
 
     def require_geometry(self, role: Role, geometry: Geometry, model_name: str) -> None:
-        """Refuse to be used with another shape of model.
-
-        Args:
-            role: the side this set is used for.
-            geometry: of the model.
-            model_name: for the message.
-
-        Raises:
-            GeometryMismatch: head size, layers or KV heads differ; the message names both.
-        """
+        """Refuse to be used with another shape of model."""
         width = geometry.head_dim if role == "k" else geometry.v_head_dim
         made_for: dict[str, int | tuple[int, ...] | None]
         made_for = {

@@ -15,12 +15,6 @@ def check_groups(
 
     Args:
         dims: channels of a row of K and of a row of V.
-        group_size: the most channels that share a scale.
-        model: what messages call the model.
-        option: how a user gives another group size, with `{}` in the place of the number.
-
-    Raises:
-        UsageError: why, and the largest group size that can be used.
     """
     try:
         check_group_size(dims, group_size)

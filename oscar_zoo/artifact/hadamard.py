@@ -41,9 +41,6 @@ def hadamard(d: int) -> NDArray[np.float64]:
 
     Returns:
         `[d, d]` float64, read-only because it is cached.
-
-    Raises:
-        UsageError: no such matrix is known here.
     """
     _require_hadamard(d)
     odd = _odd(d)
@@ -102,9 +99,6 @@ def bit_reversal(d: int) -> NDArray[np.int64]:
 
     Where `d` is no power of two, the lowest bits of `i` are reversed, as many as `d` has factors of
     two, and the rest of `i` follows. So consecutive `i` lie in different groups of columns.
-
-    Raises:
-        UsageError: no Hadamard matrix of this width is known here.
     """
     _require_hadamard(d)
     odd = _odd(d)
@@ -139,9 +133,6 @@ def hadamard_set(geometry: Geometry, role: Role) -> RotationSet:
     """The data-free baseline: the Hadamard matrix in every attention layer.
 
     Its eigenvalues are all 1, because no covariance stands behind the matrix.
-
-    Raises:
-        UsageError: no Hadamard matrix of the head size is known here.
     """
     d = geometry.head_dim if role == "k" else geometry.v_head_dim
     matrix, ones = hadamard(d).astype(np.float32), np.ones(d, dtype=np.float32)

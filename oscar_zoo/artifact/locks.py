@@ -37,9 +37,7 @@ def held(
     written, the body runs without one; after `timeout` too.
 
     Args:
-        name: any text.
         timeout: seconds to wait for others.
-        shared: together with other shared holders, against exclusive ones.
         root: the folder of the store; default the cache folder of this user.
     """
     path = (root or paths.cache_dir()) / "locks" / f"{sha256_hex(name.encode())[:16]}.lock"

@@ -273,12 +273,6 @@ class Manifest(Spec):
 
         Args:
             data: the whole file.
-            what: its name for messages.
-            registry: whether a `registry` block is allowed (packaged manifests) or refused
-                (`oscar.json`).
-
-        Raises:
-            MalformedFile: `json.*`, `manifest.version` or `manifest.schema`.
         """
         value = strict_json.loads(data, what=what)
         if type(value) is not dict:

@@ -75,15 +75,7 @@ _VALUES = (type(None), bool, int, float, str, TensorRef, _Dict)
 
 
 def load(data: bytes | memoryview, *, what: str) -> Any:
-    """Evaluate an untrusted pickle.
-
-    Args:
-        data: the record `data.pkl`.
-        what: name of the file for messages.
-
-    Raises:
-        MalformedFile: reasons `pickle.*`, `tensor.*`.
-    """
+    """Evaluate an untrusted pickle."""
     if len(data) > MAX_BYTES:
         raise MalformedFile(
             "pickle.limit", f"{what}: a pickle of {len(data)} bytes, at most {MAX_BYTES} are read."

@@ -20,16 +20,10 @@ def read_rotation(data: bytes, *, what: str) -> RotationSet:
 
     Args:
         data: the whole file, untrusted.
-        what: its name for messages.
 
     Returns:
         The content. Arrays are read-only float32 views into `data` (copies where it is not
         aligned).
-
-    Raises:
-        UnsupportedFormat: a recognised kind that is not loaded: `identity`, `mla_latent`,
-            `pq_codebooks`, `moments`, `gguf`.
-        MalformedFile: `file.*`, `zip.*`, `pickle.*`, `tensor.*`, `schema.*`, `layers.*`.
     """
     _name_kind(data, what)
     records = archive.read_archive(data, what=what)

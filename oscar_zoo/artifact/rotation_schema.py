@@ -78,17 +78,7 @@ _CALIBRATION_3: Mapping[str, tuple[type, ...]] = {
 
 
 def build(top: Any, records: Mapping[str, memoryview], *, what: str) -> RotationSet:
-    """Check the value of a pickle against the schemas and attach the tensors.
-
-    Args:
-        top: result of `pickle_reader.load`.
-        records: the archive by record name.
-        what: name of the file for messages.
-
-    Raises:
-        UnsupportedFormat: a known kind that is no rotation file; `reason` names it.
-        MalformedFile: reasons `schema.*`, `layers.*`, `tensor.*`.
-    """
+    """Check the value of a pickle against the schemas and attach the tensors."""
     _refuse_other_kinds(top, what)
     return _Builder(top, records, what).build()
 

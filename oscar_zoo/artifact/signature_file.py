@@ -78,11 +78,6 @@ class SignatureFile:
 
         Args:
             data: the whole file.
-            what: its name for messages.
-
-        Raises:
-            MalformedFile: `json.*`, `signature.schema`, or `signature.version` for a format that
-                is known and too old, or too new.
         """
         bundle = validated(_Bundle, _json(data, what), code="signature.schema", what=what)
         envelope = bundle.dsse_envelope
@@ -99,13 +94,7 @@ class SignatureFile:
 
 
 def statement_bytes(artifact: str, files: Mapping[str, str], key: bytes) -> bytes:
-    """The statement to sign.
-
-    Args:
-        artifact: `<Model>/<tag>`.
-        files: path -> sha256 in hex, `oscar.json` included.
-        key: the public key that will sign it, DER.
-    """
+    """The statement to sign."""
     ordered = sorted(files, key=PurePosixPath)
     predicate = {
         "serialization": {
@@ -130,13 +119,7 @@ def statement_bytes(artifact: str, files: Mapping[str, str], key: bytes) -> byte
 
 
 def bundle_bytes(payload: bytes, signature: bytes, hint: str) -> bytes:
-    """The file that holds a signed statement.
-
-    Args:
-        payload: of `statement_bytes`.
-        signature: of `pre_authentication(payload)`, DER.
-        hint: sha256 of the public key as PEM.
-    """
+    """The file that holds a signed statement."""
     envelope = {
         "payload": base64.b64encode(payload).decode(),
         "payloadType": _PAYLOAD_TYPE,

@@ -262,11 +262,7 @@ class ServingRecipe(Spec):
         sink: int | None = None,
         recent: int | None = None,
     ) -> ServingRecipe:
-        """A copy of this recipe in which the given settings replace its own; `None` keeps them.
-
-        Raises:
-            UsageError: `clip` for a recipe with `widths`, which has one for each layer.
-        """
+        """A copy of this recipe in which the given settings replace its own; `None` keeps them."""
         if clip is not None and self.widths is not None:
             raise UsageError(
                 "the recipe has a clip ratio for each layer, which --clip does not change.",

@@ -115,11 +115,7 @@ def fingerprint_bytes(
     Args:
         matrices: name -> `[L, d, d]` or `[L, num_kv_heads, d, d]` float64, symmetric, undamped.
         layer_ids: `L` decoder layer indices, in the order of the first axis.
-        model_id: base model, part of the sign vectors.
         revision: its commit, or `None`.
-
-    Raises:
-        UsageError: an unknown name, or a shape that does not go with `layer_ids`.
     """
     tensors: dict[str, NDArray[np.float32]] = {}
     for name, stack in matrices.items():
@@ -144,11 +140,7 @@ def fingerprint_bytes(
 def read_fingerprint(
     data: bytes, *, what: str = "the statistics"
 ) -> dict[str, NDArray[np.float32]]:
-    """Parse an untrusted fingerprint file: `<matrix>.trace`, `.diag`, `.sketch`, float32.
-
-    Raises:
-        MalformedFile: reasons `stats.*`, `safetensors.*`, `json.*`.
-    """
+    """Parse an untrusted fingerprint file: `<matrix>.trace`, `.diag`, `.sketch`, float32."""
     tensors = tensor_file.read(data, what=what)
     for key, value in tensors.items():
         name, _, part = key.partition(".")

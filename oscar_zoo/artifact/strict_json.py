@@ -32,13 +32,6 @@ def loads(
 
     Args:
         data: the whole document, strict UTF-8 without a byte-order mark.
-        what: name of the document for messages.
-        max_bytes: larger documents are refused before parsing.
-        infinite: accept `Infinity` and `-Infinity`, which Python's writer makes of such numbers.
-
-    Raises:
-        MalformedFile: `json.size`, `json.encoding`, `json.syntax`, `json.duplicate_key`,
-            `json.number`, `json.depth`.
     """
     if len(data) > max_bytes:
         raise MalformedFile(

@@ -73,13 +73,9 @@ def read(data: bytes, *, what: str) -> dict[str, NDArray[np.float32]]:
 
     Args:
         data: the whole file.
-        what: its name for messages.
 
     Returns:
         Read-only arrays by name.
-
-    Raises:
-        MalformedFile: reasons `safetensors.*`, and `json.*` for the header.
     """
     header, body = _split(data, what, MAX_HEADER)
     return {
@@ -97,9 +93,6 @@ def read_with_metadata(
 
     Returns:
         Read-only arrays by name, which are views of `data`, and the metadata without a checksum.
-
-    Raises:
-        MalformedFile: see `read`; `safetensors.metadata`, `safetensors.checksum`.
     """
     header, body = _split(data, what, max_header)
     metadata = header.pop(METADATA, {})
@@ -113,12 +106,7 @@ def read_with_metadata(
 
 
 def check_start(path: Path) -> None:
-    """Refuse what does not begin as such a file; no more than its beginning is read.
-
-    Raises:
-        PathNotFound, StorageError: nothing there, or not readable.
-        MalformedFile: another kind of file.
-    """
+    """Refuse what does not begin as such a file; no more than its beginning is read."""
     start = read_start(path, 256)
     refuse_mistaken(start, what=str(path))
     if not 2 <= int.from_bytes(start[:8], "little") <= LONGEST_HEADER:

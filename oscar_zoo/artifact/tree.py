@@ -33,9 +33,6 @@ def find_artifacts(path: Path) -> list[Path]:
 
     Hidden folders and symbolic links are skipped, and so are folders that vanish meanwhile. A file,
     or a folder that does not exist, holds none.
-
-    Raises:
-        StorageError: a folder cannot be listed.
     """
     if not path.is_dir():
         return []
@@ -68,14 +65,7 @@ def artifact_of_model(tree: Path, model: str) -> Path:
     """The folder of the one artifact for `model` at or below `tree`.
 
     Args:
-        tree: a folder. When it holds an artifact itself, that one is returned for every model.
         model: `NAME`, `ORG/NAME`, or the path of a model's folder.
-
-    Raises:
-        PathNotFound: no such folder, or nothing in it.
-        ArtifactNotFound: artifacts of other models only; the message names them.
-        AmbiguousName: several artifacts of this model; the message names them.
-        StorageError: a folder cannot be listed.
     """
     if not tree.is_dir():
         raise PathNotFound.for_path(path_text(tree), "folder of rotations")

@@ -37,7 +37,6 @@ def verify_files(
     Args:
         files: relative POSIX path -> content. `oscar.json` is the manifest unless `manifest` is
             given.
-        manifest: the artifact's manifest, from a source other than `files`.
         expected: digests from a lock or an index; every one of them is compared, and there must be
             no other file.
         expected_digest: digest of the artifact, or sha256 of the one file; `sha256:` may be left
@@ -45,9 +44,6 @@ def verify_files(
         geometry: of the model; names the attention layers of hybrid models and is checked against
             the manifest.
         name_hint: original name of a single file, where `files` calls it something else.
-        what: the artifact, for messages about its digest.
-        strict: rules for publishing our own artifacts: warnings about names and roles are
-            rejections.
     """
     if expected_digest is not None and (mismatch := _compare_digest(what, files, expected_digest)):
         return mismatch

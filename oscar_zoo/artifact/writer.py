@@ -30,11 +30,6 @@ def rotation_bytes(rotations: RotationSet) -> bytes:
 
     Args:
         rotations: float32 arrays. Not modified.
-
-    Raises:
-        UsageError: arrays that are not float32, a format 3 set without a side, a grouping its
-            format does not have.
-        MalformedFile: the set breaks another rule of its format (the reader's reason).
     """
     pickle = _Pickle(share=rotations.objective == "hadamard")
     pickle.value(_top(rotations))

@@ -32,11 +32,7 @@ PREPARES_INPUT = (
 
 
 def config_of_recipe(recipe: ModelRecipe) -> dict[str, Any]:
-    """A `config.json` with the shapes of a model of the zoo.
-
-    Raises:
-        UsageError: the zoo does not know all shapes.
-    """
+    """A `config.json` with the shapes of a model of the zoo."""
     shapes, cache = recipe.weights, recipe.geometry
     if shapes is None:
         raise UsageError(
@@ -96,11 +92,7 @@ def copy_what_prepares_input(source: Path, folder: Path) -> None:
 
 
 def write_rotations(folder: Path, geometry: Geometry) -> None:
-    """Write a K and a V file with the Hadamard matrix in every layer to the new folder `folder`.
-
-    Raises:
-        UsageError: no Hadamard matrix of the head size is known here.
-    """
+    """Write a K and a V file with the Hadamard matrix in every layer to the new folder `folder`."""
     folder.mkdir(mode=0o700)
     roles: tuple[Role, Role] = ("k", "v")
     for role in roles:

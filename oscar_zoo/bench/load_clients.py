@@ -144,7 +144,6 @@ def run_load(
 
     Args:
         tick: called about twice a second, with the counts so far and the seconds passed.
-        into: where requests are counted.
     """
     tally, began, over = Tally() if into is None else into, time.monotonic(), threading.Event()
 

@@ -73,8 +73,6 @@ class Watch:
     """Samples the memory of a server in a thread while the block runs.
 
     Args:
-        group: process group of the server.
-        gpus: numbers of the GPUs that it runs on.
         pause: seconds between two samples.
     """
 

@@ -187,11 +187,6 @@ def measure(
     Args:
         child: the server; it is gone afterwards, unless it did not end in time or a signal came.
         client: a client of the server, which nobody else uses.
-        gpus: numbers of the GPUs that it runs on.
-
-    Raises:
-        ServerFailed: the server stopped answering.
-        KeyboardInterrupt, SystemExit: a signal came before the first answer.
     """
     calls = load_clients.probes(load)
     answers = [_alone(client, call) for call in calls]

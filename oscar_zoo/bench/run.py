@@ -114,20 +114,10 @@ def measure(
     """Run all cases of `job` in the child of `plan`.
 
     Args:
-        plan: its program reads `job`.
-        job: its `news` file is read here.
-        log: gets everything the child prints.
         limit: seconds for the start, and then for each repeat of a case, and for the bulk.
-        progress: called often.
-        into: filled as results arrive, so that they survive Ctrl-C and SIGTERM.
 
     Returns:
         What was measured, failures included; `into`, if it is given.
-
-    Raises:
-        FlagRefused: the engine refused a flag of the user; `into` says so, too.
-        KeyboardInterrupt, SystemExit: Ctrl-C or SIGTERM; the child is gone, and `into` says what
-            was interrupted.
     """
     result = SideResult() if into is None else into
     news, total = _News(Path(job.news)), job.total_tokens

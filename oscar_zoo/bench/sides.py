@@ -115,11 +115,7 @@ class Engines:
 
 
 def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> tuple[Side, ...]:
-    """The sides of a comparison, cache by cache: each stock cache once with every backend.
-
-    Raises:
-        UsageError: a backend has a name that SGLang cannot have given it.
-    """
+    """The sides of a comparison, cache by cache: each stock cache once with every backend."""
     for backend in backends:
         if not _BACKEND.fullmatch(backend):
             raise UsageError(
@@ -135,11 +131,7 @@ def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> tuple[Side, .
 
 
 def read_flags(words: Sequence[str]) -> UserFlags:
-    """Read the flags behind `--`, and refuse those that would make the sides differ.
-
-    Raises:
-        UsageError: naming the flag and what to use in its place; also what `serve` refuses.
-    """
+    """Read the flags behind `--`, and refuse those that would make the sides differ."""
     for word in (word for word in words if word.startswith("--")):
         name = word.partition("=")[0].replace("_", "-")
         for refused, reason in REFUSED_FLAGS.items():

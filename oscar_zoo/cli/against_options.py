@@ -53,11 +53,6 @@ def against_request(
 
     Args:
         given: options of `eval` by field, with `against` and `plots` where they were given.
-        engine: of `--engine`.
-        flags: for an engine.
-
-    Raises:
-        UsageError: an unknown name, or options that do not go together.
     """
     from oscar_zoo.app.evaluate import EvaluateRequest
     from oscar_zoo.app.evaluate_against import AgainstRequest

@@ -43,11 +43,7 @@ TEXT_TASKS = ("perplexity", "recall")
 def check_task(
     context: click.Context, parameter: click.Parameter, names: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Callback of `--task`.
-
-    Raises:
-        UsageError: an unknown name, or benchmarks together with the tasks of texts.
-    """
+    """Callback of `--task`."""
     for name in names:
         if name not in TEXT_TASKS and not is_benchmark(name):
             raise UsageError(
@@ -139,17 +135,7 @@ def benchmark_request(
     benchmark: Mapping[str, Any],
     flags: tuple[str, ...],
 ) -> BenchmarkRequest:
-    """The request of `eval --task BENCHMARK`.
-
-    Args:
-        given: what every form of `eval` takes, by field.
-        server: the values of `SERVER_OPTIONS`.
-        benchmark: the values of `BENCHMARK_OPTIONS`.
-        flags: for the engine.
-
-    Raises:
-        UsageError: an option of perplexity and recall in this process.
-    """
+    """The request of `eval --task BENCHMARK`."""
     from oscar_zoo.app.benchmark_request import BenchmarkRequest
     from oscar_zoo.cli.pasting import typed_again
 

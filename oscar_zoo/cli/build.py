@@ -27,14 +27,11 @@ def command(
     """The click command of a verb.
 
     Args:
-        name: of the command.
         params: its parameters; the docstring is the text of `--help`.
         run: `module:function` from parameters and an observer to an outcome. An outcome may have
             `exit_code`, and `warnings` to be noted where no view shows them.
         view: `module:function` that prints the outcome for people; it gets the outcome, the
             parameters and `quiet`.
-        cls: of the command.
-        quiet: whether it makes progress that `-q` leaves out.
     """
 
     def body(as_json: bool, quiet: bool = False, **values: Any) -> int:

@@ -77,11 +77,7 @@ def take_values(given: dict[str, Any]) -> Values:
 
 
 def without_values(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`given` for a server, which takes other clip ratios and no other values of the recipe.
-
-    Raises:
-        UsageError: other values, or several clips, were given.
-    """
+    """`given` for a server, which takes other clip ratios and no other values of the recipe."""
     rest = dict(given)
     values: Values = rest.pop("values")
     refused = [written(n) for n in ("sink", "recent", "group_size") if getattr(values, n)]
@@ -171,16 +167,7 @@ def refuse_server_options(given: Mapping[str, Any], flags: tuple[str, ...]) -> N
 def server_request(
     given: Mapping[str, Any], server: Mapping[str, Any], flags: tuple[str, ...]
 ) -> ServerEvaluateRequest:
-    """The request of `eval --engine sglang`.
-
-    Args:
-        given: what both engines take, by field.
-        server: the values of `SERVER_OPTIONS`.
-        flags: for the engine.
-
-    Raises:
-        UsageError: options that exclude each other, or values that no server can have.
-    """
+    """The request of `eval --engine sglang`."""
     from oscar_zoo.app.evaluate_server import ServerEvaluateRequest
     from oscar_zoo.cli.pasting import typed_again
 

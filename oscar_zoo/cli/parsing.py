@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def parse_clip(text: str | None) -> Clip | None:
-    """The value of `--clip K,V`, or `None` where the option was not given.
-
-    Raises:
-        UsageError: `text` is not two ratios between 0 and 1.
-    """
+    """The value of `--clip K,V`, or `None` where the option was not given."""
     from oscar_zoo.artifact.specs import Clip
 
     if text is None:
@@ -35,11 +31,7 @@ def parse_clip(text: str | None) -> Clip | None:
 
 
 def parse_bits(text: str | None) -> float | Literal["auto"] | None:
-    """The value of `--bits`, or `None` where the option was not given.
-
-    Raises:
-        UsageError: `text` is neither `auto` nor a number.
-    """
+    """The value of `--bits`, or `None` where the option was not given."""
     if text is None:
         return None
     if text == "auto":
@@ -49,11 +41,7 @@ def parse_bits(text: str | None) -> float | Literal["auto"] | None:
 
 
 def parse_percent(text: str | None, option: str) -> float | None:
-    """The value of an option in percent, with or without the sign; `None` where it was not given.
-
-    Raises:
-        UsageError: `text` is no number.
-    """
+    """The value of an option in percent, with or without the sign; `None` if it was not given."""
     if text is None:
         return None
     what = "a number in percent"
@@ -123,11 +111,7 @@ def listed(text: str) -> tuple[str, ...]:
 
 
 def bulk_of(job: str | None, turns: int) -> Bulk | None:
-    """The requests that `--job 64x30000x512` and `--turns` mean, or `None` without a job.
-
-    Raises:
-        UsageError: `job` is no such text, or there are turns without a job.
-    """
+    """The requests that `--job 64x30000x512` and `--turns` mean, or `None` without a job."""
     from oscar_zoo.engines.sglang.offline_job import Bulk
 
     if job is None:
@@ -174,11 +158,7 @@ class GivenGpu(NamedTuple):
 
 
 def given_gpu(memory: str | None, gpu: str | None, gpus: int | None) -> GivenGpu:
-    """What exactly one of `--memory` and `--gpu` says, and `--tp` or a name such as `2xH100`.
-
-    Raises:
-        UsageError: neither or both are given, or one of them means nothing, or several things.
-    """
+    """What exactly one of `--memory` and `--gpu` says, and `--tp` or a name such as `2xH100`."""
     if memory is not None and gpu is None:
         return GivenGpu(parse_memory(memory, "--memory"), _read_as(memory), gpus)
     if gpu is None or memory is not None:

@@ -12,15 +12,7 @@ from oscar_zoo.errors import OscarZooError
 
 
 def save_after_result(files: Mapping[Path, Callable[[], bytes]], *, quiet: bool) -> int:
-    """Write every file, with a line for each; what fails is one line on stderr.
-
-    Args:
-        files: where to write, and what gives the content.
-        quiet: say nothing about files that were written.
-
-    Returns:
-        The exit code: 1 when a file could not be written.
-    """
+    """Write every file, with a line for each; what fails is one line on stderr."""
     status = 0
     for path, content in files.items():
         try:

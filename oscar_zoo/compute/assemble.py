@@ -80,12 +80,7 @@ class Facts:
 
 
 def assemble(result: FitResult, facts: Facts) -> dict[str, bytes]:
-    """File name -> content of the whole artifact, `oscar.json` included.
-
-    Raises:
-        UsageError: a baseline that is only measured, or a recipe that asks for what this model
-            forbids.
-    """
+    """File name -> content of the whole artifact, `oscar.json` included."""
     if not TABLE[result.method.name].publishable:
         raise UsageError(
             f"{result.method.name} is a baseline to measure, not an artifact.", hint="use hadamard"

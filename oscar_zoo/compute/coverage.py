@@ -24,11 +24,6 @@ def check(moments: Moments, needs: Set[Need]) -> None:
 
     Args:
         moments: of the whole model.
-        needs: what the fit reads. The sums of q, k and v are checked for every fit that needs
-            anything.
-
-    Raises:
-        ComputeFailed: something is missing; a fit would look valid and be wrong.
     """
     if not needs:
         return
@@ -114,8 +109,6 @@ def observed(moments: Moments, *, tp: int = 1, pp: int = 1, dp: int = 1) -> Cove
 
     Args:
         moments: of the whole model.
-        tp: ranks over which heads were split.
-        pp: ranks over which layers were split.
         dp: ranks over which tokens were split.
     """
     counts = [layer.tokens for layer in moments.layers.values()]

@@ -84,7 +84,6 @@ def estimate(options: ComputeOptions, model: ModelConfig) -> Estimate | None:
 
     Args:
         options: what to compute, in one process; of several devices one works at a time.
-        model: what its configuration says.
     """
     block, size = model.block, model_size(model.parsed, model.block.id)
     if size is None:

@@ -69,9 +69,6 @@ def wo(layer: LayerMoments) -> Tensor:
     """`wo/1`: `[n_kv, dv, dv]`, sum over the group's query heads of W_j^T W_j.
 
     W_j is the part of o_proj that reads head j: its output enters as o_j W_j^T.
-
-    Raises:
-        ComputeFailed: the output projection was never read.
     """
     if layer.wo is None:
         raise ComputeFailed("these moments have no output projection.", hint="capture again")
@@ -92,8 +89,6 @@ def estimate(moments: Moments, estimator: str, grouping: Grouping = "layer") -> 
     """One estimator over all layers, ascending by layer id.
 
     Args:
-        moments: with full coverage.
-        estimator: a key of `ESTIMATORS`.
         grouping: `layer` for the mean over KV heads, `kv_head` for one matrix each.
 
     Returns:

@@ -99,10 +99,6 @@ def fit_all(moments: Moments, names: Sequence[str] | None = None) -> Fits:
 
     Returns:
         One result, or the reason of one refusal, per method.
-
-    Raises:
-        UsageError: there is no method of this name.
-        ComputeFailed: the moments lack a sum that a method reads.
     """
     methods = [
         find_method(name) for name in (possible_methods(moments) if names is None else names)

@@ -35,19 +35,7 @@ def fit_or_choose(
     moments: Moments,
     progress: Progress,
 ) -> tuple[FitResult, Choice | None, WidthChoice | None]:
-    """The fit of an artifact, how it was chosen when the method is `auto`, and its bits.
-
-    Args:
-        options: what to compute.
-        methods: to fit.
-        model: which has run its capture.
-        data: the text.
-        moments: of the capture.
-        progress: called during the phases.
-
-    Raises:
-        ComputeFailed: see `choose.choose`.
-    """
+    """The fit of an artifact, how it was chosen when the method is `auto`, and its bits."""
     if options.method == AUTO:
         choice = _choose(options, model, data, moments, progress)
         return choice.result, choice, choice.widths
@@ -65,9 +53,6 @@ def choose_bits(
 ) -> WidthChoice | None:
     """The bits of every layer and side for a fit of a method that the user named, when these were
     asked for; arguments as for `fit_or_choose`.
-
-    Raises:
-        ComputeFailed: see `widths.choose_widths`; or the result fails its gates.
     """
     widths = _widths(options, model, data, result, options.recipe, None, progress)
     if widths is not None and not options.allow_poor:

@@ -29,12 +29,6 @@ def check_target(target: Path, *, force: bool) -> None:
     """Find out before the long work whether the result may be written to `target`.
 
     What killed runs left beside it goes, also when the target is refused; nothing else changes.
-
-    Raises:
-        OutputExists: an artifact stands there and `force` is not given, or something else does.
-        UsageError: the target or a folder above it is a file, or the target is a link to nothing,
-            or has a name that is no UTF-8.
-        StorageError: the folder cannot be written.
     """
     if target.is_symlink() and not target.exists():
         raise UsageError(f"{target} is a link to nothing.", hint="choose another output folder")
@@ -81,11 +75,7 @@ def _is_model(folder: Path) -> bool:
 
 
 def check_place(target: Path | None, *, force: bool) -> None:
-    """`check_target`, or of the folder that `default_target` lies in where the user named none.
-
-    Raises:
-        OutputExists, UsageError, StorageError: see `check_target`.
-    """
+    """`check_target`, or of the folder that `default_target` lies in where the user named none."""
     if target is not None:
         check_target(target, force=force)
         return
@@ -99,10 +89,6 @@ def write_folder(target: Path, files: Mapping[str, bytes], *, force: bool) -> No
 
     Args:
         target: absent, empty, or with `force` a folder that holds an artifact and nothing else.
-        files: plain file name -> content.
-
-    Raises:
-        OutputExists, UsageError, StorageError: see `check_target`; the target is then as before.
     """
     check_target(target, force=force)
     target = target.resolve()

@@ -29,13 +29,7 @@ def check_heldout(
     """Refuse text of which too little is held out to choose a method or bits with.
 
     Args:
-        data: the text, packed as `options` say.
         options: of the computation; all is well where they leave nothing to choose.
-        block: the model.
-        pack: packs the text otherwise, to find an option that works.
-
-    Raises:
-        UsageError: no held-out sequence reaches beyond both windows.
     """
     shortest = shortest_measured(options.recipe.windows)
     if not (options.method == AUTO or options.widths) or _longest(data) >= shortest:

@@ -179,12 +179,7 @@ def _work(base: Path) -> Path:
 
 
 def _check_resume(options: ComputeOptions, methods: tuple[Method, ...]) -> None:
-    """Refuse to go on from a capture of another text, before weights are loaded.
-
-    Raises:
-        OutputExists: see `run.check_text`.
-        OscarZooError: as `read_data`.
-    """
+    """Refuse to go on from a capture of another text, before weights are loaded."""
     given = options.output_dir
     if options.resume is not True or (given is not None and not run.can_resume(_work(given))):
         return

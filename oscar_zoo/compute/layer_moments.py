@@ -107,9 +107,6 @@ class LayerMoments:
             value: `[num_kv_heads, T, dv]`.
             output: `[num_q_heads, T, dv]` of attention, before any gate and o_proj; `None` leaves
                 `oo` as it is.
-
-        Raises:
-            ComputeFailed: heads or rows do not fit each other.
         """
         self._check_rows(query, key, value, output)
         add_gram(self.qq, query)
@@ -143,9 +140,6 @@ class LayerMoments:
             o_proj: `[hidden, num_q_heads * dv]`, columns in the order of the query heads,
                 dequantized; a rank of a tensor-parallel group gives the columns of its own query
                 heads.
-
-        Raises:
-            ComputeFailed: the columns are no whole number of query heads per KV head.
         """
         heads, width = self.vv.shape[0], self.vv.shape[-1]
         if o_proj.dim() != 2 or o_proj.shape[1] % (heads * width):
@@ -155,13 +149,7 @@ class LayerMoments:
         self.wo = symmetric(wo).to(self.vv.device)
 
     def merge(self, other: LayerMoments) -> None:
-        """Add the sums of a disjoint token set of the same layer and heads.
-
-        Raises:
-            ComputeFailed: other heads, other weights, or either side already has weighted sums,
-                whose weights knew only its own queries: merge first, then weigh all tokens with the
-                target of the whole.
-        """
+        """Add the sums of a disjoint token set of the same layer and heads."""
         if (
             self.heads != other.heads
             or self.kk.shape != other.kk.shape

@@ -56,13 +56,7 @@ class MergeResult:
 
 
 def merge_files(paths: Sequence[Path], out: Path) -> MergeResult:
-    """Merge moments files, two or more, into the file `out`, which is replaced.
-
-    Raises:
-        UsageError: the parts are of different models or numerics, or hold some tokens twice.
-        ComputeFailed: the parts hold different layers or heads.
-        MalformedFile, PathNotFound, StorageError: a file cannot be read, or the result not written.
-    """
+    """Merge moments files, two or more, into the file `out`, which is replaced."""
     if len(paths) < 2:
         raise UsageError("there is nothing to merge.", hint="name two moments files or more")
     merged, notes = merge_parts([Part(str(path), *load_moments(path)) for path in paths])

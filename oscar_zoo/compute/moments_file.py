@@ -114,14 +114,6 @@ def save_moments(path: Path, moments: Moments, info: MomentsInfo) -> MomentsFile
     Args:
         path: its folder exists; an older file is replaced.
         moments: unless `info.partial`, complete in every sum that any layer has.
-        info: of these very moments.
-
-    Returns:
-        What a manifest says about the file, `location` its name.
-
-    Raises:
-        ComputeFailed: moments that are incomplete, or not what `info` says.
-        StorageError: the disk refused; what stood at `path` still does.
     """
     data = moments_bytes(moments, info)
     with durable.storage_errors(f"cannot write {path}"):
@@ -164,10 +156,6 @@ def load_moments(path: Path) -> tuple[Moments, MomentsInfo]:
 
     Returns:
         The moments, float64 on the CPU, and what they were computed from.
-
-    Raises:
-        PathNotFound, StorageError: nothing there, or not readable.
-        MalformedFile: reasons `moments.*`, `safetensors.*`, `json.*`, `file.*`.
     """
     return parse_moments(read_file(path, max_bytes=MAX_BYTES), what=str(path))
 

@@ -90,12 +90,7 @@ class ComputeOptions:
 
 
 def check_options(options: ComputeOptions) -> tuple[Method, ...]:
-    """The methods to fit, once all is checked that can be wrong before the model is read.
-
-    Raises:
-        UsageError, InvalidName, PathNotFound, OutputExists, StorageError: the first thing that is
-            wrong.
-    """
+    """The methods to fit, once all is checked that can be wrong before the model is read."""
     auto = options.method == AUTO
     methods = tuple(METHODS.values()) if auto else (find_method(options.method),)
     check_budget(options.calib_tokens, 1 if options.seq_len is None else options.seq_len)
@@ -111,9 +106,6 @@ def sequence_length(options: ComputeOptions, block: ModelBlock) -> int:
     """Tokens of a calibration sequence.
 
     First quantization groups and context are checked.
-
-    Raises:
-        UsageError: group size or sequence length do not go with the model.
     """
     check_groups(block.head_dims, options.recipe.group_size, block.id)
     longest = block.rope.max_position if block.rope else None

@@ -52,24 +52,11 @@ def refit(
     """Fit `method` to a moments file and write the artifact.
 
     Args:
-        moments: as `compute` wrote it.
-        method: a key of `table.METHODS`.
         recipe: serving settings; `requires` is completed from the fit.
         model_name: first part of the artifact id.
         target: the artifact's folder; `None` for `folder.default_target`.
-        force: replace an artifact that stands there.
         options: of `compute`, with `widths`, where bits are to be chosen: the model, and the text
             whose held-out part they are chosen with.
-        progress: called during `phases.refit_phases`.
-        tell: called with remarks, in sentences.
-
-    Raises:
-        UsageError: no such method, or one that needs the model.
-        MalformedFile, PathNotFound: the file is none of ours.
-        GeometryMismatch: the moments are of another model than that of `options`.
-        ComputeFailed: it lacks what the method reads, or the result failed verification or gates.
-        OutputExists, StorageError: see `folder.check_target`.
-        OscarZooError: as `job.compute_artifact`, with `options`.
     """
     chosen = find_method(method)
     if chosen.tune is not None:

@@ -36,11 +36,7 @@ class Subject:
 
 
 def load_subject(options: ComputeOptions) -> Subject:
-    """Read the model of a job.
-
-    Raises:
-        PathNotFound, InvalidModel, UnsupportedModel, NotEnoughMemory: see `loading.load_model`.
-    """
+    """Read the model of a job."""
     loaded = load_model(
         options.model,
         revision=options.revision,
@@ -64,12 +60,7 @@ def read_subject(options: ComputeOptions) -> Subject:
 def read_data(
     options: ComputeOptions, subject: Subject, methods: tuple[Method, ...]
 ) -> CalibrationData:
-    """The sequences to calibrate with, and those held out for `auto` and for a choice of bits.
-
-    Raises:
-        UsageError: there are fewer tokens than channels per head; see also `data.load_calibration`,
-            `data.check_overlap`, `width_wish.check_wish` and `heldout_check.check_heldout`.
-    """
+    """The sequences to calibrate with, and those held out for `auto` and for a choice of bits."""
     auto = options.method == AUTO
     check_wish(options.widths, options.recipe, subject.block)
 
@@ -103,14 +94,7 @@ def run_capture(
     work: Path,
     progress: Progress,
 ) -> Captured | None:
-    """Sums over a run of the model; `None` when no method needs data.
-
-    Args:
-        work: folder that keeps the state of an interrupted run.
-
-    Raises:
-        ComputeFailed: see `RunningModel.capture`.
-    """
+    """Sums over a run of the model; `None` when no method needs data."""
     if not any(method.needs for method in methods):
         return None
     # Everything a fit can ask for costs little more than what one does, and the moments then serve

@@ -16,7 +16,6 @@ def calibration_tag(
 
     Args:
         tokens, prompts: of the calibration.
-        geometry: of the model.
         method: of the fit; `None` while it is not chosen.
     """
     bits = None

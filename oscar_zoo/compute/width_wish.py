@@ -54,10 +54,6 @@ def width_wish(bits: float | Literal["auto"] | None, max_loss: float | None) -> 
 
     Args:
         bits: a number of bits, `ALL_TWO` or `ALL_FOUR` among them, or `auto`.
-        max_loss: in percent.
-
-    Raises:
-        UsageError: both are given, or a number makes no sense.
     """
     if bits is not None and max_loss is not None:
         raise UsageError("--bits and --max-loss exclude each other.", hint="give one of the two")

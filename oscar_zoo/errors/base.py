@@ -17,7 +17,6 @@ class OscarZooError(Exception):
         message: one line, cause and value seen; no secrets.
         hint: advice in words, or `None`.
         suggestions: names that may have been meant, best first; a path is a `SuggestedPath`.
-        next_step: what to do next, as data.
     """
 
     code = "error"

@@ -56,7 +56,6 @@ class HubUnreachable(NetworkError):
         did not answer.
 
         Args:
-            said: the messages of these hubs.
             close: names that are known here, best first.
         """
         facts = "; ".join(text.rstrip(".") for text in said)

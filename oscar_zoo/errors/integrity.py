@@ -10,12 +10,7 @@ from oscar_zoo.errors.base import IntegrityError
 
 
 class MalformedFile(IntegrityError, ValueError):
-    """A file breaks the rules of its format.
-
-    Args:
-        reason: stable code of the broken rule, such as `zip.crc` or `pickle.opcode`.
-        message: what was seen.
-    """
+    """A file breaks the rules of its format."""
 
     code = "integrity.malformed"
 

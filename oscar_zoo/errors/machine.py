@@ -81,13 +81,7 @@ class StorageError(OscarZooError, OSError):
     def for_os(
         cls, what: str, error: OSError, *, otherwise: str = "run the same command again"
     ) -> Self:
-        """Build the error of an error of the operating system.
-
-        Args:
-            what: what could not be done, such as `cannot read FILE`.
-            error: why.
-            otherwise: the next step where the number of `error` does not tell one.
-        """
+        """Build the error of an error of the operating system."""
         hint = _DISK_HINTS.get(error.errno or 0, otherwise)
         return cls(f"{what}: {error.strerror or error}.", hint=hint)
 
@@ -123,11 +117,7 @@ class FlagRefused(ServerFailed, UsageError):
 
     @classmethod
     def for_flags(cls, why: str, log: object | None = None) -> Self:
-        """Build the error from what the parser of SGLang said, one line without a full stop.
-
-        Args:
-            log: file with all that it said.
-        """
+        """Build the error from what the parser of SGLang said, one line without a full stop."""
         where = "" if log is None else f"; log: {log}"
         return cls(
             f"SGLang does not take the flags behind --: {why}.",

@@ -52,11 +52,7 @@ class Values:
     group_size: tuple[int, ...] = ()
 
     def settings(self, recipe: ServingRecipe) -> tuple[Setting, ...]:
-        """Every combination of the values over `recipe`; the last of them change fastest.
-
-        Raises:
-            UsageError: a value that no recipe has.
-        """
+        """Every combination of the values over `recipe`; the last of them change fastest."""
         lists = {
             "sink": self.sink,
             "recent": self.recent,
@@ -78,12 +74,7 @@ def check_settings(settings: Sequence[Setting], model: ModelBlock, length: int) 
     """Refuse what cannot be measured, before a model is loaded.
 
     Args:
-        model: its description.
         length: tokens of a sequence.
-
-    Raises:
-        UsageError: a given group size cannot cut the model's rows, or given windows leave nothing
-            of a sequence to INT2.
     """
     from oscar_zoo.artifact.group_size import check_groups
 
@@ -125,12 +116,7 @@ class TimeLeft:
         self._began: float | None = None
 
     def after(self, done: int, total: int) -> float:
-        """Seconds left when the first combination has just been measured, else 0.
-
-        Args:
-            done: sequences that were measured, of all caches.
-            total: sequences to measure.
-        """
+        """Seconds left when the first combination has just been measured, else 0."""
         each = total // self._caches
         if done == each:
             self._began = self._clock()

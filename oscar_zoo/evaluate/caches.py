@@ -30,10 +30,6 @@ def caches_of(
 ) -> dict[str, CacheSpec | None]:
     """`bf16`, `int2`, `int2-hadamard`, `int2-hadamard-clip`, and `artifact` where there is one;
     `None` for a cache that rounds nothing.
-
-    Raises:
-        GeometryMismatch: the artifact is for another shape of model.
-        UsageError: a recipe that cannot be simulated.
     """
     subject = Subject(model.block, recipe, artifact)
     caches: dict[str, CacheSpec | None] = {"bf16": None, "int2": integers(2, subject)}

@@ -42,17 +42,7 @@ def divergences_of_changes(
     *,
     tick: Callable[[], None] = lambda: None,
 ) -> list[Measurement]:
-    """The divergence of every changed cache, as `measure_divergence` finds it.
-
-    Args:
-        exact: of the same model.
-        common: the cache that all of them share but for one layer.
-        changes: each with the windows of `common`.
-        tick: called for every change and prompt, when it is done.
-
-    Raises:
-        GeometryMismatch, UsageError, UnsupportedModel: as `measure_divergence`.
-    """
+    """The divergence of every changed cache, as `measure_divergence` finds it."""
     current = _Current(SimulatedCache(common, model.block, model.device))
     try:
         if model.spread:  # the arguments of a layer belong to its device

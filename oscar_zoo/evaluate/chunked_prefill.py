@@ -35,10 +35,6 @@ def prefill_log_probabilities(
         hit: this many tokens were cached by an earlier request, in chunks of the same size; the
             rest is prefilled.
         sinks: whether the first tokens are still exact after the hit.
-
-    Raises:
-        UsageError: fewer than two tokens, no chunk size, or `hit` leaves nothing to prefill.
-        GeometryMismatch: see `generate.GenerationRequest`.
     """
     if len(ids) < 2 or chunk_size < 1 or not 0 <= hit < len(ids) - 1:
         raise UsageError(

@@ -43,15 +43,10 @@ def greedy_generate(
         cache: the INT2 cache; `None` for an exact one.
         max_new_tokens: at most so many tokens.
         chunk_size: tokens prefilled at once.
-        boundaries: positions at which prefill chunks end instead, ascending, inside the prompt.
         stop: tokens that end the generation; the one that does is returned.
 
     Returns:
         The new tokens.
-
-    Raises:
-        UsageError: an empty prompt, or sizes and boundaries that make no chunks.
-        GeometryMismatch: see `simulated_cache.CacheSpec.check`.
     """
     request = GenerationRequest(model, cache)
     ids = torch.tensor(list(prompt_ids), dtype=torch.int64, device="cpu")
@@ -71,11 +66,7 @@ class GenerationRequest:
     """One sequence in a server: its cached rows, layer by layer.
 
     Args:
-        model: its state does not change.
         cache: the INT2 cache, `None` for an exact one.
-
-    Raises:
-        GeometryMismatch, UsageError: see `greedy_generate`.
     """
 
     def __init__(self, model: LoadedModel, cache: CacheSpec | None) -> None:

@@ -110,7 +110,6 @@ def mixed_reads(positions: Tensor, exact_k: Tensor, exact_v: Tensor) -> Reads:
     Args:
         positions: `[T]`, consecutive.
         exact_k: `[T, end]` bool, true where a query reads a key exactly.
-        exact_v: the same for values.
     """
     seen = torch.arange(exact_k.shape[1], device=positions.device) <= positions[:, None]
     k, v, masks = [], [], []

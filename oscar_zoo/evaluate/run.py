@@ -113,21 +113,13 @@ def evaluate(
 
     Args:
         text: held-out text; documents may be separated by the tokenizer's end-of-text token.
-        tasks: of `TASKS`.
         artifact: its K and V sets, or `None` for the baselines only.
         recipe: group size, scale dtype, windows for all rows; its clip for `int2-hadamard-clip` and
             `artifact`.
-        windows: windows of the text for perplexity.
         length: tokens of a window and of a recall prompt, at most; the model's own limit applies.
         answers: questions of recall, rounded up to whole prompts.
-        seed: of the recall prompts.
         settings: to measure the artifact with, one after the other, in place of the data-free
             baselines; `recipe` then only describes the report.
-        progress: called with sequences done and in total.
-
-    Raises:
-        GeometryMismatch: the artifact is for another shape of model.
-        UsageError: unknown task, text too short, or a recipe that cannot be simulated.
     """
     to_measure = _caches_under(settings, artifact, model) or [
         (name, spec, {}) for name, spec in caches_of(model, artifact, recipe).items()

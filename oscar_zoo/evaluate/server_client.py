@@ -79,12 +79,7 @@ class ServerClient:
     """Requests to one server.
 
     Args:
-        url: `http://HOST:PORT`.
         timeout: seconds that one answer may take.
-        key: API key, if the server requires one.
-
-    Raises:
-        UsageError: `url` is no such address.
     """
 
     def __init__(self, url: str, *, timeout: float = 600, key: str | None = None) -> None:
@@ -108,11 +103,7 @@ class ServerClient:
         return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
 
     def facts(self) -> ServerFacts:
-        """What the server is.
-
-        Raises:
-            ServerFailed: it does not answer, or it is no SGLang server.
-        """
+        """What the server is."""
         info = self.get("/get_server_info")
         try:
             return ServerFacts(
@@ -134,27 +125,15 @@ class ServerClient:
             raise self._odd(f"its description lacks {error}") from None
 
     def get(self, path: str) -> dict[str, Any]:
-        """The JSON object at `path`.
-
-        Raises:
-            ServerFailed: see `facts`.
-        """
+        """The JSON object at `path`."""
         return self._json("GET", path)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The JSON object that `path` answers to `body`.
-
-        Raises:
-            ServerFailed: see `facts`.
-        """
+        """The JSON object that `path` answers to `body`."""
         return self._json("POST", path, dict(body))
 
     def tokenize(self, text: str) -> list[int]:
-        """The tokens of `text`, with the special tokens that a prompt of this server begins with.
-
-        Raises:
-            ServerFailed: see `facts`.
-        """
+        """The tokens of `text`, with the special tokens that a prompt here begins with."""
         answer = self.post("/tokenize", {"model": "default", "prompt": text})
         try:
             return [int(token) for token in answer["tokens"]]
@@ -165,9 +144,6 @@ class ServerClient:
         """Tokens that a new request could get, by data-parallel rank.
 
         Tokens that the prefix cache would give back are included.
-
-        Raises:
-            ServerFailed: see `facts`.
         """
         try:
             loads = self._json("GET", "/v1/loads")["loads"]
@@ -178,11 +154,7 @@ class ServerClient:
             raise self._odd(f"its load lacks {error}") from None
 
     def flush(self) -> None:
-        """Empty the prefix cache.
-
-        Raises:
-            ServerFailed: requests are running, the server is not one of this user, or see `facts`.
-        """
+        """Empty the prefix cache."""
         try:
             self._read("POST", "/flush_cache?timeout=30", b"")
         except ServerFailed as error:
@@ -204,9 +176,6 @@ class ServerClient:
         Args:
             ids: the prompt, at least two tokens.
             start: tokens before may come from the prefix cache, later ones never do.
-
-        Raises:
-            ServerFailed: it refused, or it answered something else.
         """
         body = {
             "input_ids": list(ids),
@@ -231,11 +200,7 @@ class ServerClient:
     def generate(
         self, ids: Sequence[int], new_tokens: int, *, stop: Collection[int] = ()
     ) -> Answer:
-        """The most likely continuation; without `stop` exactly `new_tokens` tokens.
-
-        Raises:
-            ServerFailed: it refused, or it answered something else.
-        """
+        """The most likely continuation; without `stop` exactly `new_tokens` tokens."""
         sampling: dict[str, Any] = {
             "temperature": 0,
             "max_new_tokens": new_tokens,

@@ -113,14 +113,7 @@ class ComparisonRow:
 
 
 class ReferenceRun:
-    """Answers of the model in this process; each question is computed only once.
-
-    Args:
-        model: that the servers run.
-        cache: the INT2 cache that they have.
-        questions: that they were asked.
-        tick: called after every computed question.
-    """
+    """Answers of the model in this process; each question is computed only once."""
 
     def __init__(
         self,
@@ -239,11 +232,7 @@ def _differs(what: str, found: Perplexities, limit: float) -> list[str]:
 
 
 def _reuse(run: ServerRun, recent: int, step: int) -> list[str]:
-    """Find hits that the server must not have had, and hits that it missed.
-
-    Args:
-        step: see `ReferenceRun.reuse_step`.
-    """
+    """Find hits that the server must not have had, and hits that it missed."""
     step, wrong = max(step, run.facts.page_size), []
     if any(scored.cached for scored in run.cold):
         wrong.append("tokens were reused after a flush")

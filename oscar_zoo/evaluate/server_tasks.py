@@ -97,16 +97,12 @@ def make_questions(
     """Cut the questions from a text.
 
     Args:
-        ids: the text.
         encode: a tokenizer without special tokens.
         tasks: `perplexity`, `recall`, or both.
         exact: high-precision windows; facts lie outside them.
         length: tokens of a window and of a conversation, at most.
         windows: windows of the text; fewer are used when they would overlap.
         answers: recall questions, rounded up to whole conversations.
-
-    Raises:
-        UsageError: `length` or the text is too short.
     """
     shared = (length - exact.recent) // 2 // PAGES * PAGES
     if shared <= 0:
@@ -129,11 +125,7 @@ def make_questions(
 
 
 def check_fits(facts: ServerFacts, questions: ServerQuestions) -> None:
-    """Refuse a server that cannot be asked this.
-
-    Raises:
-        UsageError: another cache than INT2, or requests that are too long for it.
-    """
+    """Refuse a server that cannot be asked this."""
     if facts.cache_dtype != "int2":
         raise UsageError(
             f"the server has a {facts.cache_dtype} cache, not int2.",
@@ -160,11 +152,6 @@ def ask(
 
     Args:
         client: of the server, which must have no other user meanwhile.
-        tick: called after every measured request.
-
-    Raises:
-        UsageError: see `check_fits`.
-        ServerFailed: it does not answer, or refuses.
     """
     facts = client.facts()
     check_fits(facts, questions)

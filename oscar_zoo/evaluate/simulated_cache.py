@@ -56,12 +56,7 @@ class CacheSpec:
     recipe: ServingRecipe
 
     def quant_spec(self, role: Role, head_dim: int, index: int = 0) -> QuantSpec:
-        """The quantizer of one side in the attention layer `index`, counted from 0.
-
-        Raises:
-            UsageError: the recipe names another quantizer or clip.
-            ValueError: a group size that cannot cut `head_dim`, which `check` refuses.
-        """
+        """The quantizer of one side in the attention layer `index`, counted from 0."""
         recipe, clip = self.recipe, self.recipe.clip
         known = (QUANTIZER, MIXED_QUANTIZER)
         if recipe.quantizer not in known or clip.algorithm not in ("none", CLIP_ALGORITHM):
@@ -78,15 +73,7 @@ class CacheSpec:
         )
 
     def check(self, model: Geometry) -> None:
-        """Refuse a model this cache was not made for.
-
-        Args:
-            model: a `ModelBlock`, or the part of a model in one rank of an engine.
-
-        Raises:
-            GeometryMismatch: head size, KV heads or layers differ.
-            UsageError: see `quant_spec`; or rows cannot be cut into groups of this size.
-        """
+        """Refuse a model this cache was not made for."""
         name = model.id.rpartition("/")[2] if isinstance(model, ModelBlock) else "this rank"
         if self.k is not None:
             self.k.require_geometry("k", model, name)
@@ -147,9 +134,6 @@ class SimulatedLayer:
     """One layer of a cache: how rows are transformed and quantized, and how queries read them.
 
     Args:
-        spec: checked against the model already.
-        geometry: of the model.
-        layer_id: decoder layer index.
         device: where to compute.
     """
 
@@ -188,7 +172,6 @@ class SimulatedLayer:
             query: `[B, num_q_heads, T, head_dim]`, not transformed.
             key, value: `[B, num_kv_heads, R, ...]` float32, transformed: any list of `R` rows.
             mask: `[T, R]` bool, true where a query reads a row; at least one row per query.
-            softmax: of the layer.
 
         Returns:
             `[B, num_q_heads, T, v_head_dim]` in the dtype of `query`, in the model's own basis.
@@ -235,12 +218,7 @@ class SimulatedCache:
     function of `attention_scope`; sequences start at position 0 and are not padded.
 
     Args:
-        spec: the cache.
-        model: geometry of the model, or of the heads of one rank of an engine.
         device: where the model is.
-
-    Raises:
-        GeometryMismatch, UsageError: see `Simulated.check`.
     """
 
     def __init__(self, spec: Simulated, model: Geometry, device: torch.device) -> None:
@@ -252,11 +230,7 @@ class SimulatedCache:
         }
 
     def with_layer_of(self, spec: Simulated, layer_id: int) -> SimulatedCache:
-        """This cache, but with the layer `layer_id` of `spec`; other layers are shared, not copied.
-
-        Args:
-            spec: its queries read the positions that those of this cache read.
-        """
+        """This cache, but with the layer `layer_id` of `spec`; other layers are shared."""
         changed = copy.copy(self)
         changed._layers = dict(self._layers)
         for place in [place for place in self._layers if place[0] == layer_id]:

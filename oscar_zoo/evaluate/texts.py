@@ -20,11 +20,6 @@ def text_path(name_or_path: str, split: Split) -> Path:
 
     Args:
         name_or_path: a name of `NAMES` or a path; an existing path wins.
-        split: which part of a named text.
-
-    Raises:
-        PathNotFound: neither a name nor an existing file.
-        UsageError: a folder.
     """
     path = Path(name_or_path).expanduser()
     if path.is_dir():

@@ -33,10 +33,6 @@ def whoami() -> str | None:
     """The user's name on Hugging Face, or `None` without a token, or with one that the hub refuses.
 
     It takes a little longer than `network.answer` of the configuration at most.
-
-    Raises:
-        NetworkError: the hub did not say.
-        UsageError: the configuration is malformed.
     """
     from huggingface_hub import constants
 
@@ -59,11 +55,6 @@ def whoami() -> str | None:
 def login() -> None:
     """Run the dialogue of Hugging Face's client on this terminal; the client checks the token and
     saves it in its own file. What it prints goes to stderr.
-
-    Raises:
-        AccessError: the hub did not accept the login.
-        NetworkError: the hub did not answer.
-        UsageError: the token is of a kind that cannot log in.
     """
     from oscar_zoo.hubs.session import Failed, http_client, reached
 

@@ -37,9 +37,6 @@ def open_hub(
         network: limits of requests; default those of the configuration.
         sharing: how many remote hubs may have to be asked in turn: each gets its share of the
             waiting time.
-
-    Raises:
-        UsageError: not a hub.
     """
     if text is None:
         return LocalHub(paths.default_zoo_dir(), must_exist=False)
@@ -65,11 +62,7 @@ def open_hubs(texts: Sequence[str] = (), *, offline: bool = False) -> tuple[Hub,
 
 
 def hubs_to_read(settings: config.HubSettings) -> tuple[Hub, ...]:
-    """Open the hubs that `settings` reads from, in order; in offline mode only hubs in folders.
-
-    Raises:
-        UsageError: one of them is not a hub.
-    """
+    """Open the hubs that `settings` reads from, in order; in offline mode only hubs in folders."""
     wanted = [text for text in settings.read if not (settings.offline and is_remote(text))]
     remote = sum(map(is_remote, wanted))
     return tuple(

@@ -113,11 +113,7 @@ class Hub(Protocol):
         ...
 
     def files(self, artifact: ArtifactId) -> tuple[HubFile, ...]:
-        """The files of `artifact`, sorted by path.
-
-        Raises:
-            ArtifactNotFound: the hub does not have it.
-        """
+        """The files of `artifact`, sorted by path."""
         ...
 
     def fetch(
@@ -126,14 +122,8 @@ class Hub(Protocol):
         """The bytes of one file, as they are.
 
         Args:
-            artifact: which artifact.
-            path: which of its files.
             limit: a file with more bytes than this is refused.
             progress: told about the bytes that arrived.
-
-        Raises:
-            NotFoundError: no such artifact or file.
-            MalformedFile: `file.size`, or a name or link that must not be followed.
         """
         ...
 
@@ -142,21 +132,11 @@ class Hub(Protocol):
         ...
 
     def commit(self, change: Change) -> Commit:
-        """Write `change`, all of it at once.
-
-        Raises:
-            StaleRevision: the hub is no longer what `change.parent` says, or the version exists;
-                nothing was written.
-            NetworkError: the reply was lost; the change may have been written. Read again before
-                trying again.
-        """
+        """Write `change`, all of it at once."""
         ...
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
         """Put the tag `name` (no slash) on `revision`; an equal tag is success. A hub without tags
         does nothing.
-
-        Raises:
-            ConflictError: the tag exists on another revision.
         """
         ...

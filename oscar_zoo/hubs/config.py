@@ -83,10 +83,6 @@ def load(hubs: Sequence[str] = (), *, offline: bool = False) -> HubSettings:
 
     Args:
         hubs: what the command line names; each may hold several, separated by commas or spaces.
-        offline: whether the command line asks for offline mode.
-
-    Raises:
-        UsageError: `config.toml` is malformed.
     """
     stored = _read()
     named = _split(hubs) or _split([os.environ.get("OSCAR_ZOO_HUB", "")])

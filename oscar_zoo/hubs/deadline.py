@@ -99,7 +99,6 @@ def within(
         seconds: how long to wait; zero or less raises at once.
         call: runs in a thread of its own. When time is over it goes on there unobserved: it must do
             no harm later.
-        error: makes the exception to raise when time is over.
         patience: whose clock counts the seconds, where `call` is a part of something longer.
     """
     if seconds <= 0:
@@ -124,7 +123,6 @@ def in_parallel(calls: Sequence[Callable[[], T]], *, workers: int = 4) -> list[T
     others never start. The same holds for an interrupt of the thread that waits.
 
     Args:
-        calls: what to run.
         workers: how many run at a time, at most.
     """
     outcomes = [_Outcome(call) for call in calls]

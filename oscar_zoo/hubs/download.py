@@ -72,10 +72,6 @@ class Download:
         site: whose limits, token and name apply.
         client: of `session.http_client`; making it takes time that is not the hub's.
         patience: of the whole request.
-        late: the error when that is over.
-
-    Raises:
-        Failed: by every method, where another try may help or the hub could not be reached.
     """
 
     def __init__(self, site: Site, client: Any, *, patience: Patience, late: HubTimeout) -> None:
@@ -99,9 +95,6 @@ class Download:
     def open(self, url: str) -> tuple[Any, bool]:
         """The first answer that is no redirect, its body still to be read, and whether a token went
         along.
-
-        Raises:
-            LoginRequired: the user's token cannot be one.
         """
         silent = HubTimeout.for_hub(
             self._site.title, f"did not answer within {self._site.limits.answer:g} s"
@@ -129,11 +122,7 @@ class Download:
     def whole(
         self, response: Any, limit: int, size: int | None, progress: Progress | None
     ) -> bytes:
-        """The body of a good answer.
-
-        Raises:
-            MalformedFile: `file.size`: more than `limit` bytes.
-        """
+        """The body of a good answer."""
         return self._in_time(partial(self._whole, response, limit, size, progress))
 
     def start(self, response: Any, limit: int) -> bytes:

@@ -51,7 +51,6 @@ def open_huggingface(
     """The model repository `repo` (`org/name`) as a hub; nothing is asked yet.
 
     Args:
-        repo: which repository.
         revision: branch, tag or commit to look at; default the main branch.
         limits: how long things may take.
     """
@@ -62,7 +61,6 @@ class HuggingFaceSource:
     """One model repository; see `remote.Source`.
 
     Args:
-        repo: `org/name`.
         endpoint: address of the hub; default `HF_ENDPOINT`, else that of the client.
         token: default that of the client: `HF_TOKEN`, its own login.
         limits: how long things may take.
@@ -292,11 +290,7 @@ class HuggingFaceSource:
 
 
 def user_token() -> str | None:
-    """The token of the user as the client finds it, or `None`.
-
-    Raises:
-        LoginRequired: there should be one, and it cannot be had.
-    """
+    """The token of the user as the client finds it, or `None`."""
     if os.environ.get("HF_HUB_DISABLE_IMPLICIT_TOKEN", "").strip().lower() in _TRUE:
         return None
     from huggingface_hub import errors, get_token

@@ -59,11 +59,7 @@ def parse_page(body: bytes, title: str) -> Iterator[HubFile]:
 
 
 def next_page(headers: Mapping[str, str], here: str, title: str) -> str | None:
-    """Address of the page after the one at `here`, or `None`.
-
-    Raises:
-        HubUnreachable: it is on another host.
-    """
+    """Address of the page after the one at `here`, or `None`."""
     match = _NEXT.search(headers.get("link", ""))
     if match is None:
         return None
@@ -89,13 +85,7 @@ def refusal(
     """The error for an answer that refuses.
 
     Args:
-        title: the hub in a sentence.
-        status: of the answer, from 400.
-        headers: of the answer, names in lower case.
         sent_token: whether a token had been sent.
-        doing: what was refused.
-        revision: which one was asked for.
-        path: which file was asked for.
     """
     code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "")
     if code == "GatedRepo":

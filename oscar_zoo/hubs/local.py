@@ -77,11 +77,7 @@ class LocalHub:
         return turns.token(self._pinned_index())
 
     def at(self, revision: str) -> Self:
-        """This hub, if it still is what `revision` says: a folder keeps no history.
-
-        Raises:
-            RevisionNotFound: it is not.
-        """
+        """This hub, if it still is what `revision` says: a folder keeps no history."""
         if revision != self.revision:
             raise RevisionNotFound.for_hub(self.title, revision)
         return self
@@ -91,12 +87,7 @@ class LocalHub:
         self._view = None
 
     def artifacts(self) -> tuple[ArtifactId, ...]:
-        """Every artifact, sorted. Links and names outside the grammar are no artifacts.
-
-        Raises:
-            PathNotFound: the folder does not exist, or holds files and neither an artifact nor an
-            index.
-        """
+        """Every artifact, sorted. Links and names outside the grammar are no artifacts."""
         with durable.storage_errors(f"cannot list {self.name}"):
             if not self.root.is_dir():
                 if self._must_exist or self.root.exists():
@@ -158,13 +149,7 @@ class LocalHub:
         return self._read_root(path)
 
     def commit(self, change: Change) -> Commit:
-        """Write `change`; see `Hub.commit`.
-
-        Raises:
-            StaleRevision: the index is not what `change.parent` says, or the version exists.
-            StorageError: the disk refused, or another writer holds the lock for too long.
-            UsageError: a proposal.
-        """
+        """Write `change`; see `Hub.commit`."""
         if change.propose:
             raise UsageError(
                 f"{self.title} takes no proposals.", hint="publish without --create-pr"

@@ -43,7 +43,6 @@ class MetadataCache:
     """What is kept of one hub.
 
     Args:
-        key: what tells the hub from all others: its name and address.
         root: the cache folder; default that of this user.
     """
 
@@ -153,7 +152,6 @@ def newest_files(path: str, root: Path | None = None) -> list[bytes]:
     """The file `path` as it was last seen on every hub of which one is kept; asks no hub.
 
     Args:
-        path: in the repository.
         root: the cache folder; default that of this user.
     """
     folder, name = (root or paths.cache_dir()) / "hubs", f"files/{quote(path, safe='')}"

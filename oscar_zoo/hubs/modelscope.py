@@ -53,7 +53,6 @@ def open_modelscope(
     """The repository `repo` on ModelScope as a hub; nothing is asked yet.
 
     Args:
-        repo: `org/name`.
         revision: branch, tag or commit to look at; default `master`, the only branch that is
             written.
         limits: how long the hub may take.
@@ -83,11 +82,7 @@ class ModelScopeSource:
         self._listed: Listing | None = None
 
     def resolve(self, revision: str | None) -> str:
-        """The commit that `revision` is, else a name for what it is now; see `Listing.revision`.
-
-        Raises:
-            RevisionNotFound: there is none, or it was such a name and what it named has changed.
-        """
+        """The commit that `revision` is, else a name for what it is now; see `Listing.revision`."""
         listed = self._listed
         if revision is not None and (
             wire.is_commit(revision) or (listed and listed.revision == revision)
@@ -132,16 +127,7 @@ class ModelScopeSource:
             client.create(private=private)
 
     def commit(self, change: Change) -> Commit:
-        """Write `change` in one commit on `master` and see that it is there; see `base.Hub.commit`.
-
-        Raises:
-            StaleRevision: the branch is not at `change.parent`, or has one of the new files.
-            NetworkError: it is not known whether the change arrived, or somebody else wrote at the
-                same time.
-            DigestMismatchError: the hub has other bytes than were sent.
-            MissingDependency: the client is not installed.
-            UsageError: a proposal.
-        """
+        """Write `change` in one commit on `master` and see that it is there."""
         if change.propose:
             raise UsageError(
                 f"{self.title} takes no proposals.", hint="publish without --create-pr"

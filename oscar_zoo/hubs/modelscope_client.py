@@ -47,9 +47,6 @@ class Client:
     """The client, for one repository; `opened` makes it.
 
     Args:
-        api: `modelscope_hub.HubApi`.
-        repo: `org/name`.
-        title: the hub in a sentence.
         min_rate: bytes per second that the hub must take.
     """
 
@@ -64,15 +61,8 @@ class Client:
         """The client while it is needed.
 
         Args:
-            repo: `org/name`.
-            title: the hub in a sentence.
-            endpoint: address of the hub.
             token: the token of the user.
             min_rate: bytes per second that the hub must take.
-
-        Raises:
-            MissingDependency: it is not installed.
-            UsageError: the address is not encrypted.
         """
         log = logging.getLogger("modelscope_hub")
         if not log.handlers:  # else it makes one, which writes to stderr
@@ -108,12 +98,7 @@ class Client:
         )
 
     def commit(self, files: Mapping[str, bytes], message: str, branch: str) -> str | None:
-        """Write `files` in one commit on `branch`; its id, where the hub tells it.
-
-        Raises:
-            StaleRevision: somebody else wrote to the branch at that moment.
-            NetworkError: the change may have arrived.
-        """
+        """Write `files` in one commit on `branch`; its id, where the hub tells it."""
         large = {path for path, data in files.items() if _is_large(path, data)}
         self._store({sha256_hex(files[path]): files[path] for path in large})
         actions = [_action(path, data, large=path in large) for path, data in sorted(files.items())]

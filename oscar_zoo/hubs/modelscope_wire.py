@@ -69,10 +69,6 @@ class Refused(Exception):
     def as_error(self, title: str, *, doing: str) -> OscarZooError:
         """What to tell the user, without a word of the hub: its messages are long, Chinese, and not
         to be trusted.
-
-        Args:
-            title: the hub in a sentence.
-            doing: `reading` or `writing`.
         """
         no_access = self.status == 404 and self.code == _NO_ACCESS
         if self.sent_token and (self.status == 401 or self.code == _BAD_TOKEN):
@@ -151,13 +147,7 @@ def code_in(body: Any) -> int | None:
 
 
 def data_in(body: bytes, title: str) -> Json:
-    """What is in the envelope of an answer with status 200.
-
-    Raises:
-        HubUnreachable: it is no envelope: a page for people, as gateways send it, or an answer cut
-            short.
-        Refused: the envelope says that it did not work.
-    """
+    """What is in the envelope of an answer with status 200."""
     try:
         envelope = strict_json.loads(body, what="the answer", max_bytes=MAX_LISTING_BYTES)
     except MalformedFile as error:
@@ -174,16 +164,7 @@ def data_in(body: bytes, title: str) -> Json:
 
 
 def parse_listing(data: Json, name: str, title: str) -> Listing:
-    """The listing in `data`.
-
-    Args:
-        data: what `data_in` returned.
-        name: the branch, tag or commit that was asked for.
-        title: the hub in a sentence.
-
-    Raises:
-        HubUnreachable: it is none, or as long as a listing gets, so that files may be missing.
-    """
+    """The listing in `data`."""
     entries = (data["Files"] or []) if isinstance(data, dict) and "Files" in data else None
     if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
         raise HubUnreachable.for_hub(title, "its answer is no listing")

@@ -57,9 +57,6 @@ class HubSource(Protocol):
     def resolve(self, revision: str | None) -> str:
         """What answers refer to: the commit of the branch, tag or commit `revision`, default of the
         main branch.
-
-        Raises:
-            RevisionNotFound: there is none.
         """
         ...
 
@@ -79,7 +76,6 @@ class HubSource(Protocol):
         with anything.
 
         Args:
-            revision: as `resolve` returned it.
             file: which file; its path is the full path in the repository.
             limit: more bytes are refused as `file.size`.
             progress: told the bytes that arrived so far.
@@ -103,7 +99,6 @@ class RemoteHub:
     """A hub over the network; see `base.Hub` for what the methods promise. Threads may share it.
 
     Args:
-        source: asks the hub.
         revision: branch, tag or commit to look at; default the main branch. Such a view is not
             published to.
         cache: what is kept of the hub; default in the cache folder of this user.
@@ -177,9 +172,6 @@ class RemoteHub:
     ) -> bytes:
         """The bytes of one file, as many as listed and, where the listing has only a git oid, with
         that oid.
-
-        Raises:
-            DigestMismatchError: twice they were something else.
         """
         full = f"{artifact}/{check_part(path, 'file name')}"
         file = self._listing().get(full)
@@ -293,8 +285,6 @@ def difference(file: HubFile, data: bytes, *, whole: bool = True) -> str | None:
     """How `data` differs from what is listed, in words that follow the file's name, or `None`.
 
     Args:
-        file: the file as listed.
-        data: what arrived.
         whole: whether to compare the sha256 too, where one is listed.
     """
     if len(data) != file.size:

@@ -52,12 +52,7 @@ class Failed(Exception):
 
 
 def http_client() -> Any:
-    """The client that all requests of this process share: `httpx.Client` or `httpx2.Client`.
-
-    Raises:
-        UnusableEnvironment: variables of the environment keep it from being made. It refers to no
-            other exception: those hold parts of the proxy's password.
-    """
+    """The client that all requests of this process share: `httpx.Client` or `httpx2.Client`."""
     from huggingface_hub import get_session
 
     for name in _set(_NO_PROXY):
@@ -120,19 +115,7 @@ def _excepted(entry: str) -> str:
 
 
 def reached(title: str, client: Any, tries: int, call: Callable[[], T]) -> T:
-    """Return what `call`, a step of a request, returns.
-
-    Args:
-        title: the hub in a sentence.
-        client: what `http_client` returned.
-        tries: how often a request that broke off is sent.
-        call: the step.
-
-    Raises:
-        Failed: the step did not work. It refers to no exception of the client: those hold the
-            request and its token.
-        OscarZooError: what `call` raises itself.
-    """
+    """Return what `call`, a step of a request, returns."""
     library, start = _library(client), time.monotonic()
     try:
         return call()
@@ -148,12 +131,7 @@ def reached(title: str, client: Any, tries: int, call: Callable[[], T]) -> T:
 
 
 def token(title: str, client: Any, ask: Callable[[], str | None]) -> str | None:
-    """The token that `ask` finds for the hub `title`, which may need requests of its own.
-
-    Raises:
-        LoginRequired: it cannot be one.
-        Failed: it could not be had.
-    """
+    """The token that `ask` finds for the hub `title`, which may need requests of its own."""
     found = reached(title, client, 1, ask)
     if found is not None and _TOKEN.fullmatch(found) is None:
         message = f"the token for {title} has characters that no token has."

@@ -49,11 +49,9 @@ class Transport:
     """GET requests to one hub.
 
     Args:
-        title: the hub in a sentence: `Hugging Face org/name`.
         endpoint: address of the hub; the token goes to its scheme, host and port only.
         token: the token of the user, or `None`; asked before every request that may carry it, in
             another thread.
-        refusal: the error for an answer that refuses.
         cookie: name of a cookie that carries the token too.
         limits: how long things may take.
     """
@@ -86,18 +84,12 @@ class Transport:
         """The whole answer to a GET; its status is 200.
 
         Args:
-            url: what to get.
             limit: a body with more bytes than this is refused.
             size: bytes of the body, where they are known.
             budget: seconds for everything but the pauses between tries, or a patience that several
                 requests share; default what the body takes at the minimum rate, at least a minute.
             progress: told the bytes that arrived so far, in another thread; they start again with
                 every try.
-
-        Raises:
-            HubTimeout, HubUnreachable, RateLimited, OfflineError: it did not work out.
-            MalformedFile: `file.size`.
-            OscarZooError: what `refusal` makes.
         """
         seconds = max(LEAST_BODY_SECONDS, (limit if size is None else size) / self.limits.min_rate)
         client = session.http_client()

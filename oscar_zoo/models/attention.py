@@ -38,14 +38,6 @@ def attention_scope(model: LoadedModel, fn: AttentionFn) -> Iterator[None]:
     Queries and keys arrive after qk-norm and RoPE, keys and values before head repetition, and no
     mask arrives: `fn` decides which keys each query reads. Layers of other kinds compute as always.
     Batches must not be padded.
-
-    Args:
-        model: left as it was found.
-        fn: see `AttentionFn`.
-
-    Raises:
-        UnsupportedModel: a full-attention layer did not call `fn`, or has a softmax this package
-            does not simulate.
     """
     wanted, seen = set(model.block.attention_layers), set[int]()
 

@@ -40,13 +40,7 @@ class TemplateRefused(ValueError):
 
 
 class ChatTemplate:
-    """A template in a process that is started at the first chat and ends with this object.
-
-    Args:
-        source: the template in Jinja.
-        variables: what it finds besides the chat, such as `bos_token`.
-        cpu_seconds: processor time for one chat.
-    """
+    """A template in a process that is started at the first chat and ends with this object."""
 
     def __init__(
         self,
@@ -63,9 +57,6 @@ class ChatTemplate:
     def of_tokenizer(cls, tokenizer: Any) -> ChatTemplate | None:
         """The template that `tokenizer` would render with, or `None` of a tokenizer that renders
         by code of its own and not by a template.
-
-        Raises:
-            InvalidModel: it has several and no default, or one that is too large.
         """
         call = getattr(type(tokenizer), "apply_chat_template", None)
         if getattr(call, "__module__", None) != _TRANSFORMERS:
@@ -78,16 +69,7 @@ class ChatTemplate:
         return cls(source, {k: str(v) for k, v in tokenizer.special_tokens_map.items()})
 
     def render(self, turns: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """The text of a chat.
-
-        Args:
-            turns: each with `role` and `content`.
-            add_generation_prompt: whether the text ends by asking for an answer.
-
-        Raises:
-            TemplateRefused: the template raised an error.
-            InvalidModel: it needs more than the processor time, memory or text that it is given.
-        """
+        """The text of a chat."""
         process = self._process or self._started()
         chat = {"messages": list(turns), "add_generation_prompt": add_generation_prompt}
         return self._asked(process, chat)
@@ -143,9 +125,6 @@ def check_template(folder: Path, where: str) -> None:
 
     What the template says to it does not matter, and a template that behaves for this chat may
     still misbehave for another.
-
-    Raises:
-        InvalidModel: it does not come to an end, or is too large.
     """
     source = _template_in(folder)
     if source is None:

@@ -137,12 +137,7 @@ def open_weights(
     """Name -> tensor, for all weights of a checkpoint.
 
     Args:
-        folder: holds `model.safetensors`, or an index and the files it names.
         block: of float8 weights.
-
-    Raises:
-        InvalidModel: a file is missing or damaged, the index names what is not there, or scales do
-            not fit.
     """
     places = _places(folder)
     files = {path: _open(path) for path in dict.fromkeys(places.values())} if places else {}

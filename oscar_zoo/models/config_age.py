@@ -16,13 +16,6 @@ def refuse_misread(text: Any, model_id: str) -> None:
 
     Newer releases write `per_layer_config` for Gemma 4, and leave out the names that older ones
     read. An older one takes its defaults without a word, and so does SGLang with it.
-
-    Args:
-        text: the part of a configuration about the language model.
-        model_id: for the message.
-
-    Raises:
-        UnsupportedModel: one sentence with the reason; the hint says what works instead.
     """
     here = installed()
     if here is None or reads_layers(here):

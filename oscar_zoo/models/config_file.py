@@ -85,7 +85,6 @@ class ConfigFile:
     The same code then reads this file and the configurations of transformers.
 
     Args:
-        values: the JSON object.
         data: the bytes of the file.
     """
 
@@ -99,15 +98,7 @@ class ConfigFile:
 
     @classmethod
     def kept(cls, source: str, revision: str | None = None) -> ConfigFile | None:
-        """That of a model on this machine, or `None`; no hub is asked.
-
-        Args:
-            source: folder, or the id of a model that was fetched before.
-            revision: commit, branch or tag of that model.
-
-        Raises:
-            InvalidModel: it is no JSON object, or its folder chooses code.
-        """
+        """That of a model on this machine, or `None`; no hub is asked."""
         folder = Path(source)
         here = os.path.isfile(folder / NAME)  # noqa: PTH113 (any text: no errors)
         place = folder if here else kept_config(source, revision)
@@ -139,11 +130,7 @@ class ConfigFile:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a model's folder.
-
-    Raises:
-        InvalidModel, PathNotFound: there is none, or it is no JSON object.
-    """
+    """The `config.json` of a model's folder."""
     return _read(folder)[0]
 
 
@@ -211,27 +198,14 @@ def _may_slide(text: ConfigFile) -> bool:
 
 
 def describe(file: ConfigFile, model_id: str) -> ModelBlock:
-    """Describe the model from the file; `model_id` is recorded as `id`.
-
-    Raises:
-        InvalidModel: the file leaves out what the class of the model knows.
-        UnsupportedModel: see `geometry.model_block`.
-    """
+    """Describe the model from the file; `model_id` is recorded as `id`."""
     config = ConfigFile({"model_type": "unknown"} | file.as_written)
     digest = file.file_sha256
     return model_block(config, model_id=model_id, revision=None, config_sha256=digest)
 
 
 def check_cache(file: ConfigFile, model_id: str) -> None:
-    """Refuse a model whose cache no command works with, in the sentence of `compute` and `eval`.
-
-    Args:
-        file: of the model.
-        model_id: what messages call the model.
-
-    Raises:
-        UnsupportedModel: names the property, the reason and what to use in its place.
-    """
+    """Refuse a model whose cache no command works with, in the sentence of `compute` and `eval`."""
     text = file.get_text_config()
     refuse_other_caches(file, text, model_id)
     refuse_misread(text, model_id)

@@ -17,15 +17,7 @@ def default_device() -> str:
 
 
 def pick_device(wanted: str | None, *, several: bool = False) -> str:
-    """The torch device to run on: `wanted` if it is given, else the first GPU, else the CPU.
-
-    Args:
-        several: `auto`, which means all GPUs, is allowed.
-
-    Raises:
-        UsageError: `wanted` is not the name of a supported device.
-        UnsupportedMachine: this machine has no such GPU.
-    """
+    """The torch device to run on: `wanted` if it is given, else the first GPU, else the CPU."""
     if wanted is None:
         return default_device()
     check_device(wanted, several=several)
@@ -39,15 +31,7 @@ def hardware_name(device: torch.device | str) -> str:
 
 
 def check_device(name: str, *, several: bool = False) -> None:
-    """Refuse what is no device, a kind nothing here was tried on, and a GPU that is not there.
-
-    Args:
-        several: `auto` is allowed.
-
-    Raises:
-        UsageError: the name is none, or of a kind that is not supported.
-        UnsupportedMachine: there is no such GPU.
-    """
+    """Refuse what is no device, a kind nothing here was tried on, and a GPU that is not there."""
     if several and name == AUTO:
         return
     try:

@@ -46,15 +46,7 @@ CLASSES = {
 
 
 def refuse_chosen_code(folder: Path, where: str) -> None:
-    """Refuse a folder whose files name code to be run.
-
-    Args:
-        folder: of the model, or of its files in a hub's cache.
-        where: what messages call the model.
-
-    Raises:
-        InvalidModel: names the file, the key and the value.
-    """
+    """Refuse a folder whose files name code to be run."""
     for name in FILES:
         for key, value in _pairs(folder / name, where):
             if key in IMPLEMENTATIONS and (kernel := _kernel_in(value)) is not None:

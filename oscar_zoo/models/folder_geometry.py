@@ -19,13 +19,7 @@ def geometry_of_folder(
     """The shape of the KV cache of the model in `folder`; no weights are read.
 
     Args:
-        folder: holds a `config.json`.
         model_id: what messages call the model; default the name of the folder.
-        config: the `config.json`, where it was read already.
-
-    Raises:
-        InvalidModel: no usable `config.json`.
-        UnsupportedModel: see `geometry.model_block`.
     """
     model_id = model_id or folder.resolve().name
     config = config or ConfigFile.of_folder(folder)

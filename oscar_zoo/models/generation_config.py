@@ -13,15 +13,7 @@ NAME = "generation_config.json"
 
 
 def read_generation_config(source: str, revision: str | None = None) -> dict[str, Any]:
-    """The object in `generation_config.json` of a model, empty when it has none.
-
-    Args:
-        source: a local folder or a Hugging Face id.
-        revision: of a Hugging Face id.
-
-    Raises:
-        InvalidModel: the file is no JSON object.
-    """
+    """The object in `generation_config.json` of a model, empty when it has none."""
     path = Path(source) / NAME if Path(source).is_dir() else _of_hub(source, revision)
     if path is None or not path.is_file():
         return {}

@@ -70,14 +70,8 @@ def model_block(
 
     Args:
         config: a `transformers` configuration (of the whole model; a text part is looked up).
-        model_id: goes to `id`.
         revision: commit of a hub checkpoint; anything but 40 hex digits is recorded as unknown.
         config_sha256: hex digest of the bytes of `config.json`.
-
-    Raises:
-        UnsupportedModel: encoder-decoder, MLA, shared caches, no full-attention layer, or heads of
-            a width that no transform fits.
-        InvalidModel: the configuration has no attention geometry, or one that contradicts itself.
     """
     text = config.get_text_config(decoder=True)
     refuse_other_caches(config, text, model_id)
@@ -116,9 +110,6 @@ def model_block(
 
 def sliding_window(text: Any) -> int | None:
     """How many tokens a sliding-window layer sees.
-
-    Args:
-        text: configuration of the language model.
 
     Returns:
         `None` when there is no window, when the model does not use it, or when it covers the whole
@@ -195,7 +186,6 @@ class OneLayer:
     """The values of one layer as attributes, where a file gives them layer by layer.
 
     Args:
-        text: configuration of the language model.
         own: values that the layer has in place of those of `text`.
     """
 
@@ -216,10 +206,6 @@ def covers_context(window: int, text: Any) -> bool:
 def float8_block(config: Any, model_id: str) -> tuple[int, int] | None:
     """Rows and columns that share a scale in a float8 checkpoint; `None` when it has no such
     weights.
-
-    Raises:
-        UnsupportedModel: it is quantized in another way.
-        InvalidModel: the block makes no sense.
     """
     text = config.get_text_config(decoder=True)
     given = getattr(config, "quantization_config", None) or getattr(

@@ -12,10 +12,6 @@ def refuse_widths(widths: tuple[int, int], name: str) -> None:
 
     Args:
         widths: channels of a row of K and of V.
-        name: of the model, for the message.
-
-    Raises:
-        UnsupportedModel: one sentence with the reason; the hint says what works instead.
     """
     for width in widths:
         if not has_hadamard(width):

@@ -51,14 +51,7 @@ def inspect_model(
     """Describe a model from its `config.json` alone.
 
     Args:
-        path_or_id: a local folder or a Hugging Face id.
-        revision: branch, tag or commit of a Hugging Face id.
         model_id: recorded as `id`; by default the Hugging Face id, or the name of the folder.
-
-    Raises:
-        PathNotFound: there is no such folder.
-        InvalidModel: the folder or repository has no readable configuration.
-        UnsupportedModel: see `geometry.model_block` and `config_age.refuse_misread`.
     """
     return read_model_config(path_or_id, revision, model_id).block
 

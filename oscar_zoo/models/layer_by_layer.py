@@ -29,7 +29,6 @@ def run_by_layer(
 
     Args:
         model: of transformers; whatever routes its attention sees the calls in the order of layers.
-        num_layers: of its decoder.
         sequences: token ids, `[T]` each.
         last: index of a sequence -> one pass of the whole model over it, whose result is wanted;
             `None` for the passes themselves.

@@ -71,7 +71,6 @@ def advance_together(
     """Run one layer over sequences that are called alike, in batches.
 
     Args:
-        states: of equal length, with the same calls.
         most_tokens: of a batch; where two sequences have more, or the arguments of the layer do not
             fit a batch, each sequence runs alone.
     """
@@ -108,9 +107,6 @@ class ReplayPlan:
         """The state of a sequence before the first layer.
 
         It is recorded in a pass of the model in which the layers do nothing.
-
-        Raises:
-            Entangled: the layers of this sequence depend on each other in another way.
         """
         calls: list[LayerCall] = []
         hidden: Tensor | None = None
@@ -159,10 +155,8 @@ def plan_replay(
     """Find the layers of `model` and prove that they can run one after the other.
 
     Args:
-        num_layers: decoder layers.
         ids: of any sequence; its first tokens are tried.
         forward: one pass of the whole model; called once.
-        outline: the same, for passes in which the layers do nothing.
 
     Returns:
         `None` when layers exchange more than hidden states, or nothing that looks like them was

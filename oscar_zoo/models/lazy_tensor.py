@@ -85,11 +85,7 @@ class LazyTensor(Tensor):  # type: ignore[misc]
 
 
 def sources(tensor: LazyTensor) -> Iterator[TensorSource]:
-    """Every tensor in files that `tensor` is made of; one may come more than once.
-
-    Raises:
-        RuntimeError: it was changed in place, so nothing is known of it.
-    """
+    """Every tensor in files that `tensor` is made of; one may come more than once."""
     if isinstance(tensor.origin, _Step):
         if tensor.origin.function is _changed:
             _changed(*tensor.origin.args)

@@ -59,11 +59,6 @@ def unread_config(
 
     Args:
         folder: with the file, or `None` where it was not found.
-        model_id: what messages call the model.
-
-    Raises:
-        UnsupportedModel: its type is one that no release reads, or not this one.
-        InvalidModel: the file is no JSON object.
     """
     told = unusable(where, "its config.json", error)
     if folder is None:

@@ -94,14 +94,6 @@ def load_model(
             model does not fit otherwise.
         workload: the sequences that will run; they take memory beside the weights.
         free: returns the free memory of a device.
-
-    Raises:
-        PathNotFound, UnsupportedModel: as `inspect_model`; also for a quantization that this
-            package does not read.
-        InvalidModel: configuration, weights or tokenizer are missing, damaged, or not in
-            safetensors.
-        NotEnoughMemory: the model does not fit. This is raised before any weights are read.
-        MissingDependency: `auto` needs accelerate.
     """
     read = read_model_config(path_or_id, revision, model_id)
     config, block = read.parsed, read.block
@@ -125,9 +117,6 @@ def check_weights(folder: Path) -> None:
 
     What transformers does not run, or is quantized in a way that is not read here, passes: an
     engine may know more.
-
-    Raises:
-        InvalidModel: a tensor is missing, has another shape, or is not where the index says.
     """
     where, read = str(folder), read_model_config(str(folder), None, None)
     try:
@@ -139,11 +128,7 @@ def check_weights(folder: Path) -> None:
 
 
 def load_tokenizer(path_or_id: str, *, revision: str | None = None) -> Any:
-    """Load the tokenizer alone; arguments as for `inspect_model`.
-
-    Raises:
-        InvalidModel: it is missing or damaged.
-    """
+    """Load the tokenizer alone; arguments as for `inspect_model`."""
     where, source = source_options(path_or_id, revision)
     try:
         folder = local_folder(path_or_id) or _fetch_tokenizer_config(where, source)

@@ -101,11 +101,7 @@ def free_memory(device: torch.device) -> int:
 def memory_errors(
     model: str, device: torch.device, free: FreeMemory = free_memory
 ) -> Iterator[None]:
-    """Turn the out-of-memory errors of torch and Python into one line.
-
-    Raises:
-        NotEnoughMemory: in their place.
-    """
+    """Turn the out-of-memory errors of torch and Python into one line."""
     try:
         yield
     except NotEnoughMemory:

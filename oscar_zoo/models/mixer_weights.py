@@ -18,12 +18,7 @@ _UNKNOWN = ("M", "E", "-", "conv", "mlp", "moe")
 
 
 def mixer_numbers(text: Any, layers: int) -> int | None:
-    """Numbers in all `layers` together; `None` where a layer is of a kind that is not known here.
-
-    Args:
-        text: configuration of the language model.
-        layers: of the model.
-    """
+    """Numbers in all `layers` together; `None` where a layer's kind is not known."""
     kinds, interval = layer_kinds(text), _number(text, "full_attention_interval")
     states = layers - layers // interval if interval else 0
     if kinds is not None:

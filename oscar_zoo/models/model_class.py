@@ -22,9 +22,6 @@ def outline(config: Any, model_id: str) -> Any:
     """The model with unread weights on the device in force; call it with `meta`.
 
     Models with images are those of text and image together, and get text only.
-
-    Raises:
-        UnsupportedModel: transformers has no such model, or its attention cannot be seen.
     """
     kind = type(config)
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):

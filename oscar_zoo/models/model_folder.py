@@ -33,10 +33,6 @@ def check_model_folder(folder: Path) -> None:
     """Refuse a folder that cannot be loaded or served, before anything reads its weights.
 
     Its `config.json` is checked elsewhere.
-
-    Raises:
-        InvalidModel: no safetensors weights, no tokenizer, or an index of other weights.
-        StorageError: weights that cannot be read.
     """
     if not any(folder.glob("*.safetensors")):
         others = sorted(
@@ -85,10 +81,6 @@ def check_is_file(path: Path) -> None:
 
 def stored_weights(folder: Path, file: ConfigFile) -> tuple[int, str | None]:
     """Bytes of the weight files of a folder, links followed, and the type of their numbers.
-
-    Args:
-        folder: of the model.
-        file: its `config.json`.
 
     Returns:
         The bytes, 0 where a file of the index is missing, and a type as `config.json` writes it, or

@@ -41,12 +41,7 @@ def unreachable() -> str | None:
 
 
 def check_fetchable(source: str, revision: str | None = None) -> None:
-    """Refuse a model that is not on this machine while no hub can be asked; imports no torch.
-
-    Raises:
-        NetworkError: `source` is the id of a model on a hub, none of it is in the cache of the
-            client, and offline mode is on or Hugging Face cannot be reached.
-    """
+    """Refuse a model that is not on this machine while no hub can be asked; imports no torch."""
     if is_here(source, revision):
         return
     hint = "check the network, or give a local folder"

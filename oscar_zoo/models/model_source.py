@@ -36,10 +36,6 @@ def local_folder(path_or_id: str) -> Path | None:
     """The local folder that `path_or_id` names, or `None` for a Hugging Face id.
 
     A text is an id when it has the form `org/name` and no such folder exists.
-
-    Raises:
-        InvalidModel: it is a file.
-        PathNotFound: it is neither a folder nor an id.
     """
     path = Path(path_or_id).expanduser()
     if path.is_dir():

@@ -53,7 +53,6 @@ def mtp_layers(config: ConfigFile, names: Collection[str] | None) -> MtpLayers:
     """Look for such layers.
 
     Args:
-        config: of the model.
         names: of all weights, or `None` where they are not known.
     """
     text = config.get_text_config()

@@ -69,9 +69,6 @@ def gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
 def compute_capabilities(environ: Mapping[str, str] = os.environ) -> list[tuple[int, int]]:
     """The compute capability of every GPU, such as `(9, 0)`; none where the driver's tool is too
     old to tell.
-
-    Args:
-        environ: as for `gpus`.
     """
     found = [re.fullmatch(r"(\d+)\.(\d+)", line.strip()) for line in _said(CAPABILITIES, environ)]
     return [(int(one[1]), int(one[2])) for one in found if one] if all(found) else []
@@ -151,10 +148,6 @@ def pick_serving_device(wanted: str | None, *, check: bool = True) -> tuple[str,
         wanted: as the user wrote it, or `None` for the first GPU, else the CPU.
         check: refuse a GPU that this machine does not have; off for a command that another machine
             will run.
-
-    Raises:
-        UsageError: `wanted` is not the name of a supported device.
-        UnsupportedMachine: this machine has no such GPU.
     """
     if wanted is None:
         return default_device(), 0
@@ -171,11 +164,7 @@ def device_name(device: str, gpu: int) -> str:
 
 
 def parse_device(name: str) -> tuple[str, int]:
-    """`cpu`, `cuda` or `cuda:N` as kind and number.
-
-    Raises:
-        UsageError: anything else.
-    """
+    """`cpu`, `cuda` or `cuda:N` as kind and number."""
     match = re.fullmatch(r"(cpu|cuda)(?::([0-9]{1,3}))?", name)
     if match is None or (match[1] == "cpu" and match[2]):
         raise UsageError(f"{name!r} is not a device.", hint=NAMES)
@@ -192,11 +181,7 @@ def check_build() -> None:
 
 
 def check_gpu(index: int, environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse a GPU that a server could not use.
-
-    Raises:
-        UnsupportedMachine: torch is a build for CPUs, or there is no such GPU.
-    """
+    """Refuse a GPU that a server could not use."""
     check_build()
     found = gpus(environ)
     there = len(visible(found, environ)) if found else len(driver_models())

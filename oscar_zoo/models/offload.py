@@ -99,9 +99,6 @@ def spread(model: Any, max_memory: Mapping[int | str, int] | None = None) -> dic
 
     Args:
         max_memory: bytes for weights, by GPU number and `cpu`; `None` for all that are free.
-
-    Raises:
-        MissingDependency: accelerate is not installed.
     """
     accelerate = _accelerate()
     whole = getattr(model, "_no_split_modules", None)
@@ -122,7 +119,6 @@ def place(model: Any, device_map: Mapping[str, Any], offload_dir: str | None = N
     Args:
         device_map: path of a module -> GPU number or name of a device, or `disk`; the longest path
             that fits counts.
-        offload_dir: folder for weights that are mapped to `disk`.
     """
 
     def device_of(path: str) -> torch.device:
@@ -171,11 +167,7 @@ class Stream:
             layer.forward = self._runs(number, layer.forward)
 
     def bring(self, number: int) -> None:
-        """Put the weights of one layer on the device, and release those of any other.
-
-        Raises:
-            InvalidModel: its file cannot be read any more.
-        """
+        """Put the weights of one layer on the device, and release those of any other."""
         if self._here == number:
             return
         self.release()

@@ -73,11 +73,6 @@ def refuse_other_caches(config: Any, text: Any, model_id: str) -> None:
 
     Args:
         config: a configuration, attributes only.
-        text: its part about the language model.
-        model_id: for the message.
-
-    Raises:
-        UnsupportedModel: one sentence with the reason; the hint says what works instead.
     """
     kind = getattr(text, "model_type", None) or getattr(config, "model_type", "of no type")
     for row in OTHER_CACHES:

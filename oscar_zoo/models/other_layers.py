@@ -88,7 +88,6 @@ def kept_by_others(text: Any, geometry: Geometry) -> Literal["states", "windows"
 
     Args:
         text: configuration of the language model, or something else with its `model_type`.
-        geometry: of the model.
     """
     kind = getattr(text, "model_type", None)
     if len(geometry.attention_layers) == geometry.num_layers:

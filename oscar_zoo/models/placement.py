@@ -54,18 +54,7 @@ class Placed:
 
 
 def place_model(model: Any, name: str, num_layers: int, wish: PlacementRequest) -> Placed:
-    """Read the weights of `model` to where they run.
-
-    Args:
-        model: of transformers, with unread weights.
-        name: for messages.
-        num_layers: of its decoder.
-
-    Raises:
-        NotEnoughMemory: it does not fit; nothing was read.
-        MissingDependency: `auto` needs accelerate.
-        UnsupportedModel: streaming is asked for, and its layers were not found.
-    """
+    """Read the weights of `model` to where they run."""
     layers = decoder_layers(model, num_layers)
     need = need_of(model, layers, wish.workload)
     gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]

@@ -40,7 +40,6 @@ class Softmax:
 
         Args:
             query: `[B, num_q_heads, T, d]`.
-            given: the keyword arguments of the call.
         """
         scaling, sinks = given.get("scaling"), given.get("s_aux")
         if sinks is not None:
@@ -99,7 +98,6 @@ def attend(
         key, value: `[B, num_kv_heads, R, d]` and `[.., dv]`, heads not repeated.
         mask: bool, true where a query reads a row, or added to the logits; it broadcasts to
             `[B, 1, T, R]`. `None` is causal, for queries and rows of the same positions.
-        softmax: of the layer.
         shift: `[B, num_q_heads, T, 1]`, added to the scaled products of a query before the cap.
             A plain softmax ignores it.
 

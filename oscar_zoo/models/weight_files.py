@@ -20,10 +20,6 @@ def check_weight_files(folder: Path) -> None:
     """Refuse a folder whose weights a server would fail to load.
 
     Looked at are those of `weight_files`.
-
-    Raises:
-        InvalidModel: a file is missing, damaged, or has another size than its header says.
-        StorageError: a file that cannot be read.
     """
     files = weight_files(folder)
     check_all_there(folder, files)

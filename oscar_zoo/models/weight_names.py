@@ -14,11 +14,7 @@ AGAIN = "the checkpoint is incomplete or damaged; download it again"
 
 
 def stored_names(folder: Path) -> frozenset[str] | None:
-    """The names of all weights; `None` where neither `SINGLE` nor `INDEX` is in `folder`.
-
-    Raises:
-        InvalidModel: what is there cannot be read.
-    """
+    """The names of all weights; `None` where neither `SINGLE` nor `INDEX` is in `folder`."""
     single, index = folder / SINGLE, folder / INDEX
     try:
         if single.is_file():
@@ -49,9 +45,6 @@ def index_files(index: bytes, what: str) -> dict[str, str]:
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights: `SINGLE`, else those that `INDEX` names, there or not, else
     every safetensors file.
-
-    Raises:
-        InvalidModel: the index is damaged.
     """
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]

@@ -53,14 +53,6 @@ def attach_scores(
         hub: where; an artifact that its index lacks gets an entry.
         name: exactly one version: `NAME:TAG`, `<Model>/<tag>` or `[NAME@]sha256:PREFIX`.
         file: scores of exactly these bytes.
-        what: the name of the file for messages.
-        propose: open a pull request.
-
-    Raises:
-        UsageError: `name` is no exact version, or the file is about another artifact.
-        DigestMismatchError: the file is about other bytes.
-        ArtifactNotFound: `hub` has no such version.
-        StaleRevision, NetworkError: see `apply_change`.
     """
     seen: list[tuple[IndexEntry, int]] = []
 
@@ -96,18 +88,7 @@ def attach_scores(
 def check_same(
     file: ScoreFile, artifact: ArtifactId, digest: str, *, what: str, where: str
 ) -> None:
-    """Refuse scores of another artifact than this one.
-
-    Args:
-        file: the scores.
-        artifact, digest: what they are to be attached to.
-        what: the name of the file for messages.
-        where: the place of the artifact, for messages.
-
-    Raises:
-        UsageError: the file names another artifact.
-        DigestMismatchError: the file names other bytes.
-    """
+    """Refuse scores of another artifact than this one."""
     if file.artifact_id.key != artifact.key:
         raise UsageError(
             f"{what} has scores of {file.artifact_id.reference}, not of {artifact.reference}.",

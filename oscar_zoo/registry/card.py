@@ -23,9 +23,6 @@ def update_card(card: bytes | None, old: Index, new: Index, *, hub: str) -> byte
 
     Args:
         card: the present `README.md`, or `None` when there is none.
-        old: the index it was made for.
-        new: the index to show.
-        hub: the hub as commands take it.
 
     Returns:
         A whole new card where there was none, or one that nobody edited; else `card` with its
@@ -70,7 +67,6 @@ def new_card(
     Args:
         rows: artifacts, by id.
         where: the hub as commands take it, or `None` where the names are enough.
-        title: its heading.
         report: of the only artifact, if it lies beside the card.
     """
     head = f"{card_front.whole(rows)}\n# {escape(title)}\n\n"

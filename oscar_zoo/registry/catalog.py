@@ -29,10 +29,6 @@ class Catalog:
     Args:
         recipes: model recipes; their names, hub ids and aliases must not collide.
         manifests: manifests that may carry a `registry` block.
-        seen: digests of artifacts that need no manifest here.
-
-    Raises:
-        ValueError: two recipes claim one name, or two manifests one id.
     """
 
     def __init__(
@@ -77,11 +73,7 @@ class Catalog:
         return tuple(sorted({recipe.family for recipe in self._recipes}, key=str.casefold))
 
     def of_family(self, name: str) -> tuple[ModelRecipe, ...]:
-        """The recipes of the family `name`, or of all whose name begins so, by name.
-
-        Raises:
-            UsageError: there is no such family; it suggests others.
-        """
+        """The recipes of the family `name`, or of all whose name begins so, by name."""
         wanted = name.casefold()
         known = {family.casefold(): family for family in self.families()}
         begun = {key for key in known if wanted and key.startswith(wanted)}

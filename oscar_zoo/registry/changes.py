@@ -76,12 +76,7 @@ class HubState:
 
     @classmethod
     def read(cls, hub: Hub) -> Self:
-        """What `hub` has now.
-
-        Raises:
-            MalformedFile: its index is none, or of a newer version.
-            RepositoryNotFound, PathNotFound: it is not there.
-        """
+        """What `hub` has now."""
         hub.refresh()
         revision = hub.revision
         data = hub.root_file(INDEX_NAME)
@@ -137,16 +132,10 @@ def apply_change(hub: Hub, make: Make, *, create: bool | None = None) -> Applied
     """Commit what `make` makes of the state of `hub`, against other writers and lost replies.
 
     Args:
-        hub: where.
         make: the change for a state, or `None` when there is nothing to do; what it raises ends the
             attempt.
         create: whether a repository that is not there is created first; `None` where the user
             cannot ask for it.
-
-    Raises:
-        StaleRevision: others were faster `ATTEMPTS` times.
-        NetworkError: the hub did not answer; the message says so where the change may have arrived.
-        PathNotFound, RepositoryNotFound: there is none, and `create` does not ask for one.
     """
     sent: Change | None = None
     placed: Change | None = None
@@ -188,13 +177,9 @@ def read_state(hub: Hub, *, create: bool | None = None, dry_run: bool = False) -
     once it was.
 
     Args:
-        hub: where.
         create: create a repository, or a folder, that is not there; `None` where the user cannot
             ask for it.
         dry_run: create nothing; the state is what it would be.
-
-    Raises:
-        PathNotFound, RepositoryNotFound: it is not there, and `create` does not ask for it.
     """
     try:
         return HubState.read(hub)

@@ -106,7 +106,6 @@ def collect(
     listed with what is known without it.
 
     Args:
-        catalog: of the package.
         views: hubs that answered, in the order in which they were asked.
         model: only artifacts whose folder has this name, in any case.
     """

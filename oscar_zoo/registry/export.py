@@ -19,16 +19,7 @@ def export(artifact: StoredArtifact, folder: Path, *, replace: bool = False) -> 
     """Copy the files of `artifact`, hashed when it was opened, into `folder`.
 
     Args:
-        artifact: an entry of the store.
-        folder: created when it is missing.
         replace: whether a folder with other content may be replaced.
-
-    Returns:
-        `<folder>/<Model>/<tag>`, absent or complete at any moment.
-
-    Raises:
-        OutputExists: the place has other content.
-        StorageError: the disk refused.
     """
     identity = artifact.record.id
     target = folder.expanduser().absolute() / identity.model / identity.tag

@@ -37,13 +37,6 @@ def first_answer(
 
     Args:
         hubs: in order.
-        ask: asks one hub.
-        name: what is looked for, for messages.
-
-    Raises:
-        NetworkError: no hub had it, and at least one did not answer.
-        NotFoundError: every hub answered, and none has it.
-        OscarZooError: anything else that `ask` raises, at once.
     """
     if not hubs:
         raise UsageError("there is no hub to ask.", hint="name one with --hub, or in config.toml")

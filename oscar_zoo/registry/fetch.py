@@ -22,11 +22,6 @@ def fetch_files(resolved: ResolvedArtifact, progress: Progress | None = None) ->
     """The payload of `resolved`, every file as its hub lists it.
 
     A file that differs from the listing is fetched once more from the same hub, then refused.
-
-    Raises:
-        DigestMismatchError: a file differs from the listing twice.
-        MalformedFile: the hub lists more bytes than any artifact has.
-        NetworkError, AccessError: the hub did not give it.
     """
     if resolved.size > MAX_ARTIFACT_BYTES:
         raise MalformedFile(
@@ -41,12 +36,7 @@ def fetch_files(resolved: ResolvedArtifact, progress: Progress | None = None) ->
 
 
 def fetch_signature(resolved: ResolvedArtifact) -> bytes | None:
-    """The signature file of `resolved`, or `None` where its hub lists none.
-
-    Raises:
-        MalformedFile: it is larger than any signature.
-        DigestMismatchError, NetworkError, AccessError: as `fetch_files`.
-    """
+    """The signature file of `resolved`, or `None` where its hub lists none."""
     file = resolved.signature
     if file is None:
         return None

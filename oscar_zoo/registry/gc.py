@@ -81,14 +81,8 @@ def gc(store: Store, *, dry_run: bool = False, patience: float = _PATIENCE) -> G
     listings of hubs.
 
     Args:
-        store: what to clean.
         dry_run: only say what would go.
         patience: seconds to wait for processes that add entries just now.
-
-    Raises:
-        ForeignFolder: another user owns the store.
-        StorageError: the disk refuses, or the store is open to others; some of it may be gone by
-            then.
     """
     store.check_owner()
     if not store.root.exists():

@@ -33,10 +33,6 @@ def look(hubs: Sequence[Hub]) -> tuple[list[HubView], list[OscarZooError]]:
 
     Returns:
         The hubs that answered, in order, and what the others said.
-
-    Raises:
-        OscarZooError: there is one hub only, and it did not answer; or an answer that must not be
-            passed over.
     """
     if len(hubs) == 1:
         return [_load(hubs[0])], []

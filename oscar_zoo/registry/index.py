@@ -154,11 +154,7 @@ class Index(Spec):
         )
 
     def with_entry(self, entry: IndexEntry) -> Self:
-        """The next index, `serial` + 1, in which `entry` was added or replaces the one with its id.
-
-        Raises:
-            UsageError: an alias of `entry` is taken.
-        """
+        """The next index, `serial` + 1, in which `entry` is new or replaces its id."""
         others = [
             other for other in self.artifacts if other.artifact_id.key != entry.artifact_id.key
         ]
@@ -186,10 +182,6 @@ class Index(Spec):
 
         Args:
             data: the whole file.
-            what: its name for messages.
-
-        Raises:
-            MalformedFile: `json.*`, `index.version` or `index.schema`.
         """
         value = strict_json.loads(data, what=what, max_bytes=MAX_ROOT_BYTES)
         if type(value) is not dict:

@@ -17,9 +17,6 @@ def find_installed(
 
     The latest fetched entry of an id wins; a bare name that several stored versions match means the
     recipe's default.
-
-    Raises:
-        AmbiguousName: several versions and no default among them.
     """
     catalog = catalog or Catalog.packaged()
     recipe = catalog.recipe(reference.name)

@@ -83,7 +83,6 @@ def aliased(name: str, views: Iterable[HubView] = ()) -> ArtifactId | None:
 
     Args:
         name: without tag.
-        views: hubs that were asked, besides what this machine knows.
     """
     found = list(Catalog.packaged().aliased(name))
     for index in (*(view.index for view in views), *_indexes()):

@@ -35,9 +35,6 @@ class ModelChoice:
         name: folder-safe base name, first part of artifact ids.
         recipe: what the zoo knows about it, or `None`.
         notes: one sentence where something else has the same name.
-
-    Raises:
-        InvalidName: `name` is not safe as a folder.
     """
 
     source: str
@@ -63,14 +60,7 @@ class ModelChoice:
         return self.name.casefold() == wanted.casefold()
 
     def check_can_be_had(self, again: str) -> None:
-        """Refuse a model that is on no hub and was not given as a folder.
-
-        Args:
-            again: the command line that takes its FOLDER.
-
-        Raises:
-            UsageError: there is nothing to load.
-        """
+        """Refuse a model that is on no hub and was not given as a folder."""
         if self.on_no_hub:
             raise UsageError(
                 f"the checkpoint of {self.name} is on no hub.", hint=f"give its folder: {again}"
@@ -84,9 +74,6 @@ def choose_model(model: str | Path) -> ModelChoice:
     as `Qwen/Qwen3-8B` means a folder of that name with a `config.json`, as it does for transformers
     and SGLang. A name that the zoo does not know may mean a folder too, or one version that has it
     as an alias.
-
-    Raises:
-        PathNotFound, UsageError, InvalidName: it is neither folder, name of the zoo nor hub id.
     """
     if isinstance(model, str) and not is_path(model):
         return _named(model)
@@ -116,9 +103,6 @@ def model_in_folder(path: Path, recipe: ModelRecipe | None = None) -> ModelChoic
     Args:
         recipe: what the zoo knows about it; default what it knows about a model of the folder's
             name.
-
-    Raises:
-        PathNotFound, UsageError: it is no folder.
     """
     if path.is_file():
         raise UsageError(
@@ -195,13 +179,6 @@ def check_made_for(choice: ModelChoice, manifest: Manifest | None) -> None:
     """Refuse the artifact of a folder's name when it was computed for another model of that name.
 
     Names that the zoo knows mean one model everywhere; a folder may have any name.
-
-    Args:
-        choice: a model in a folder.
-        manifest: of the artifact, where it has one.
-
-    Raises:
-        UsageError: the configurations differ.
     """
     made_for = manifest.model.config_sha256 if manifest else None
     if made_for is None or choice.recipe is not None:

@@ -41,8 +41,6 @@ def status_warnings(
     poor; nothing where it is offered and good.
 
     Args:
-        record: of the store.
-        catalog: whose manifests count where the hub says nothing.
         ask: whether a remote hub may be asked.
     """
     status = _warnings(record.id, record.digest, record.source, catalog, ask=ask)

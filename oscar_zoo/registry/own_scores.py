@@ -25,13 +25,7 @@ def in_state(artifact: ArtifactId) -> Path:
 
 
 def load(path: Path) -> ScoreFile:
-    """The score file at `path`.
-
-    Raises:
-        PathNotFound: there is none.
-        MalformedFile: it is none, or breaks a rule of measured scores.
-        StorageError: it cannot be read.
-    """
+    """The score file at `path`."""
     if not path.exists():
         raise PathNotFound.for_path(path_text(path), "score file")
     data = read_file(path, max_bytes=strict_json.MAX_BYTES)
@@ -46,13 +40,6 @@ def read(path: Path) -> ScoreFile | None:
 def keep(path: Path, new: ScoreFile) -> ScoreFile:
     """Add the scores of `new` to the file at `path`, in one step; scores of other bytes, from
     before the artifact was made anew, are dropped.
-
-    Returns:
-        What the file has now.
-
-    Raises:
-        MalformedFile: there is a file, and it is no score file.
-        StorageError: it cannot be read or written.
     """
     with durable.storage_errors(f"cannot write {path}"):
         durable.make_folders(path.parent)

@@ -120,12 +120,7 @@ class Pins(Spec):
         """The pin that `reference` means, or `None`.
 
         Args:
-            reference: what the user typed.
-            model: folder of the model by the catalog, where it knows the name.
             default_tag: the version a bare name means, where the catalog says so.
-
-        Raises:
-            AmbiguousName: several pins fit and none is the default.
         """
         folder = (reference.name.rsplit("/", 1)[-1] if model is None else model).casefold()
         found = [p for p in self.artifacts if _means(p, reference, folder)]
@@ -171,12 +166,7 @@ class Pins(Spec):
 
 
 class PinFile:
-    """The pins in the file `path`, which the first change creates.
-
-    Raises:
-        MalformedFile: by every method, when the file is none of ours.
-        StorageError: by `update`, when the disk refuses.
-    """
+    """The pins in the file `path`, which the first change creates."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()

@@ -48,12 +48,7 @@ class Placing:
     verb: str = "Publish"
 
     def change(self, state: HubState) -> Change | None:
-        """What has to be written to a hub in `state`; `None` when everything is there.
-
-        Raises:
-            VersionExists: the version is there with other content, or was there before.
-            UsageError: an alias is taken.
-        """
+        """What has to be written to a hub in `state`; `None` when everything is there."""
         artifact = self.version.id
         there = self._there(state)
         known = state.index.entry(artifact)
@@ -105,17 +100,7 @@ _OTHER_TAG = "a published version never changes: give the new one another tag"
 
 
 def check_arrived(hub: Hub, version: Version, beside: Mapping[str, bytes]) -> None:
-    """List what was written by a fresh request, and compare every byte's sha256.
-
-    Args:
-        hub: where.
-        version: what was written.
-        beside: what was written with it and is no part of a version, by name.
-
-    Raises:
-        DigestMismatchError: the hub has something else.
-        NetworkError: it does not answer now.
-    """
+    """List what was written by a fresh request, and compare every byte's sha256."""
     hub.refresh()
     try:
         there = Version.on(hub, version.id)

@@ -67,17 +67,8 @@ class Publishable:
         """Read the artifact in `folder` and verify it strictly.
 
         Args:
-            folder: payload files and their `oscar.json`.
             artifact_id: the id the caller expects; it must be the manifest's.
             catalog: recipes that know the geometry of models; default the packaged ones.
-            allow_warnings: take it although verification has warnings.
-            aliases: other names of exactly this artifact.
-
-        Raises:
-            PathNotFound: no such folder, no `oscar.json`, or a file that it lists is missing.
-            UsageError: another id, rotation files the manifest does not list,
-                warnings, or an alias that is none.
-            VerificationFailed: the artifact must not be used.
         """
         name = path_text(folder)
         if not folder.is_dir():
@@ -115,10 +106,6 @@ class Publishable:
 
         Args:
             file: scores of exactly these bytes.
-            what: the name of the file for messages.
-
-        Raises:
-            UsageError, DigestMismatchError: the file is about something else.
         """
         check_same(file, self.id, self.verified.digest, what=what, where="the folder")
         return replace(self, scores=merged(self.scores, file.scores))

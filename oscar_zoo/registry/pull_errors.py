@@ -41,16 +41,7 @@ def explained(
     """`error` with what the user can do: use the copy in the store, or fetch it again.
 
     Args:
-        error: what the hubs said.
-        reference: what was asked for.
         store: where a copy may be.
-        hubs: which hubs were asked.
-        catalog: which names are known.
-        offline: whether no hub could be asked over the network.
-        go_online: how to end offline mode.
-
-    Returns:
-        The same error with other advice, or the error that says what is wrong with the copy.
     """
     record = find_installed(reference, store, catalog)
     if record is None:
@@ -79,15 +70,7 @@ def pinned_missing(
     and its advice says where the version was and which other versions are here.
 
     Args:
-        error: what the hubs said.
-        reference: what was asked for.
-        pin: what the lock says `reference` means.
-        lock: the file of the lock.
         store: where copies may be.
-        hubs: which hubs were asked.
-
-    Returns:
-        The same error with another message, or the error that says what is wrong with the copy.
     """
     others = []
     for record in store.installed():

@@ -273,9 +273,6 @@ class PullJob:
     ) -> tuple[SignatureReport, bytes | None]:
         """What is known about the signature of fetched files, which nothing has parsed yet, and the
         signature file.
-
-        Raises:
-            ArtifactSignatureError: it is not valid, and has to be.
         """
         data = None
         try:

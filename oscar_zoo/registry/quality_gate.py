@@ -58,20 +58,7 @@ class Shown:
 def check_quality(
     made: Publishable, measure: str, *, allow_poor: bool = False, unmeasured: bool = False
 ) -> tuple[Accepted, ...]:
-    """Refuse what was not measured, or is poor.
-
-    Args:
-        made: the artifact with its scores.
-        measure: the command that measures it.
-        allow_poor: accept a perplexity more than `POOR_PERCENT` above BF16.
-        unmeasured: accept that perplexity or recall is missing.
-
-    Returns:
-        What was accepted in spite of the gate, for the index.
-
-    Raises:
-        UsageError: the artifact does not pass, with the next step.
-    """
+    """Refuse what was not measured, or is poor."""
     shown, name = Shown.by(made), made.id.reference
     accepted: list[Accepted] = []
     if shown.missing and not shown.imported:

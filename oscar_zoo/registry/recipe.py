@@ -140,7 +140,6 @@ def serving_recipe(known: ModelRecipe | None, geometry: Geometry) -> ServingReci
 
     Args:
         known: what the zoo knows about the model, or `None`.
-        geometry: of the model itself.
     """
     if known is not None and known.geometry == geometry:
         return known.serving
@@ -157,10 +156,6 @@ def load_recipe(text: str, *, what: str = "recipe") -> ModelRecipe:
 
     Args:
         text: the whole file.
-        what: its name for messages.
-
-    Raises:
-        MalformedFile: `recipe.syntax` or `recipe.schema`.
     """
     try:
         value = tomllib.loads(text)

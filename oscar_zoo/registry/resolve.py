@@ -31,15 +31,8 @@ def resolve(
 
     Args:
         reference: `NAME`, `NAME:TAG`, `NAME@sha256:PREFIX` or `<Model>/<tag>`.
-        hub: where to look.
         catalog: recipes and manifests to know names by; default the packaged ones.
         trust: what was seen before; an index that went back is refused.
-
-    Raises:
-        InvalidName: `reference` is none.
-        AmbiguousName: several versions, none of them the default.
-        ArtifactNotFound: unknown, or not on this hub.
-        RollbackError: the hub offers an older index than before.
     """
     if isinstance(reference, str):
         reference = Reference.parse(reference)

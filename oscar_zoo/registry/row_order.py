@@ -78,9 +78,6 @@ class RowChoice:
             filters: each `KEY=PATTERN`. In a pattern, `*` stands for any text, `?` for one
                 character and `[ab]` for one of these. Case does not matter.
             order: one of `SORTS`.
-
-        Raises:
-            UsageError: there is no such order or key, or a pattern is none.
         """
         if order not in _ORDERS:
             raise UsageError(f"there is no order {order!r}.", hint=f"orders are {', '.join(SORTS)}")

@@ -55,11 +55,7 @@ class ScoreFile(Spec):
 
     @classmethod
     def of(cls, artifact: ArtifactId, digest: str, scores: tuple[Score, ...]) -> Self:
-        """The file that attaches `scores` to the artifact.
-
-        Raises:
-            ValueError: a score breaks a rule of `score_rules`; the message says which.
-        """
+        """The file that attaches `scores` to the artifact."""
         return cls(schema=SCHEMA, artifact=str(artifact), digest=digest, scores=scores)
 
     @property
@@ -78,10 +74,6 @@ class ScoreFile(Spec):
 
         Args:
             data: the whole file.
-            what: its name for messages.
-
-        Raises:
-            MalformedFile: `json.*`, `scores.version` or `scores.schema`.
         """
         value = strict_json.loads(data, what=what)
         if type(value) is not dict:

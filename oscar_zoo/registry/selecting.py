@@ -18,10 +18,6 @@ _SHOWN = 5
 def named_versions(state: HubState, name: str) -> tuple[ArtifactId, ...]:
     """Every version that `name` fits, in any case: `NAME`, `NAME:TAG`, `<Model>/<tag>`, an alias,
     `[NAME@]sha256:PREFIX`.
-
-    Raises:
-        InvalidName: `name` is none of these.
-        ArtifactNotFound: it fits nothing.
     """
     bare = name.startswith("sha256:")
     reference = Reference.parse(f"any@{name}" if bare else name)
@@ -50,11 +46,6 @@ def named_versions(state: HubState, name: str) -> tuple[ArtifactId, ...]:
 def exact_version(state: HubState, name: str) -> ArtifactId:
     """The one version that `name` names exactly, as an alias does. The name of a model does not,
     even if the model has a single version.
-
-    Raises:
-        UsageError: `name` is the name of a model.
-        AmbiguousName: it fits several versions.
-        InvalidName, ArtifactNotFound: see `named_versions`.
     """
     found = named_versions(state, name)
     if len(found) > 1:

@@ -64,15 +64,7 @@ class KnownKeys:
     def gather(
         cls, files: Iterable[Path] = (), pinned: Mapping[str, str | None] | None = None
     ) -> Self:
-        """The keys in `files`, those pinned for hubs, and those of the package.
-
-        Args:
-            files: PEM files of public keys that the user named.
-            pinned: hub -> fingerprint of the key that signs its index.
-
-        Raises:
-            UsageError, PathNotFound, MissingDependency: as `signing_key.public_key_of_file`.
-        """
+        """The keys in `files`, those pinned for hubs, and those of the package."""
         named = [(signing_key.public_key_of_file(path), f"--key {path}") for path in files]
         keys = [KnownKey(signing_key.fingerprint(public), by, public) for public, by in named]
         for hub, mark in (pinned or {}).items():
@@ -109,12 +101,6 @@ def check_signature(
 
     Args:
         data: the signature file, or `None` where there is none.
-        files: every file of the artifact by its path, `oscar.json` included, and not the signature.
-        keys: that are known.
-        others: paths of further files in its folder.
-
-    Raises:
-        MissingDependency: never; without the library the state is `not checked`.
     """
     if data is None:
         return NOT_SIGNED
@@ -146,13 +132,7 @@ def unreadable(error: MalformedFile) -> SignatureReport:
 
 
 def sign(artifact: str, files: Mapping[str, bytes], key: SigningKey) -> bytes:
-    """The signature file of an artifact.
-
-    Args:
-        artifact: `<Model>/<tag>`.
-        files: every file of it by its path, `oscar.json` included.
-        key: of the publisher.
-    """
+    """The signature file of an artifact."""
     digests = {path: sha256_hex(content) for path, content in files.items()}
     payload = signature_file.statement_bytes(artifact, digests, key.public)
     signature = key.sign(signature_file.pre_authentication(payload))

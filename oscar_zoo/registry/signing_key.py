@@ -35,12 +35,7 @@ class SigningKey:
 
     @classmethod
     def configured(cls) -> Self | None:
-        """The key of `OSCAR_ZOO_SIGN_KEY`, or `None` when none is named.
-
-        Raises:
-            UsageError: the file is no such key, or others may read it.
-            PathNotFound, MissingDependency: there is no such file, or no library for it.
-        """
+        """The key of `OSCAR_ZOO_SIGN_KEY`, or `None` when none is named."""
         name = os.environ.get(VARIABLE, "").strip()
         return cls.of_file(Path(name).expanduser()) if name else None
 
@@ -81,12 +76,7 @@ class SigningKey:
 
 
 def public_key_of_file(path: Path) -> bytes:
-    """The public key in the PEM file `path`, as DER.
-
-    Raises:
-        UsageError: the file holds no public key of the curve P-256.
-        PathNotFound, MissingDependency: there is no such file, or no library for it.
-    """
+    """The public key in the PEM file `path`, as DER."""
     crypto = _library()
     try:
         data = read_file(path, max_bytes=MAX_BYTES)

@@ -66,15 +66,8 @@ def set_status(
     Args:
         hub: where; an artifact that its index lacks gets an entry.
         name: exactly one version: `NAME:TAG`, `<Model>/<tag>` or `[NAME@]sha256:PREFIX`.
-        state: the new one.
         reason: for people; needed unless `state` is `active`.
         replaced_by: a version of `hub`, named like `name`, to use instead.
-        propose: open a pull request.
-
-    Raises:
-        UsageError: no reason, or `name` is no exact version.
-        ArtifactNotFound: `hub` has no such version.
-        StaleRevision, NetworkError: see `apply_change`.
     """
     reason = " ".join((reason or "").split())[:_LONGEST_REASON] or None
     if state != "active" and reason is None:

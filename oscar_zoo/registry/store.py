@@ -88,10 +88,6 @@ class Store:
         root: the folder.
         blobs: the folder of blobs.
         artifacts: the folder of entries.
-
-    Raises:
-        ForeignFolder: by every method, when another user owns it.
-        StorageError: by every method, when the disk refuses; nothing is half-written then.
     """
 
     def __init__(self, root: Path | None = None) -> None:
@@ -111,11 +107,9 @@ class Store:
         other is replaced.
 
         Args:
-            artifact: the id.
             files: file name -> bytes, `oscar.json` and signature included when there are such. An
                 intact entry keeps its signature where these bring none.
             source: where the bytes came from, for people.
-            origin: the commit they came from and what verification said of them.
         """
         origin = origin or EntryOrigin()
         digests = _digests(files)
@@ -165,12 +159,7 @@ class Store:
         """An entry, every file hashed again.
 
         Args:
-            digest: full artifact digest.
             artifact: which id, where several share the digest; default the first by name.
-
-        Raises:
-            ArtifactNotFound: no complete entry.
-            DigestMismatchError: a file is not what was stored.
         """
         record = next(
             (

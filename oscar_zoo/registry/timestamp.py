@@ -133,14 +133,7 @@ def checked_key(
     Args:
         stamp: its `timestamp.json`, or `None`.
         index: its `index.json`, or `None`.
-        hub: for messages.
         pinned: the fingerprint seen before, or `None`.
-        allow_old: whether an expired timestamp is taken.
-
-    Raises:
-        SignatureError: it is missing, of another key or about another index, or not signed.
-        FrozenIndex: it has expired.
-        MissingDependency: the library to check it with is missing, and the hub is known to sign.
     """
     if stamp is None:
         if pinned is not None:
@@ -171,13 +164,7 @@ def renewed(stamp: bytes | None, index: bytes, serial: int, key: SigningKey | No
     wanted.
 
     Args:
-        stamp: what is there.
-        index: the index that will be there.
-        serial: of it.
         key: of whoever writes, or `None`.
-
-    Raises:
-        SignatureError: the hub signs, its index changes, and there is no key.
     """
     before = None
     if stamp is not None:

@@ -68,12 +68,7 @@ class Trust:
     allow_downgrade: bool = False
 
     def pinned(self, reference: Reference, catalog: Catalog) -> Pin | None:
-        """The pin of the project's lock that `reference` means, or `None`.
-
-        Raises:
-            AmbiguousName: several pins fit.
-            MalformedFile: the lock is broken.
-        """
+        """The pin of the project's lock that `reference` means, or `None`."""
         if self.lock is None or self.accept_new:
             return None
         recipe, folder = catalog.recipe(reference.name), reference.name.rsplit("/", 1)[-1]
@@ -119,14 +114,8 @@ class Trust:
         """Refuse an offer that breaks a promise.
 
         Args:
-            artifact: its id.
             digest: what is offered, or `None` while nobody knows.
             manifest_sha256: of the `oscar.json` offered, or `None` when there is none.
-            of: what was promised.
-            hub: who offers it, for the message.
-
-        Raises:
-            DigestMismatchError: with both digests.
         """
         for promise in of:
             if promise.broken(digest, manifest_sha256) and not (

@@ -54,12 +54,7 @@ class Expected:
 
 
 def check_path(path: Path, expected: Expected) -> list[Outcome]:
-    """Verify a rotation file, an artifact folder, or every artifact in a tree.
-
-    Raises:
-        PathNotFound: no rotation file is there.
-        UsageError: a digest with several artifacts.
-    """
+    """Verify a rotation file, an artifact folder, or every artifact in a tree."""
     place = artifacts_at(path)
     if expected.digest is not None and len(place.artifacts) > 1:
         raise UsageError(
@@ -70,11 +65,7 @@ def check_path(path: Path, expected: Expected) -> list[Outcome]:
 
 
 def check_one(path: Path, expected: Expected | None = None) -> Outcome:
-    """Verify one rotation file or artifact folder; `path` is as `existing_path` returns it.
-
-    Raises:
-        UsageError: a signature of a single file is required.
-    """
+    """Verify one rotation file or artifact folder; `path` is as `existing_path` returns it."""
     from oscar_zoo.artifact.artifact_folder import read_path
     from oscar_zoo.artifact.verify import verify_files
 
@@ -105,10 +96,6 @@ def check_one(path: Path, expected: Expected | None = None) -> Outcome:
 def check_installed(reference: Reference, expected: Expected) -> Outcome:
     """Verify what `reference` means in the local store; a damaged or missing file is an outcome,
     not an exception.
-
-    Raises:
-        ArtifactNotFound: the store does not have it.
-        AmbiguousName: it means several versions.
     """
     store = Store()
     record = find_stored(reference, store)
@@ -160,10 +147,6 @@ def _check_stored(store: Store, record: Record, expected: Expected) -> Outcome:
 def existing_path(path: Path) -> Path:
     """What to verify for `path`: a manifest stands for its folder, and a link to a folder for the
     folder itself.
-
-    Raises:
-        PathNotFound: nothing is there.
-        UsageError: a pipe, a device or a socket.
     """
     text = path_text(path)
     if path.is_symlink() and not path.exists():
@@ -195,12 +178,7 @@ class Place:
 
 
 def artifacts_at(path: Path) -> Place:
-    """The artifacts at and below a path that somebody named.
-
-    Raises:
-        PathNotFound, UsageError: as `existing_path`; also where there are none.
-        MalformedFile: its files are symbolic links.
-    """
+    """The artifacts at and below a path that somebody named."""
     from oscar_zoo.artifact.artifact_folder import refuse_links
     from oscar_zoo.artifact.tree import find_artifacts
 
@@ -213,12 +191,7 @@ def artifacts_at(path: Path) -> Place:
 
 
 def one_artifact(path: Path) -> Path:
-    """The file `path`, or the folder of the one artifact at or below it.
-
-    Raises:
-        PathNotFound: there is none.
-        UsageError: there are several, and `path` itself is none.
-    """
+    """The file `path`, or the folder of the one artifact at or below it."""
     place = artifacts_at(path)
     path, found = place.path, place.artifacts
     if path not in found and len(found) > 1:
@@ -240,18 +213,7 @@ def geometry_from_path(path: Path) -> Geometry | None:
 
 
 def model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> Geometry:
-    """Geometry of a model given as a name of the zoo or as a folder with a `config.json`.
-
-    Args:
-        model: a name of the zoo wins over a folder of that name.
-        describe: reads the geometry of a folder.
-
-    Raises:
-        PathNotFound: a path that leads nowhere.
-        UsageError: the model is unknown and is no folder.
-        InvalidModel, UnsupportedModel: the folder holds no model, or one without a KV cache of
-            rows.
-    """
+    """Geometry of a model given as a name of the zoo or as a folder with a `config.json`."""
     catalog, path = Catalog.packaged(), Path(model).expanduser()
     recipe = catalog.recipe(model) if isinstance(model, str) else None
     if recipe is not None:

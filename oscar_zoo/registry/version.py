@@ -46,13 +46,7 @@ class Version:
 
     @classmethod
     def on(cls, hub: Hub, artifact: ArtifactId) -> Self:
-        """The version that `hub` lists; a file whose sha256 it does not tell is fetched and hashed.
-
-        Raises:
-            ArtifactNotFound: the hub has no such artifact, or nothing of its payload.
-            DigestMismatchError: `oscar.json` is not what the hub lists.
-            MalformedFile: a file is longer than listed.
-        """
+        """The version that `hub` lists; a file without a told sha256 is fetched and hashed."""
         listing = {file.path: file for file in hub.files(artifact)}
         data = None
         if FILE_NAME in listing:
@@ -110,15 +104,7 @@ class Version:
     def entry(
         self, previous: IndexEntry | None = None, *, aliases: Sequence[str] = ()
     ) -> IndexEntry:
-        """The index entry of this version.
-
-        Args:
-            previous: an entry whose mutable part, such as status and scores, is taken over.
-            aliases: more aliases.
-
-        Raises:
-            MalformedFile: an index cannot say this, as of an empty file.
-        """
+        """The index entry of this version."""
         manifest = self.manifest
         kept = (
             {name: getattr(previous, name) for name in ("status", "scores", "accepted", "hubs")}

@@ -114,13 +114,7 @@ class HubView:
     def open(
         cls, hub: Hub, catalog: Catalog | None = None, *, trust: Trust | None = None
     ) -> HubView:
-        """Read the index of `hub`.
-
-        Raises:
-            MalformedFile: the index is none.
-            RollbackError: the index is older than one that `trust` has seen from this hub.
-            SignatureError, FrozenIndex: see `timestamp.checked_key`.
-        """
+        """Read the index of `hub`."""
         key, data = None, hub.root_file(INDEX_NAME)
         if trust is not None:
             key, data = _signed(hub, data, trust)
@@ -153,12 +147,7 @@ class HubView:
         }
 
     def offer(self, artifact: ArtifactId) -> ResolvedArtifact:
-        """What the hub offers for `artifact`: its listing and its `oscar.json`.
-
-        Raises:
-            ArtifactNotFound: the hub does not have it, or not a file that its manifest lists.
-            MalformedFile: the manifest is none.
-        """
+        """What the hub offers for `artifact`: its listing and its `oscar.json`."""
         listing = {file.path: file for file in self.hub.files(artifact)}
         data = manifest = None
         if FILE_NAME in listing:

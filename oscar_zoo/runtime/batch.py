@@ -85,7 +85,6 @@ class BatchTables:
     """Buffers with fixed addresses that are filled in front of every decode step.
 
     Args:
-        max_batch: requests of a step.
         max_tokens: cached tokens of one request.
         device: where the buffers live.
     """

@@ -94,11 +94,7 @@ REFERENCES = Ops(
 
 
 def choose_ops(device: str | torch.device) -> Ops:
-    """The ops of a device.
-
-    Raises:
-        UnsupportedMachine: neither an NVIDIA GPU nor a CPU.
-    """
+    """The ops of a device."""
     kind = torch.device(device).type
     if kind == "cuda":
         return KERNELS

@@ -42,13 +42,9 @@ class Executor:
     """Runs the ops of one worker, layer by layer.
 
     Args:
-        caches: of every layer.
         windows: state of all rows.
-        transforms: of every layer.
         ops: what runs on this device.
         prefill: kernel over 16-bit rows; `None` where there is none.
-        num_q_heads: local query heads.
-        max_batch: requests of a decode step.
         drafts: most query tokens of a request in a verify step; 1 without speculation.
         scratch_tokens: most tokens of a prefix piece; 0 without a prefill kernel.
     """
@@ -99,11 +95,9 @@ class Executor:
         """Cache the new tokens of one layer and attend to everything they may see.
 
         Args:
-            layer: local layer index.
             q: `[T, num_q_heads, head_dim]`, after RoPE, not transformed. Not modified.
             k, v: `[T, num_kv_heads, ...]`, not transformed. Not modified.
             batch: `T == batch.num_tokens`; an extend batch was given to `begin`.
-            softmax: of the layer.
 
         Returns:
             `[T, num_q_heads, v_head_dim]` in the basis of the model and the dtype of `q`.

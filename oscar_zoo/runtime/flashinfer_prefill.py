@@ -33,14 +33,9 @@ class FlashInferPrefill:
     """`Prefill` over the kernels of FlashInfer.
 
     Args:
-        num_q_heads, num_kv_heads: local heads.
-        head_dims: channels of K and of V.
         softmax: its scale and its cap; all layers share them.
         dtype: of the rows.
         device: a CUDA device.
-
-    Raises:
-        MissingDependency: FlashInfer is not installed.
     """
 
     lse_unit = LN2
@@ -118,13 +113,8 @@ def modules(
     is compiled, and the device gets no context.
 
     Args:
-        head_dims: channels of K and of V.
         dtype: of the rows.
-        capped: whether logits have a cap.
         device: that the kernels are for.
-
-    Raises:
-        ImportError: FlashInfer is not installed, or has these functions no more.
     """
     from flashinfer.jit.attention import gen_batch_prefill_module, gen_single_prefill_module
     from flashinfer.jit.cascade import gen_cascade_module

@@ -38,10 +38,6 @@ class Int2Cache:
     """Stores, tables and executor of one worker.
 
     Args:
-        config: what the worker serves.
-        slots, windows: its stores.
-        transforms: of its layers.
-        source: the engine's slots.
         ops: what runs on its device.
         prefill: its kernel over 16-bit rows, if there is one.
     """
@@ -82,9 +78,6 @@ class Int2Cache:
     def compile_kernels(self, wait: Callable[[], None]) -> None:
         """Have every kernel of prefill compiled and run once, on a GPU; those of a CPU need it
         not.
-
-        Args:
-            wait: returns when nobody compiles them any more ahead of this call.
         """
         if torch.device(self.config.device).type != "cuda":
             return
@@ -135,9 +128,6 @@ class Int2Cache:
         Args:
             target, source: `[N]` slots; the draft in slot `source[i]` shall be in slot `target[i]`.
                 Slot 0 and slots that are not of the step are skipped.
-
-        Raises:
-            RuntimeError: this cache was made without drafts, or no tree was verified.
         """
         if self._commit is None:
             raise RuntimeError("drafts of a cache that has no room for them")
@@ -149,16 +139,12 @@ class Int2Cache:
         """Attention of one layer over the step that `begin` prepared.
 
         Args:
-            layer_id: global id of the layer.
             q, k, v: `[tokens, heads * head_dim]`, of the local heads, after RoPE. Tokens beyond
                 those of the batch are padding.
             sinks: `[num_q_heads]`, learned sinks of the layer, if it has any.
 
         Returns:
             `[tokens, num_q_heads * v_head_dim]`; zeros for padding.
-
-        Raises:
-            RuntimeError: nothing was prepared.
         """
         if self.batch is None:
             raise RuntimeError("a forward pass without metadata")
@@ -225,7 +211,6 @@ def cache_bytes(
     Args:
         slots, windows: shapes of the stores of the worker.
         ops: what runs on its device.
-        num_q_heads: local query heads.
         max_tokens: cached tokens of one request.
         device: of the worker.
     """
@@ -259,12 +244,7 @@ def make_prefill(
     """The prefill kernel of a device: none on a CPU; on a GPU FlashInfer, if it has the heads.
 
     Args:
-        config: what the worker serves.
         windows: shape of its windows.
-        of_engine: makes that of the engine, for other heads.
-
-    Raises:
-        MissingDependency: a GPU without FlashInfer.
     """
     if torch.device(config.device).type == "cpu":
         return None

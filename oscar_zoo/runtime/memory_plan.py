@@ -59,9 +59,6 @@ class MemoryPlan:
 
         Args:
             profiled: bytes SGLang found for its KV cache.
-
-        Raises:
-            UsageError: nothing is left.
         """
         left = profiled - self.fixed
         if left < self.slot:

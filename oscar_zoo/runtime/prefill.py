@@ -33,7 +33,6 @@ class Prefill(Protocol):
         Args:
             q: `[tokens, num_q_heads, head_dim]`.
             k, v: `[tokens, num_kv_heads, head_dim]`.
-            batch: the batch that `begin` planned.
             softmax: of the layer; its sinks are not looked at.
 
         Returns:

@@ -76,8 +76,6 @@ def jobs(worker: Worker, transforms: TransformTable, target: Target) -> list[Job
 
     Args:
         worker: its shapes.
-        transforms: on the CPU, one layer for each of `worker.specs`.
-        target: its GPU.
     """
     with recording(target) as recorder:
         cache = _cache(worker, transforms, _ops(recorder))

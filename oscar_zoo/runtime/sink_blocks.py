@@ -149,8 +149,6 @@ class SinkBlocks:
         ended inside them anyway.
 
         Args:
-            prompt: the prompt of the request that asks, if it is known.
-            page_size: hits end at multiples of it.
             tail: tokens to prefill again for the ring; `recent` by default, fewer where a kept ring
                 has the others.
         """
@@ -172,9 +170,6 @@ class SinkBlocks:
 
         Args:
             owners: row and cached tokens of each. Only these rows have a new owner.
-
-        Raises:
-            RuntimeError: more rows are in use than there are blocks.
         """
         for row, _ in owners:
             self._leave(row)

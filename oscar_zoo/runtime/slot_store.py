@@ -98,9 +98,6 @@ class SlotStore:
 
         On a CPU the system gives a page when it is first written, so that a store of many gigabytes
         is there at once.
-
-        Args:
-            widths: of each layer.
         """
         size = (self.shape.num_slots, self.shape.num_kv_heads)
         return [zeros((*size, width), dtype, device) for width in widths]

@@ -60,17 +60,11 @@ class TransformTable:
         """Slice the artifact for one worker and check every pair.
 
         Args:
-            k, v: both sides of one artifact.
             layer_ids: global ids of the full-attention layers of this worker, in the order of the
                 table.
             kv_heads: global ids of its KV heads; tensor parallelism cuts per-head tensors along
                 these.
             device: where the tensors live.
-
-        Raises:
-            GeometryMismatch: a layer or head is missing.
-            VerificationFailed: `forward @ partner.T` is not the identity.
-            ValueError: values have a mean.
         """
         keys, values = (
             _side(side, name, layer_ids, kv_heads, device) for side, name in ((k, "K"), (v, "V"))

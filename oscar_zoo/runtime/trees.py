@@ -17,7 +17,6 @@ def ancestors(mask: Tensor, lengths: Tensor, count: int, real: int) -> Tensor:
         mask: bool, one dimension; for each real request `[count, count]`, or
             `[count, length + count]` with the tokens in front of the drafts.
         lengths: `[B]`, tokens of each request in front of its drafts.
-        count: drafts of each request.
         real: requests with a mask; a draft of the others, which are padding, sees itself.
 
     Returns:

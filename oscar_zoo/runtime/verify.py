@@ -35,8 +35,6 @@ class VerifyTables:
     Args:
         tables: of decode steps; slots and their bounds are kept there.
         windows: state of all rows.
-        max_batch: requests of a step.
-        drafts: most drafts of a request.
     """
 
     def __init__(
@@ -67,10 +65,6 @@ class VerifyTables:
 
         Args:
             source: has the slots of committed tokens and drafts.
-            step: a verify step.
-
-        Raises:
-            ValueError: a request has more drafts than there is room for.
         """
         drafts = _drafts_of(step)
         number, count = step.rows.numel(), drafts.count
@@ -108,11 +102,7 @@ class VerifyTables:
         return Batch("verify", view, targets, drafts=tree, sinks=self._no_sinks)
 
     def accepted(self, target: Tensor, source: Tensor) -> Committed:
-        """What of the last step is committed; see `Int2Cache.commit`.
-
-        Raises:
-            RuntimeError: no tree was verified.
-        """
+        """What of the last step is committed; see `Int2Cache.commit`."""
         if self._last is None or _drafts_of(self._last).mask is None:
             raise RuntimeError("no tree of drafts was verified")
         out_loc, count = self._last.out_loc.long(), _drafts_of(self._last).count

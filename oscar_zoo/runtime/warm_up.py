@@ -43,13 +43,7 @@ def steps() -> list[Extend]:
 
 
 def warm_up(executor: Executor, source: SlotSource, config: CacheConfig) -> None:
-    """Run all steps and wait for them.
-
-    Args:
-        executor: of the worker.
-        source: the engine's slots.
-        config: what the worker serves.
-    """
+    """Run all steps and wait for them."""
     device = executor.caches[0].codes.device
     for step in steps():
         if step.prefix + step.new > config.max_tokens:

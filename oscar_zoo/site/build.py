@@ -17,7 +17,6 @@ def files_of(
     """Path from the root and content of every file.
 
     Args:
-        exhibits: artifacts, by id.
         recipes: models without an artifact, by name.
     """
     yield INDEX, index_page(exhibits, recipes)

@@ -37,11 +37,7 @@ def page(
 
     Args:
         title: of the page; the name of the site is added.
-        description: one sentence for previews of links.
-        root: way to the root of the site: empty, or `../` as often as needed.
-        main: the content.
         scripts: names of scripts of this package; the page works without them.
-        wide: whether the content takes a wide screen.
     """
     style = raw(_resource("style.css"))
     codes = [raw(_resource(name)) for name in scripts]

@@ -42,13 +42,9 @@ def element(
     """One element with its children.
 
     Args:
-        tag: name of the element.
         children: markup, text, or lists of them; `None` is left out.
         attributes: `class_` is written `class`, and `aria_label` `aria-label`. `True` is an
             attribute without a value; `None` and `False` are left out.
-
-    Raises:
-        ValueError: a name that HTML does not have.
     """
     opened = _checked(tag) + "".join(_attribute(key, value) for key, value in attributes.items())
     if tag in _VOID:

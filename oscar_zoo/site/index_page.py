@@ -34,7 +34,6 @@ def index_page(exhibits: Sequence[Exhibit], recipes: Sequence[ModelRecipe]) -> b
     """The page.
 
     Args:
-        exhibits: artifacts, by id.
         recipes: models without an artifact.
     """
     scale = _scale(exhibits)

@@ -69,9 +69,6 @@ def chart(title: str, said: str, x: Axis, y: Axis, shapes: Iterable[Html | None]
     """A chart.
 
     Args:
-        title: a few words.
-        said: one sentence with the numbers that matter, for those who do not see it.
-        x, y: the axes.
         shapes: what `line`, `band` and others made.
     """
     return element(

@@ -34,10 +34,7 @@ def table(name: str, heads: Sequence[str], rows: Iterable[Row], *, right: Iterab
     """A table.
 
     Args:
-        name: its caption, and its name for screen readers.
-        heads: of its columns.
         rows: as many cells as heads in each, the first included.
-        right: the heads of columns with numbers.
     """
     numeric = frozenset(right)
     return element(

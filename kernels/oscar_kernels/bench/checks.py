@@ -40,9 +40,6 @@ def lengths() -> list[int]:
 def decode(heads: Heads, op: Callable[..., Tensor], cached: list[int] | None = None) -> None:
     """Check that decode attention by `op` is as good as PyTorch in the same dtype, on requests of
     `cached` tokens.
-
-    Raises:
-        AssertionError: it is not.
     """
     cached = cached or lengths()
     filling = _filling(heads, cached)
@@ -93,9 +90,6 @@ def _reference(
 def extend(heads: Heads) -> None:
     """Check that outputs and log-sum-exps of the short extend are as good as PyTorch's in the same
     dtype.
-
-    Raises:
-        AssertionError: they are not.
     """
     filling, new = _filling(heads, lengths()), [3, 1, 7, 2][: len(lengths())]
     qo_indptr = torch.tensor([0, *new], device=cases.DEVICE).cumsum(0).int()
@@ -120,9 +114,6 @@ def extend(heads: Heads) -> None:
 def writing(heads: Heads, op: Callable[..., Any] = write.write_kv_int2) -> None:
     """Check the write by `op`: few codes differ from the reference's, at rounding ties and by one,
     and exact rows are close to the reference's.
-
-    Raises:
-        AssertionError: they do not, or are not.
     """
     cached = [length + heads.recent for length in lengths()]
     layer = cases.write_layer(heads, cached, 300 if cases.DEVICE == "cuda" else 5)
@@ -160,11 +151,7 @@ def _codes(heads: Heads, records: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def reading(heads: Heads) -> None:
-    """Check that materialised rows equal the reference's to the bit.
-
-    Raises:
-        AssertionError: they are not.
-    """
+    """Check that materialised rows equal the reference's to the bit."""
     few = [min(length, 500) for length in lengths()]  # the reference takes one position at a time
     cache, batch = cases.cached_batch(heads, few)
     rows = []

@@ -20,7 +20,6 @@ class FlashInfer:
     """FlashInfer's paged decode kernel on tensor cores, and its prefill kernel for one request.
 
     Args:
-        library: the module `flashinfer`.
         dtype: of the cache, bfloat16 or float8_e4m3fn; prefill is for bfloat16 only.
     """
 
@@ -84,7 +83,6 @@ class Xqa:
     """The decode kernel XQA as FlashInfer ships it, over pages of `PAGE` tokens in random order.
 
     Args:
-        library: the module `flashinfer`.
         dtype: of the cache, bfloat16 or float8_e4m3fn.
     """
 

@@ -56,9 +56,7 @@ def row(op: str, case: str, kernel: str, timing: Timing, moved: int, bandwidth: 
     """A row with the place and time of this measurement.
 
     Args:
-        timing: of one layer.
         moved: bytes that must move.
-        bandwidth: of the memory, measured in this run.
     """
     return ResultRow(
         op, case, kernel, timing.median * 1e6, timing.p20 * 1e6, timing.p80 * 1e6, moved,

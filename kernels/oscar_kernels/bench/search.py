@@ -24,10 +24,7 @@ def descend(
     """The fastest of the tiles that single changes lead to.
 
     Args:
-        start: a dataclass, the tiles in use.
-        values: to try, by field.
         clock: seconds with some tiles; infinity for tiles that cannot run.
-        note: told of every trial.
         rounds: over all fields, at most.
 
     Returns:

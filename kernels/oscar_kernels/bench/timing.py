@@ -40,7 +40,6 @@ def timed(
 
     Args:
         calls: launch only; nothing may be allocated that a replay could not reuse.
-        replays: of all calls.
         graph: replay a CUDA graph; else launch anew each time, for what cannot be captured.
     """
     if not torch.cuda.is_available():

@@ -17,11 +17,7 @@ MOST_REQUESTS = 1024
 def check(
     query: Tensor, cache: LayerCache, batch: BatchView, out: Tensor, o_partner: Tensor | None
 ) -> None:
-    """Check what decode and extend share; shapes as in `reference`.
-
-    Raises:
-        ValueError: something does not fit or is not supported, or Triton cannot run here.
-    """
+    """Check what decode and extend share; shapes as in `reference`."""
     reason = _triton.missing(query.device)
     if reason:
         raise ValueError(f"the Triton path cannot run: {reason}")
@@ -65,11 +61,7 @@ def check(
 
 
 def check_sink_logits(query: Tensor, sink_logits: Tensor | None) -> None:
-    """Check the learned sinks of a decode step.
-
-    Raises:
-        ValueError: another shape, type or device than a float32 number per query row.
-    """
+    """Check the learned sinks of a decode step."""
     if sink_logits is None:
         return
     found = tuple(sink_logits.shape), sink_logits.dtype, sink_logits.device
@@ -81,11 +73,7 @@ def check_sink_logits(query: Tensor, sink_logits: Tensor | None) -> None:
 
 
 def check_drafts(query: Tensor, cache: LayerCache, batch: BatchView, drafts: Drafts | None) -> None:
-    """Check the drafts of a decode step, and that the ring has room for them.
-
-    Raises:
-        ValueError: something does not fit.
-    """
+    """Check the drafts of a decode step, and that the ring has room for them."""
     count = 1 if drafts is None else drafts.count
     if query.shape[0] != count * len(batch.rows):
         raise ValueError(
@@ -112,11 +100,7 @@ def check_drafts(query: Tensor, cache: LayerCache, batch: BatchView, drafts: Dra
 def check_new(
     query: Tensor, key: Tensor, value: Tensor, cache: LayerCache, qo_indptr: Tensor, lse: Tensor
 ) -> None:
-    """Check the new tokens of an extend; shapes as in `reference.extend_attention`.
-
-    Raises:
-        ValueError: something does not fit or is not supported.
-    """
+    """Check the new tokens of an extend; shapes as in `reference.extend_attention`."""
     heads = cache.num_kv_heads
     if lse.shape != query.shape[:2] or lse.dtype != torch.float32 or not lse.is_contiguous():
         raise ValueError(

@@ -33,9 +33,6 @@ def decode_attention(query: Tensor, cache: LayerCache, batch: BatchView, **optio
 
     Args:
         workspace: at least `decode_workspace_numel` elements; allocated for this call by default.
-
-    Raises:
-        ValueError: neither path can run this, or tensors do not fit.
     """
     if _too_wide(cache):
         return triton_launcher.decode_attention(query, cache, batch, **options)
@@ -69,7 +66,6 @@ def planned(
 
     Args:
         query, cache, batch, logit_cap, sink_logits, drafts: of the call, on any device.
-        gpu: that compiles and runs it.
     """
     if _too_wide(cache) or misfit(query, cache, batch, drafts):
         return None

@@ -49,9 +49,6 @@ def decode_attention(
         workspace: at least `decode_workspace_numel` elements; allocated for this call by default.
         prefix_stable: unused; this kernel starts after the kernel in front has ended.
         drafts: every node is a query of its own, which reads the codes of all sure tokens.
-
-    Raises:
-        ValueError: shapes that do not fit or are not supported, or no Triton on this device.
     """
     tiles = _decode_tiles(cache, query.shape[0], query.shape[1], query.device)
     if out is None:
@@ -92,9 +89,6 @@ def extend_attention(
     `reference.extend_attention`.
 
     Made for 2 to 256 new tokens per request. Tokens from `qo_indptr[B]` on are not written.
-
-    Raises:
-        ValueError: shapes that do not fit or are not supported, or no Triton on this device.
     """
     tokens, requests = query.shape[0], qo_indptr.numel() - 1
     tiles = _extend_tiles(cache, tokens, requests, query.shape[1], query.device)

@@ -34,7 +34,6 @@ def decode_attention(
     Args:
         query: `[B, Hq, Dk]`, transformed; `[B * n, Hq, Dk]` with `n` drafts of each request.
         cache, batch: what is read; a request without tokens gets zeros.
-        sm_scale: factor of the logits.
         logit_cap: `c` for `c * tanh(logit / c)`; 0 for none.
         sink_logits: float32, `[B, Hq]` or `[B * n, Hq]`, any strides: a logit beside those of the
             tokens that takes its share of every softmax and has no value (learned sinks of
@@ -108,7 +107,6 @@ def extend_attention(
         cache, batch: the prefix only; its windows are those of the prefix.
         qo_indptr: `[B + 1]`; request `b` brings the tokens
             `qo_indptr[b] .. qo_indptr[b + 1] - 1`.
-        sm_scale, logit_cap, o_partner, workspace: as for `decode_attention`.
         out, lse: `[T, Hq, Dv]` and float32 `[T, Hq]`, written if given.
 
     Returns:

@@ -39,8 +39,6 @@ def launch_stage1(
     Args:
         query: `[tokens, Hq, Dk]`.
         new: `key`, `value` and `qo_indptr` of an extend; `None` for decode.
-        results: partial outputs and lse of `workspace.Workspace.parts`, written.
-        logits: `sm_scale` and `logit_cap`.
         drafts: of a decode step, one query token each.
     """
     from oscar_kernels.decode_attention.kernel import _attention_stage1_kernel
@@ -118,7 +116,6 @@ def launch_stage2(
     """Merge the splits into `out`, then undo the transform of values if there is `o_partner`.
 
     Args:
-        scratch: partial outputs, lse and merged outputs of `workspace.Workspace.parts`.
         extend: `lse` to write, and the number of tokens on the device; `None` for decode.
         splits: of each query row.
         sink_logits: `[tokens, Hq]` of a decode step, or `None`.

@@ -63,10 +63,6 @@ def decode_tiles(
     """Tiles of a decode step.
 
     Args:
-        batch: requests.
-        group: query heads of a KV head.
-        head_dim: the larger one of K and V.
-        exact: most window positions of a request.
         sms: multiprocessors of the device.
     """
     rows = 8 if group <= 8 else 16

@@ -29,11 +29,6 @@ class Workspace:
 
         Args:
             rows: query tokens times query heads.
-            splits: of each.
-            head_dim: of V.
-
-        Raises:
-            ValueError: the scratch is too small.
         """
         needed = numel(rows, splits, head_dim)
         if self.scratch.numel() < needed:

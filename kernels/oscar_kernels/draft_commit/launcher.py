@@ -21,9 +21,6 @@ class DraftCommit:
 
     Args:
         caches: of all layers. Their stores must stay where they are.
-
-    Raises:
-        ValueError: Triton cannot run on this device, or a store is not contiguous.
     """
 
     def __init__(self, caches: Sequence[LayerCache]) -> None:

@@ -14,7 +14,6 @@ def accepted_nodes(out_loc: Tensor, count: int, target: Tensor, source: Tensor) 
 
     Args:
         out_loc: `[B * n]` int64, slots of the drafts, each of them once but for slot 0.
-        count: `n`, drafts of each request.
         target, source: `[N]` int64; the node in slot `source[i]` shall be in slot `target[i]`.
 
     Returns:

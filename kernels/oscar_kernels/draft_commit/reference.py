@@ -40,7 +40,6 @@ class DraftCommit:
             accepted: `[B * n]` int32; entry `b * n + d` is the node at depth `d`, or -1 from the
                 first depth without an accepted node on. Nodes ascend, and none is less than its
                 depth.
-            count: `n`, drafts of each request.
             rows: `[B]` int32 or int64, the row of each request.
             lengths: `[B]` int32 or int64, tokens of each request in front of its drafts.
             out_loc: `[B * n]` int32 or int64, slots of the drafts.

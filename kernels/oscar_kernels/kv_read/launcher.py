@@ -26,9 +26,6 @@ def materialize_prefix(
     The values are the reference's. The grid follows from the outputs' capacity, so no device value
     is read on the host. Limited by memory: a token and KV head reads a record and writes
     `2 (Dk + Dv)` bytes.
-
-    Raises:
-        ValueError: shapes or strides do not fit, or Triton cannot run on this device.
     """
     _check(cache, batch, out_k, out_v)
     requests, heads = len(batch.rows), cache.num_kv_heads

@@ -28,7 +28,6 @@ def materialize_prefix(
     is the running sum of `clamp(n - i * c, 0, c)`.
 
     Args:
-        cache: read.
         batch: the requests, their slots and windows; positions count from the first entry of each.
         out_k: `[capacity, H, Dk]`, any float dtype. Rows from `out_indptr[B]` on stay as they are.
         out_v: `[capacity, H, Dv]`.

@@ -19,10 +19,5 @@ class ReadTiles:
 
 
 def read_tiles(head_dim: int) -> ReadTiles:
-    """One warp and few lines per program, because stores need many programs in flight.
-
-    Args:
-        head_dim: the larger one of K and V. Beyond 256, which is not measured, half the lines
-            leave a warp the same number of values.
-    """
+    """One warp and few lines per program, because stores need many programs in flight."""
     return ReadTiles(block_m=16 if head_dim <= 256 else 8, warps=1)

@@ -28,11 +28,7 @@ def check(
     query: Tensor | None,
     rows_out: tuple[Tensor, Tensor] | None,
 ) -> None:
-    """Check shapes, types and strides of the arguments of `reference.write_kv_int2`.
-
-    Raises:
-        ValueError: one of them does not fit.
-    """
+    """Check shapes, types and strides of the arguments of `reference.write_kv_int2`."""
     tokens, heads, dk, dv = (
         len(key),
         cache.num_kv_heads,

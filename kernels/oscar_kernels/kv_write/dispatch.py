@@ -35,9 +35,6 @@ def write_kv_int2(key: Tensor, *others: Any, **options: Any) -> Tensor | None:
 
     The variable must not change while a cache is in use: codes of the two kernels may differ at
     rounding ties.
-
-    Raises:
-        ValueError: tensors do not fit, or no kernel can run here.
     """
     if key.is_cuda and wanted():
         try:
@@ -55,7 +52,6 @@ def planned(
 
     Args:
         key, value, cache, targets: on any device.
-        gpu: that compiles and runs it.
         rows: `query`, `query_out` and `rows_out` of the call.
     """
     if not wanted() or gpu.capability != WRITE or misfit(key, value, cache, targets, **rows):

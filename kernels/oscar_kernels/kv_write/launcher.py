@@ -37,9 +37,6 @@ def write_kv_int2(
     long batches a token and KV head reads `2 (Dk + Dv)` bytes and writes a record, but minima and
     maxima of the clip take longer than that; a decode step is bound by the latency of loading the
     matrices.
-
-    Raises:
-        ValueError: shapes, types or strides do not fit, or Triton cannot run on this device.
     """
     reason = _triton.missing(key.device)
     if reason is not None:

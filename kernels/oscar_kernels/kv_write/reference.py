@@ -36,7 +36,6 @@ def write_kv_int2(
     Args:
         key: `[T, H, Dk]` after RoPE, any float dtype. Not modified.
         value: `[T, H, Dv]`, the same dtype. Not modified.
-        cache: written.
         targets: where the tokens go.
         windows: `sink_block` of every row.
         parts: `slots` before the attention of an extend, `windows` after it, `all` before the

@@ -35,9 +35,7 @@ def write_tiles(padded_dim: int, *, sixteen_bit: bool, interpreted: bool) -> Wri
     microseconds with them. Larger tiles, and fewer registers for more warps, gain nothing.
 
     Args:
-        padded_dim: a power of two.
         sixteen_bit: new tokens are bfloat16 or float16, exact operands of the tensor cores.
-        interpreted: on the CPU, where few large tiles are fastest.
     """
     if interpreted:
         return WriteTiles(block_m=16, block_k=16, parts=0, warps=4, stages=1, programs=2)

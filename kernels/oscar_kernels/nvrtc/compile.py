@@ -75,12 +75,7 @@ def compiled(source: CudaSource, flags: Flags, arch: str, *, driver: int = 0) ->
     """Machine code for one set of flags, kept in a private folder.
 
     Args:
-        flags: values of the `-D` flags.
-        arch: as `sm_90`.
         driver: version of the driver; a new one compiles again.
-
-    Raises:
-        CompilerMissing, CompilationFailed: from NVRTC.
     """
     files = source.files()
     options = [
@@ -94,22 +89,14 @@ def compiled(source: CudaSource, flags: Flags, arch: str, *, driver: int = 0) ->
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """Major and minor version of the NVRTC in use.
-
-    Raises:
-        CompilerMissing: there is none.
-    """
+    """Major and minor version of the NVRTC in use."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(_nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     return major.value, minor.value
 
 
 def compile_source(files: Mapping[str, str], main: str, options: Sequence[str]) -> bytes:
-    """Compile `main` of `files`, which may include the others.
-
-    Raises:
-        CompilerMissing, CompilationFailed: from NVRTC.
-    """
+    """Compile `main` of `files`, which may include the others."""
     library, program = _nvrtc(), ctypes.c_void_p()
     headers = {name: text for name, text in files.items() if name != main}
     created = library.nvrtcCreateProgram(

@@ -46,7 +46,6 @@ def kept(key: Sequence[str], make: Callable[[], bytes]) -> bytes:
 
     Args:
         key: everything that changes the bytes.
-        make: called if there is no undamaged file, by one process at a time.
     """
     place = _private(folder())
     if place is None:

@@ -54,11 +54,7 @@ class Kernel:
     threads: int
 
     def allow_shared(self, size: int) -> None:
-        """Raise the limit of dynamic shared memory to `size` bytes.
-
-        Raises:
-            DriverError: the device has less.
-        """
+        """Raise the limit of dynamic shared memory to `size` bytes."""
         _check(_driver().cuFuncSetAttribute(self.handle, SHARED_BYTES, size), "cuFuncSetAttribute")
 
     def blocks_per_multiprocessor(self, shared: int) -> int:
@@ -81,15 +77,9 @@ class Kernel:
         """Queue the kernel.
 
         Args:
-            grid: blocks.
-            parameters: its one argument.
-            stream: handle of a stream.
             shared: bytes of dynamic shared memory.
             early: its blocks may start before the kernel in front has ended; it waits itself (sm_90
                 and later).
-
-        Raises:
-            DriverError: the driver refused.
         """
         attribute = _Attribute(SERIALIZATION, 0, 1)
         config = _Config(
@@ -106,9 +96,6 @@ class Kernel:
 def load(code: bytes, names: dict[str, int]) -> list[Kernel]:
     """Load machine code into the current context; its functions `names` and their threads per
     block.
-
-    Raises:
-        DriverError: not code for this device.
     """
     module = ctypes.c_void_p()
     _check(_driver().cuModuleLoadData(ctypes.byref(module), code), "cuModuleLoadData")
@@ -124,25 +111,14 @@ def load(code: bytes, names: dict[str, int]) -> list[Kernel]:
 
 
 def version() -> int:
-    """Version of the driver, as 13000.
-
-    Raises:
-        DriverError: there is no driver.
-    """
+    """Version of the driver, as 13000."""
     number = ctypes.c_int()
     _check(_driver().cuDriverGetVersion(ctypes.byref(number)), "cuDriverGetVersion")
     return number.value
 
 
 def target(number: int) -> Target:
-    """A GPU as the compiler sees it. No context is made, so none of its memory is taken.
-
-    Args:
-        number: among the visible GPUs.
-
-    Raises:
-        DriverError: there is no driver, or no such GPU.
-    """
+    """A GPU as the compiler sees it. No context is made, so none of its memory is taken."""
     device, found = ctypes.c_int(), ctypes.c_int()
     _check(_driver().cuInit(0), "cuInit")
     _check(_driver().cuDeviceGet(ctypes.byref(device), number), "cuDeviceGet")

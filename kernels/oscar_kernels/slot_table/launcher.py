@@ -21,10 +21,6 @@ def pack_slots(table: Tensor, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> N
 
     Args:
         table: rows contiguous.
-        out: contiguous.
-
-    Raises:
-        ValueError: shapes do not fit, or Triton cannot run on this device.
     """
     reason = _triton.missing(table.device)
     if reason:

@@ -14,9 +14,6 @@ def pack_slots(table: Tensor, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> N
         rows: `[B]` integers, the row of each request.
         kv_indptr: `[B + 1]` integers, starts at 0 and never falls.
         out: `[>= kv_indptr[B]]` integers. Entries from `kv_indptr[B]` on are not modified.
-
-    Raises:
-        ValueError: `kv_indptr` does not have one more entry than `rows`.
     """
     if kv_indptr.numel() != rows.numel() + 1:
         raise ValueError(f"rows {tuple(rows.shape)} and kv_indptr {tuple(kv_indptr.shape)}")

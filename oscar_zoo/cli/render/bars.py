@@ -72,7 +72,6 @@ class Bars(Progress):
 
     Args:
         rows: one line for each of the tasks that it gets.
-        console: where to draw.
     """
 
     def __init__(self, rows: Callable[[Sequence[Task]], Sequence[Row]], console: Console) -> None:

@@ -32,9 +32,6 @@ def talk(chat: ChatSession) -> None:
 
     Ctrl-C ends one answer, or drops the line that is being typed, and an error is printed. A second
     Ctrl-C at the prompt ends the chat.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C ended the chat.
     """
     with contextlib.suppress(ImportError):  # then lines cannot be edited
         import readline  # noqa: F401  (`input` edits lines with it, and keeps them for "up")

@@ -128,7 +128,6 @@ class Course:
         the rest. Where the expected seconds are only shares, by all of the work.
 
         Args:
-            share: of the work that is done.
             step: expected seconds of the step that goes on; 0 in a phase that counts nothing.
             waited: seconds since that step began.
         """

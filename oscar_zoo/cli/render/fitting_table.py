@@ -28,7 +28,6 @@ class FittingTable(Table):
 
     Args:
         columns: heads; a column may have none.
-        right: indexes of numeric columns.
         spare: groups of columns that may be left out, by their heads; the first one goes first.
     """
 

@@ -53,12 +53,7 @@ def headline(outcome: Outcome) -> str:
 def next_step(
     outcome: Outcome, *, model: str | Path | None = None, digest: str | None = None
 ) -> str | None:
-    """What a person can do about a failed outcome.
-
-    Args:
-        outcome: what was found.
-        model, digest: what `verify` was told to compare with.
-    """
+    """What a person can do about a failed outcome."""
     match outcome:
         case Verified():
             return None

@@ -75,7 +75,6 @@ def print_ready(facts: dict[str, Any], *, stop: str, new_key: bool = False) -> N
     """The block for people.
 
     Args:
-        stop: how to stop the server.
         new_key: the key was made for this server; its file goes with the server.
     """
     console = terminal.out()

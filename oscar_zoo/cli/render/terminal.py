@@ -58,7 +58,6 @@ def labelled(label: str, text: str, *, plain_label: str | None = None) -> None:
 
     Args:
         label: may hold markup; it ends with the spaces before the text.
-        text: plain text.
         plain_label: `label` without its markup, where it has any.
     """
     first = len(label if plain_label is None else plain_label)

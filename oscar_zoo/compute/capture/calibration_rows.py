@@ -53,11 +53,7 @@ class RowsOfSequences:
     parts: dict[tuple[Role, int], list[Tensor]] = field(default_factory=dict)
 
     def add(self, layer_id: int, key: Tensor, value: Tensor) -> None:
-        """Take the rows `[num_kv_heads, T, ..]` of one sequence in one layer.
-
-        Raises:
-            ComputeFailed: a row is not finite.
-        """
+        """Take the rows `[num_kv_heads, T, ..]` of one sequence in one layer."""
         sides: tuple[tuple[Role, Tensor], ...] = (("k", key), ("v", value))
         for role, rows in sides:
             if not bool(torch.isfinite(rows).all()):
@@ -91,10 +87,6 @@ def collect_rows(
 
     Args:
         tick: called with `(sequences done, sequences in all)`.
-
-    Raises:
-        ComputeFailed: rows that are not finite.
-        UnsupportedModel: attention that cannot be seen.
     """
     seen = RowsOfSequences()
 
@@ -109,7 +101,6 @@ def cut(sequences: Sequence[Sequence[int]], block: ModelBlock, dtype: str) -> li
     """The part of `sequences` whose rows are kept.
 
     Args:
-        block: the model.
         dtype: of its rows, such as `bfloat16`.
     """
     return pick(sequences, most_tokens(block, torch.finfo(getattr(torch, dtype)).bits // 8))

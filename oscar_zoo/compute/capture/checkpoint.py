@@ -55,11 +55,7 @@ class Checkpoint:
 
     Args:
         folder: of this process alone; created when it is missing.
-        facts: the capture that the state belongs to, in words.
         info: of the partial moments; `sequences` are all of this process.
-
-    Raises:
-        StorageError: the disk refused.
     """
 
     def __init__(self, folder: Path, facts: Mapping[str, str], info: MomentsInfo) -> None:
@@ -70,12 +66,7 @@ class Checkpoint:
         self._serial = 0
 
     def load(self) -> Saved | None:
-        """The saved state, or `None` when nothing was saved yet; later saves add to it.
-
-        Raises:
-            OutputExists: it belongs to other facts.
-            IntegrityError: it is no state of this version, or damaged.
-        """
+        """The saved state, or `None` when nothing was saved yet; later saves add to it."""
         with self._state.opened() as state:
             if state is None:
                 return None
@@ -114,14 +105,8 @@ class Checkpoint:
         """Replace the state.
 
         Args:
-            position: the finished part.
-            layers: sums to write.
             sequences: number of sequences in the sums, from the first on.
-            add: whether sums of other layers, saved before, are kept.
             hidden: of every sequence; written when they are few.
-
-        Raises:
-            StorageError: the disk refused.
         """
         with self._state.saving() as state:
             self._serial += 1

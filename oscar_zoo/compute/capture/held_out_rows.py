@@ -116,9 +116,6 @@ class HeldOutRows:
 
         Args:
             query: `[num_q_heads, T, d]`; key, value: `[num_kv_heads, T, ..]`, heads not repeated.
-
-        Raises:
-            ComputeFailed: a row is not finite.
         """
         for name, rows in (("query", query), ("key", key), ("value", value)):
             if not bool(torch.isfinite(rows).all()):
@@ -151,15 +148,7 @@ def collect(
     *,
     tick: Callable[[int, int], None] = lambda done, total: None,
 ) -> HeldOutRows:
-    """Run a model over sequences and keep the rows of its full-attention layers.
-
-    Args:
-        tick: as of `watch`.
-
-    Raises:
-        ComputeFailed: rows that are not finite.
-        UnsupportedModel: attention that cannot be seen.
-    """
+    """Run a model over sequences and keep the rows of its full-attention layers."""
     kept = HeldOutRows(windows, loaded.device, output_weights(loaded, sequences[0]))
     watch(loaded, sequences, kept.add, tick=tick)
     return kept
@@ -179,9 +168,6 @@ def watch(
             `HeldOutRows.add`.
         tick: called with `(sequences done, sequences in all)`; when all sequences go through a
             layer together, each layer counts as its share of them.
-
-    Raises:
-        UnsupportedModel: attention that cannot be seen.
     """
     layers, seen = len(loaded.block.attention_layers), 0
 

@@ -53,12 +53,7 @@ class OutputProjections:
         self._handles.clear()
 
     def weight(self, layer_id: int, geometry: Geometry, model_id: str) -> Tensor:
-        """`[hidden, num_q_heads * dv]` of a layer that was watched.
-
-        Raises:
-            UnsupportedModel: there is no such matrix, or its numbers are not the weights
-                themselves.
-        """
+        """`[hidden, num_q_heads * dv]` of a layer that was watched."""
         module = self.found.get(layer_id)
         if module is None:
             raise _refused(model_id, layer_id, "has no matrix of its own")

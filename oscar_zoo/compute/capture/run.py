@@ -74,9 +74,6 @@ def can_resume(work: Path) -> bool:
 def check_text(work: Path, data: CalibrationData) -> None:
     """Refuse a state in `work` of another text than `data`, before the model is loaded. Everything
     else is compared when the capture goes on; a state that cannot be read is left to that.
-
-    Raises:
-        OutputExists: the text, or the tokens of it, are others.
     """
     for path in sorted(work.glob(f"*/{STATE}")):
         theirs = facts_in(path).get(DATA)

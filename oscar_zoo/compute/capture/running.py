@@ -45,11 +45,7 @@ class RunningModel:
         return self.loaded.device
 
     def capture(self, request: CaptureRequest) -> Captured:
-        """Sums over rows; the first thing that is asked.
-
-        Raises:
-            ComputeFailed: a head, layer or token was missed.
-        """
+        """Sums over rows; the first thing that is asked."""
         moments = with_transformers.capture(
             self.loaded,
             request.data,
@@ -66,21 +62,13 @@ class RunningModel:
     def held_out_rows(
         self, sequences: Sequence[Sequence[int]], windows: Windows, *, tick: Ticks
     ) -> HeldOutRows:
-        """Rows to measure fits on; see `held_out_rows`.
-
-        Raises:
-            ComputeFailed: rows that are not finite.
-        """
+        """Rows to measure fits on; see `held_out_rows`."""
         return collect(self.loaded, sequences, windows, tick=tick)
 
     def calibration_rows(
         self, sequences: Sequence[Sequence[int]], group_size: int, *, tick: Ticks
     ) -> CalibrationRows:
-        """Rows to tune methods on; see `calibration_rows`.
-
-        Raises:
-            ComputeFailed: rows that are not finite.
-        """
+        """Rows to tune methods on; see `calibration_rows`."""
         return collect_rows(self.loaded, sequences, group_size, tick=tick)
 
     def measure(
@@ -89,11 +77,6 @@ class RunningModel:
         """Run every prompt of `task`; see `evaluate.tasks.base.measure`.
 
         Args:
-            task: what to measure.
             cache: the INT2 cache to simulate at every position; `None` for the model's own.
-            tick: called after each prompt.
-
-        Raises:
-            GeometryMismatch, UsageError: `cache` does not fit the model.
         """
         return measure(self.loaded, task, cache, tick=tick)

@@ -36,13 +36,7 @@ class StateFile:
     """The state of one folder.
 
     Args:
-        folder: created when it is missing.
-        schema: name and version of the state that `save` is given.
-        facts: the capture that the state belongs to, in words.
         pace: `(MIN_SECONDS, SHARE)`, when they differ from those of this process.
-
-    Raises:
-        StorageError: the disk refused.
     """
 
     def __init__(
@@ -62,12 +56,7 @@ class StateFile:
 
     @contextmanager
     def opened(self) -> Iterator[dict[str, Any] | None]:
-        """The last saved state, or `None`; the body may read the files that it names.
-
-        Raises:
-            OutputExists: it belongs to other facts.
-            IntegrityError: it is no state of this schema, or it or a file is damaged.
-        """
+        """The last saved state, or `None`; the body may read the files that it names."""
         path = self.folder / STATE
         if not path.is_file():
             yield None
@@ -94,11 +83,7 @@ class StateFile:
 
     @contextmanager
     def saving(self) -> Iterator[dict[str, Any]]:
-        """Save a new state: the body writes the files and fills in their names.
-
-        Raises:
-            StorageError: the disk refused.
-        """
+        """Save a new state: the body writes the files and fills in their names."""
         began = time.monotonic()
         state: dict[str, Any] = {"schema": self._schema, "facts": self._facts}
         with durable.storage_errors(f"cannot write to {self.folder}"):

@@ -76,11 +76,7 @@ class Tap:
             )
 
     def check_reached(self) -> None:
-        """After one pass of the whole model.
-
-        Raises:
-            UnsupportedModel: a full-attention layer was not seen exactly once.
-        """
+        """After one pass of the whole model."""
         block, name = self.loaded.block, type(self.loaded.model).__name__
         wrong = [layer for layer in block.attention_layers if self.calls[layer] != 1]
         if wrong and not any(self.calls[layer] for layer in wrong):

@@ -70,21 +70,12 @@ def capture(
     Args:
         loaded: left as it was found; may be spread over devices by accelerate.
         needs: what fits will read; nothing else is computed.
-        progress: called after every sequence of every layer or pass.
         work: folder for what an interrupted capture needs to go on; `discard` removes it.
             `None` keeps nothing.
         resume: go on from what is in `work`, if there is anything; otherwise start again.
 
     Returns:
         Sums on the model's device, with no coverage checked; empty without needs.
-
-    Raises:
-        UnsupportedModel: attention that is not a causal softmax over all tokens,
-            does not go through transformers' interface, or has an output projection whose weights
-            are not there as they are.
-        ComputeFailed: rows do not fit the geometry.
-        OutputExists: with `resume`, `work` holds a capture of something else.
-        StorageError: the disk refused.
     """
     if not needs:
         return Moments(loaded.block.geometry, {})
@@ -118,9 +109,6 @@ def output_weights(loaded: LoadedModel, ids: Sequence[int]) -> Callable[[int], T
 
     Args:
         ids: some tokens, to watch the model with; a capture before this did that already.
-
-    Raises:
-        UnsupportedModel: as `capture`; for a layer without such weights, when it is asked for.
     """
     with _tapped(loaded) as tap, torch.inference_mode():
         projections = _learn(tap, ids).projections

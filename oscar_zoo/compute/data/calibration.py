@@ -138,21 +138,12 @@ def load_calibration(
     """Read `source` and pack `tokens` tokens, or all there are, into sequences of `seq_len`.
 
     Args:
-        source: a file or folder of text or JSON lines, a name known to `sources`, or a Hugging Face
-            dataset.
-        tokenizer: of the model to calibrate.
         tokens: budget, above 0.
         seq_len: tokens of a sequence, above 0; the last one may be shorter.
         seed: shuffles the documents; `None` keeps the order of the source.
         chat_template: `None` renders chats and leaves text alone; see `Encoder` for the other two.
         heldout_tokens: to keep for measuring, in at least 8 sequences of at most `seq_len`; see
             `packing` for the rule.
-        context: longest sequence of the model, if `seq_len` was not compared with it before.
-
-    Raises:
-        UsageError: counts that cannot be, no text, or data that is not what its name says.
-        PathNotFound, StorageError: a file is missing or cannot be read.
-        MissingDependency, NetworkError, AccessError: of a Hugging Face dataset.
     """
     check_budget(tokens, seq_len, context)
     opened = open_source(source)

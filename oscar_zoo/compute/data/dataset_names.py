@@ -40,11 +40,7 @@ class DatasetName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read the form that the module docstring gives; `ORG/NAME::SPLIT` leaves the config open.
-
-        Raises:
-            UsageError: it is not of that form.
-        """
+        """Read the form that the module docstring gives; `ORG/NAME::SPLIT` leaves it open."""
         match = _FORM.fullmatch(text)
         if match is None:
             raise UsageError(

@@ -64,10 +64,6 @@ def read_file(path: Path, field: str | None = None) -> Iterator[Document]:
     Args:
         path: UTF-8, with or without a byte-order mark.
         field: of a JSON line; `None` for the first of `FIELDS` that the first line has.
-
-    Raises:
-        UsageError: not UTF-8 text, or a line that is no record of the same kind as the first one.
-        PathNotFound, StorageError: the file is missing or cannot be read.
     """
     with open_lines(path) as lines:
         if path.suffix.lower() in JSONL_SUFFIXES:
@@ -120,17 +116,7 @@ def folder_files(folder: Path) -> list[Path]:
 def documents_of(
     records: Iterable[tuple[int, Any]], what: str, unit: str, field: str | None = None
 ) -> Iterator[Document]:
-    """Turn records of one kind into documents.
-
-    Args:
-        records: number, for messages, and the record.
-        what, unit: the file or dataset, and what one record is called in it:
-            `line 3 of prompts.jsonl`.
-        field: as of `read_file`.
-
-    Raises:
-        UsageError: naming the first record that is unlike the first one.
-    """
+    """Turn records of one kind into documents."""
     first: int | None = None
     for number, record in records:
         where = f"{unit} {number} of {what}"

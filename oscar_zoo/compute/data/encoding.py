@@ -78,12 +78,7 @@ class Encoder:
         object.__setattr__(self, "prefix", tuple(full[:start]))
 
     def encode(self, document: Document, limit: int) -> Encoded:
-        """Tokens of `document`, all of them or at least `limit`.
-
-        Raises:
-            UsageError: a chat, and the tokenizer has no template or its template refuses it.
-            InvalidModel: its template does not come to an end.
-        """
+        """Tokens of `document`, all of them or at least `limit`."""
         messages = self._messages(document)
         text = document.text if messages is None else self._render(messages, document.where)
         ids: list[int] = []

@@ -68,14 +68,7 @@ KNOWN: Mapping[str, KnownSet] = {
 
 
 def evaluation_set(name_or_path: str | Path) -> EvaluationSet:
-    """Read a set; an existing path wins over a name.
-
-    Raises:
-        PathNotFound: no such file, and no copy of a known set is on this machine.
-        UsageError: a file that is no text, JSONL or CSV, a record without a question, or no
-            questions at all.
-        MissingDependency: the copy on this machine is Parquet, and `datasets` is not installed.
-    """
+    """Read a set; an existing path wins over a name."""
     path = Path(name_or_path).expanduser()
     name = str(name_or_path)
     if path.is_file():

@@ -51,13 +51,7 @@ class OpenedDataset:
 
 
 def open_dataset(name: DatasetName) -> OpenedDataset:
-    """Find a dataset of the Hugging Face hub or a folder of one; reads rows only as they are taken.
-
-    Raises:
-        MissingDependency: `datasets` is not installed.
-        UsageError: no such dataset, config, split or field; or a gated dataset.
-        HubUnreachable, OfflineError: it is not on this machine and could not be fetched.
-    """
+    """Find a dataset of Hugging Face or a folder of one; reads rows only as they are taken."""
     library = load_library(f"the dataset {name.name}")
     builder = _asked(
         name, lambda: library.load_dataset_builder(name.name, name.config, revision=name.revision)
@@ -70,12 +64,7 @@ def open_dataset(name: DatasetName) -> OpenedDataset:
 
 
 def parquet_rows(paths: Sequence[Path]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number and content of the rows of local Parquet files.
-
-    Raises:
-        MissingDependency: `datasets` is not installed.
-        UsageError: a file is no Parquet.
-    """
+    """Number and content of the rows of local Parquet files."""
     library = load_library(str(paths[0]))
     try:
         builder = library.load_dataset_builder(

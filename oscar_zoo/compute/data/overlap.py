@@ -107,16 +107,10 @@ def check_overlap(
     """Compare calibration and held-out text with evaluation sets and record the result in `data`.
 
     Args:
-        data: as loaded.
         sets: to compare with; `None` for every known set that is on this machine.
-        allow_overlap: record what overlaps and go on. A set that was chosen as the source by name
-            needs no allowance.
 
     Returns:
         `data` with `disjoint_from`, `overlaps_with` and notes.
-
-    Raises:
-        UsageError: a set overlaps, and that is not allowed.
     """
     sets = sets_on_this_machine() if sets is None else sets
     results = [measure_overlap(data.texts, evaluation) for evaluation in sets]

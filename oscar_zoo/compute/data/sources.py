@@ -57,13 +57,7 @@ class TextSource:
 
 
 def open_source(source: Path | str) -> TextSource:
-    """Find what `source` means; `FILE#FIELD` reads another field of a JSONL file.
-
-    Raises:
-        PathNotFound: no such file or folder, and no such name.
-        UsageError: a folder without text, or a dataset that cannot be read.
-        MissingDependency, HubUnreachable, OfflineError: of datasets.
-    """
+    """Find what `source` means; `FILE#FIELD` reads another field of a JSONL file."""
     found = _resolve(source)
     if isinstance(found, DatasetName):
         path = Path(found.name).expanduser()

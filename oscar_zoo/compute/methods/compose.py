@@ -39,11 +39,7 @@ def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def hadamard_matrix(d: int, device: torch.device) -> Tensor:
-    """`artifact.hadamard.hadamard` as a new `[d, d]` float64 tensor on `device`.
-
-    Raises:
-        UsageError: no Hadamard matrix of width `d` is known here.
-    """
+    """`artifact.hadamard.hadamard` as a new `[d, d]` float64 tensor on `device`."""
     return torch.tensor(hadamard(d), device=device)
 
 
@@ -51,9 +47,6 @@ def r_h_pbr(covariance: Tensor) -> tuple[Tensor, Tensor]:
     """The rotations U H P of symmetric matrices, and their ascending eigenvalues.
 
     `[..., d, d]` float64 in; `[..., d, d]` and `[..., d]` out.
-
-    Raises:
-        UsageError: no Hadamard matrix of width `d` is known here.
     """
     d = covariance.shape[-1]
     flat = hadamard_matrix(d, covariance.device)

@@ -72,13 +72,9 @@ def tune(pair: FittedPair, rows: RowsOfText, tick: Callable[[int, int], None]) -
     """Improve WUSH's transforms on rows.
 
     Args:
-        pair: of `wush.fit`.
         rows: of text that the moments were made of.
         tick: called with `(steps done, steps in all)`; a step is one for all heads of a layer's
             side.
-
-    Raises:
-        ComputeFailed: too few rows.
     """
     total, done, one_at_a_time = 2 * len(pair.k.layers) * STEPS, 0, Lock()
 
@@ -101,8 +97,6 @@ def minimise(
     Args:
         rows: `[n, T, d]` float32, x0 of n heads.
         hessian: `[n, d, d]` float32, Hs0; scales do not matter.
-        group_size: channels that share a scale.
-        tick: called after every step.
 
     Returns:
         `[n, d, d]` float32.
@@ -151,7 +145,6 @@ def loss(
     Args:
         rows: `[n, T, d]`, as they are cached.
         forward, partner, hessian: `[n, d, d]` float64.
-        group_size: channels that share a scale.
     """
     x = rows.float() @ forward.float()
     error = fake_quantize(x, QuantSpec(x.shape[-1], group_size)) - x

@@ -77,10 +77,6 @@ def transform(
     """The transforms of M = `gram` and Hs = `hessian`; scales do not matter.
 
     Both are `[heads, d, d]` float64 and symmetric.
-
-    Raises:
-        ComputeFailed: a matrix is singular even with damping, or not finite.
-        UsageError: no Hadamard matrix of width `d` is known here.
     """
     flat = hadamard_matrix(gram.shape[-1], gram.device).flip(
         0
@@ -175,10 +171,8 @@ def make(
     """The method with this damping.
 
     Args:
-        gamma: 0 or more.
         damping: `diagonal`, which does not depend on the scale of single channels, or `identity` as
             in the paper.
-        name, variant: see `Method`.
     """
     params: dict[str, float | int | str | bool] = {"damping": damping, "gamma": gamma}
     return Method(

@@ -257,11 +257,7 @@ class ReportData(Spec):
 
     @classmethod
     def from_json(cls, value: strict_json.Json, *, what: str = "the report") -> Self:
-        """Take untrusted JSON values.
-
-        Raises:
-            MalformedFile: `report.version`, `report.schema`.
-        """
+        """Take untrusted JSON values."""
         if type(value) is not dict or value.get("schema") != SCHEMA:
             found = value.get("schema") if type(value) is dict else None
             raise MalformedFile(
@@ -274,11 +270,7 @@ class ReportData(Spec):
     @classmethod
     @malformed_hint("`oscar-zoo compute` writes it again, or copy it again from where it came from")
     def from_bytes(cls, data: bytes, *, what: str = "the report") -> Self:
-        """Parse an untrusted file.
-
-        Raises:
-            MalformedFile: `file.*`, `json.*`, `report.version`, `report.schema`.
-        """
+        """Parse an untrusted file."""
         if mistake := mistaken_content(data):
             raise MalformedFile(
                 mistake[0], f"{what} is {mistake[1]}, not a report.", hint=mistake[2]

@@ -15,11 +15,7 @@ from oscar_zoo.compute.report.data import Fact, Headroom, PerLayer, ReportData, 
 
 
 def report_of_moments(moments: Moments, info: MomentsInfo) -> ReportData:
-    """A report without methods, of the moments in one file.
-
-    Raises:
-        ComputeFailed: moments that lack layers, heads or rows.
-    """
+    """A report without methods, of the moments in one file."""
     coverage.check(moments, {"rows"})
     return ReportData(
         title=f"{info.model.id}, moments",

@@ -97,16 +97,7 @@ _SIDEWAYS = '<p class="sideways">Scroll sideways to see all of it →</p>'
 
 
 def write_report(data: ReportData, html: Path, png: Path) -> None:
-    """Write the page and the picture, and replace files of these names.
-
-    Args:
-        data: what to show.
-        html, png: files in folders that exist.
-
-    Raises:
-        MissingDependency: matplotlib is not installed.
-        StorageError: the disk refused. Each file is then unchanged, or new and complete.
-    """
+    """Write the page and the picture, and replace files of these names."""
     drawn = {html: render_html(data), png: render_png(data)}
     for path, content in drawn.items():
         with durable.storage_errors(f"cannot write {path}"):

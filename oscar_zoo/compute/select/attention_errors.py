@@ -97,15 +97,7 @@ def measure_fits(
 
     Args:
         source: held-out rows.
-        geometry: of the model.
-        fits: name -> K and V sets.
-        recipe: quantizer, windows and the clip to compare with.
         fixed_clip: measure only the recipe's clip.
-        tick: called after every layer of either pass.
-
-    Raises:
-        ComputeFailed: as `layer_errors`.
-        UsageError: the recipe's quantizer cannot be simulated.
     """
     bench = _Bench(source, geometry, recipe, fixed_clip)
     curves = bench.curves(fits, tick)

@@ -48,18 +48,12 @@ def choose(
     """Measure every fit with the clips worth it, and keep the best.
 
     Args:
-        model: the model.
-        heldout: no sequence of it was calibrated on.
         fits: at least one of them publishable.
         recipe: the settings of the caches; its windows decide which positions count.
         fixed_clip: measure with the recipe's clip only.
         fast: decide by errors of attention; neither perplexity nor recall is measured.
         progress: called during the phases `held-out rows`, `errors`, `perplexity`, `recall`
             and `more recall`.
-
-    Raises:
-        ComputeFailed: the model gives no finite perplexity or rows.
-        UsageError: the held-out sequences are no longer than both windows.
     """
     task = heldout_task(heldout, recipe.windows)
     meter = Meter(progress)
@@ -121,9 +115,6 @@ def heldout_task(heldout: HeldOut, windows: Windows) -> Perplexity:
     """Perplexity of held-out text at positions beyond both windows.
 
     The sequences stand in an order in which every beginning is spread over the text.
-
-    Raises:
-        UsageError: the sequences are no longer than both windows.
     """
     first, shortest = windows.sink + windows.recent, shortest_measured(windows)
     prompts = [

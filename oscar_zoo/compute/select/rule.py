@@ -146,7 +146,6 @@ def best(trials: Sequence[Trial], base: Base) -> tuple[int, str]:
 
     Args:
         trials: the finalists, in the order of `table.TABLE`.
-        base: the model with a BF16 cache.
     """
     left = [
         at

@@ -157,11 +157,7 @@ def widths_of(
 def curve_steps(
     curve: Curve, layers: tuple[int, ...], verified: dict[Raised, Verified], base: Base
 ) -> tuple[WidthStep, ...]:
-    """Every step of a curve with what was predicted and measured.
-
-    Args:
-        layers: the model's indices of its full-attention layers.
-    """
+    """Every step of a curve with what was predicted and measured."""
     steps, raised = [], frozenset[tuple[int, Role]]()
     for number in range(len(curve.slots) + 1):
         slot = curve.slots[number - 1] if number else None

@@ -59,11 +59,7 @@ class Curve:
     def of(
         cls, base: Measurement, floor: float, slots: Sequence[Slot], *, cautious: bool = False
     ) -> Curve:
-        """Sort `slots`.
-
-        Args:
-            cautious: a slot counts with the lesser of its gains on the two halves.
-        """
+        """Sort `slots`."""
 
         def key(slot: Slot) -> tuple[bool, float]:
             both = halves(base, slot.alone)

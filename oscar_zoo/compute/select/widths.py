@@ -46,17 +46,9 @@ def choose_widths(
     """Measure what each raise gains, and choose.
 
     Args:
-        model: the model.
-        heldout: text that was not calibrated on.
-        fit: the transforms.
         recipe: with the clip of codes of 2 bits.
         wish: fits the group size; see `width_wish.check_wish`.
-        known: of the same model, text, fit and recipe.
         progress: called during the phases `bits by layer` and `bits verified`.
-
-    Raises:
-        UsageError: the held-out text is no longer than both windows.
-        ComputeFailed: codes of 4 bits everywhere lose more than is wished.
     """
     meter = Meter(progress)
     prompts = divergence_prompts(heldout, recipe.windows)

@@ -39,16 +39,8 @@ def load(
     """Read the artifact that `source` names.
 
     Args:
-        source: folder, name in the local store, or two files.
         expected_digest: required artifact digest, with or without `sha256:`.
         model: name or folder of the served model; it selects the artifact in a folder of several.
-
-    Raises:
-        UsageError: several candidates, or files of different fits.
-        PathNotFound, ArtifactNotFound: the folder, a side or the name does not exist, or no
-            artifact is for `model`.
-        MalformedFile, UnsupportedFormat: the reader refused a file.
-        DigestMismatchError: the bytes are not those that the manifest or the caller expects.
     """
     if source.files is not None:
         k_path, v_path = map(Path, source.files)

@@ -36,13 +36,6 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
     """Attention over an `Int2TokenPool`, for the full-attention layers of a model.
 
     SGLang wraps it in a backend of its own when the model has other layers too.
-
-    Args:
-        runner: SGLang's model runner.
-
-    Raises:
-        ServerFailed: a hook did not run, or the pool is not ours.
-        OscarZooError: server, model or artifact are refused.
     """
 
     def __init__(self, runner: Any) -> None:
@@ -110,11 +103,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         self.cache.begin(self._step(forward_batch))
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        """The tables have fixed addresses from the start.
-
-        Raises:
-            ServerFailed: this worker does not run on a GPU.
-        """
+        """The tables have fixed addresses from the start."""
         self._check_graphs()
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:

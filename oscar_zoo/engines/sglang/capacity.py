@@ -76,9 +76,7 @@ def room(memory: int, weights: int, layout: Layout) -> int:
     """Bytes for a cache on each GPU of `memory` bytes; 0 where the weights do not fit.
 
     Args:
-        memory: of one GPU.
         weights: of the whole model.
-        layout: how it is spread.
     """
     return max(0, memory - reserved(memory) - weights_share(weights, layout))
 
@@ -96,17 +94,7 @@ def weights_share(weights: int, layout: Layout) -> int:
 def caches(
     geometry: Geometry, serving: ServingRecipe, layout: Layout, other: OtherLayers | None = None
 ) -> tuple[Cache, ...]:
-    """The three kinds of cache of a model, on each GPU of `layout`.
-
-    Args:
-        geometry: of the layers with full attention.
-        serving: group size, type of scales and windows.
-        layout: how the model is spread.
-        other: what other layers keep. What nobody knows of it is not in these numbers.
-
-    Raises:
-        ValueError: the INT2 cache does not take such heads.
-    """
+    """The three kinds of cache of a model, on each GPU of `layout`."""
     other = other or OtherLayers()
     dims = geometry.head_dims
     layers, heads = len(geometry.attention_layers), geometry.num_kv_heads
@@ -136,9 +124,6 @@ def caches(
 def stored_bits(geometry: Geometry, serving: ServingRecipe) -> float:
     """Bits of an element of an INT2 cache in a server, its share of scales and offsets included,
     on average.
-
-    Raises:
-        ValueError: the INT2 cache does not take such heads.
     """
     elements = sum(geometry.head_dims) * len(geometry.attention_layers)
     return 8 * code_bytes(geometry, serving) / elements
@@ -148,9 +133,6 @@ def code_bytes(geometry: Geometry, serving: ServingRecipe) -> int:
     """Bytes of a token's rows of codes with scales, of K and V in all layers of one head.
 
     Scales have 16 bits in a server, whatever type the recipe names.
-
-    Raises:
-        ValueError: the INT2 cache does not take such heads.
     """
     roles: tuple[tuple[Role, int], ...] = (("k", geometry.head_dim), ("v", geometry.v_head_dim))
     return sum(

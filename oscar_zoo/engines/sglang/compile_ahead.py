@@ -38,11 +38,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 def start(args: Any) -> None:
-    """Begin to compile for a server with these arguments, if it runs on a GPU of NVIDIA.
-
-    Args:
-        args: SGLang's `ServerArgs`, decided and checked.
-    """
+    """Begin to compile for a server with these arguments, if it runs on a GPU of NVIDIA."""
     os.environ.pop(compile_lock.VARIABLE, None)  # an earlier engine of this process may have had it
     resolved = server_arguments.resolved(args)
     if not str(resolved.device).startswith("cuda"):
@@ -58,11 +54,7 @@ def start(args: Any) -> None:
 
 
 def request(args: Any, resolved: Any) -> compile_program.Request:
-    """What is to be compiled for a server.
-
-    Args:
-        args, resolved: SGLang's `ServerArgs`, and the view of what it decided.
-    """
+    """What is to be compiled for a server."""
     model = server_arguments.model_config(args)
     layout = Layout.make(
         tp=resolved.tp_size or 1,
@@ -111,11 +103,7 @@ def prefill(wanted: compile_program.Request) -> compile_flashinfer.Wanted:
 
 
 def spawn(wanted: compile_program.Request) -> None:
-    """Start the process, and have the workers of this server wait for it.
-
-    Raises:
-        OSError: it cannot be started, or there are no locks.
-    """
+    """Start the process, and have the workers of this server wait for it."""
     command = children.python("-m", compile_program.__name__, str(os.getpid()))
     with compile_lock.held() as (descriptor, path):
         process = children.start(

@@ -19,9 +19,6 @@ LONGEST = 300
 def end_with_parent(number: signal.Signals, parent: int) -> None:
     """Get this signal when the thread that started this process ends, and end at once if its
     process has ended already.
-
-    Args:
-        parent: pid of the process that started this one.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:

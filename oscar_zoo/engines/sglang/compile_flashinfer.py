@@ -59,11 +59,7 @@ class Wanted:
 
 
 def spawn(wanted: Wanted) -> Child[bytes] | None:
-    """Start the program, if FlashInfer has the heads. It ends with this process.
-
-    Raises:
-        OSError: it cannot be started.
-    """
+    """Start the program, if FlashInfer has the heads. It ends with this process."""
     from oscar_zoo.runtime import flashinfer_prefill
 
     if wanted.head_dims not in flashinfer_prefill.HEADS:

@@ -29,12 +29,6 @@ _PAUSE = 0.02
 def held() -> Iterator[tuple[int, Path]]:
     """A new lock file that the block holds, and that every process which inherits the descriptor
     goes on to hold.
-
-    Returns:
-        Descriptor and path.
-
-    Raises:
-        OSError: the file cannot be made, or the file system has no locks.
     """
     descriptor, name = tempfile.mkstemp(prefix="oscar-zoo-compiling-")
     try:

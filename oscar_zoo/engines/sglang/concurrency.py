@@ -75,7 +75,6 @@ class Layout:
         Args:
             layers: with attention, of the whole model.
             num_kv_heads: of the whole model; with more GPUs than heads they are replicated.
-            dims: head_dim of K and of V together.
             itemsize: bytes of one number.
         """
         heads = -(-num_kv_heads // self.attention_ranks)
@@ -89,7 +88,6 @@ def usual_requests(memory: int | None, token: int, windows: Windows, layout: Lay
         memory: bytes of the smallest GPU it runs on; `None` on a CPU, or when nobody knows.
         token: see `Layout.token_bytes`.
         windows: whose tokens are uncompressed.
-        layout: its workers share the number.
     """
     if memory is None:
         return UNKNOWN * layout.workers

@@ -50,7 +50,6 @@ def _rotated_otherwise(read: str | None, usual: float, *model_types: str) -> Cal
 
     Args:
         read: the value that SGLang takes, or `None` where it takes `usual` whatever the file says.
-        usual: what it takes where `read` is missing.
     """
 
     def uses(config: Any) -> bool:
@@ -122,13 +121,6 @@ def check_config(config: ConfigFile, model_id: str) -> None:
     """Refuse a model by its `config.json`; the part about the language model comes first.
 
     What `compute` and `eval` refuse is refused here in the same sentence.
-
-    Args:
-        config: the file.
-        model_id: what messages call the model.
-
-    Raises:
-        UnsupportedModel: names the property, the reason and what to use in its place.
     """
     check_cache(config, model_id)
     text = config.get_text_config()

@@ -80,13 +80,6 @@ def check(
     Args:
         environ: the whole environment.
         known_elsewhere: names the caller reads itself.
-
-    Returns:
-        Warnings, one sentence each.
-
-    Raises:
-        UsageError: a variable that is refused or unknown; the message names it, the hint the
-            nearest known name.
     """
     return tuple(_warnings(environ, known_elsewhere | HONOURED))
 

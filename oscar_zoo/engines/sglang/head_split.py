@@ -18,16 +18,7 @@ def splits(geometry: Geometry, ranks: int) -> bool:
 
 
 def check_heads(name: str, geometry: Geometry, layout: Layout, *, option: str) -> None:
-    """Refuse a number of GPUs that cannot share the heads of a model.
-
-    Args:
-        name: of the model.
-        layout: each of its data-parallel workers splits all heads.
-        option: how the hint says a number of GPUs, with `{}` in its place.
-
-    Raises:
-        UsageError: names the heads, and the next smaller number of GPUs that works.
-    """
+    """Refuse a number of GPUs that cannot share the heads of a model."""
     ranks = layout.attention_ranks
     if splits(geometry, ranks):
         return

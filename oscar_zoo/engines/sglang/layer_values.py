@@ -27,11 +27,7 @@ def whole_number(text: str) -> int | None:
 
 
 def parse_layers(text: str, read: Callable[[str], T]) -> tuple[T, ...]:
-    """The values of a list; one value for all layers is a list of one.
-
-    Raises:
-        ValueError: it is no such list, or `read` refuses an entry.
-    """
+    """The values of a list; one value for all layers is a list of one."""
     values: list[T] = []
     for entry in text.split(","):
         value, star, times = entry.strip().partition("x")

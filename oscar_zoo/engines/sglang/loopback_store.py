@@ -80,9 +80,6 @@ def _listening(host: str, port: int, *, any_port: bool) -> tuple[int, int]:
     Args:
         any_port: take another port where this one is taken. It was chosen before it is bound, so
             another process can be faster; nobody else must know it.
-
-    Raises:
-        OSError: the port is taken, and no other one may be.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as found:

@@ -160,14 +160,7 @@ def ring_sources(rings: KeptRings) -> dict[str, Source]:
 
 
 class Exporter:
-    """The metrics of one worker.
-
-    Args:
-        labels: SGLang's own labels, which every metric has.
-        sources: callable of every metric but `artifact_info`, by name.
-        info: values of `INFO_LABELS`.
-        gauge, counter: `prometheus_client.Gauge` and `.Counter`, or classes used like them.
-    """
+    """The metrics of one worker."""
 
     def __init__(
         self,

@@ -98,30 +98,18 @@ SLIDING = (
 
 
 def check_model(config: Any) -> None:
-    """Refuse a model by its configuration, attributes only.
-
-    Raises:
-        UnsupportedModel: names the property, the reason and what to use in its place.
-    """
+    """Refuse a model by its configuration, attributes only."""
     check_rows(config, MODEL, UnsupportedModel)
 
 
 def check_layers(layers: Iterable[Any]) -> None:
-    """Refuse a model by the attention layers it was built from.
-
-    Raises:
-        UnsupportedModel: as `check_model`.
-    """
+    """Refuse a model by the attention layers it was built from."""
     for layer in layers:
         check_rows(layer, LAYER, UnsupportedModel)
 
 
 def check_sliding_layers(layers: Iterable[Any]) -> None:
-    """Refuse a model by its layers in the pool for sliding windows.
-
-    Raises:
-        UnsupportedModel: as `check_model`.
-    """
+    """Refuse a model by its layers in the pool for sliding windows."""
     found = list(layers)
     for layer in found:
         check_rows(layer, SLIDING, UnsupportedModel)

@@ -25,7 +25,6 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
     """Stock pool with other rows.
 
     Args:
-        args, kwargs: those of the stock pool.
         slot_shape: shape of the slots; the number of slots is filled in here.
         window_shape: shape of the windows.
         make_stores: makes both stores on a device.

@@ -254,11 +254,6 @@ def check_server(config: Any, environ: Mapping[str, str], *, eager_only: bool) -
 
     Args:
         config: resolved server arguments, attributes only.
-        environ: the environment of the server.
-        eager_only: this server cannot capture CUDA graphs.
-
-    Raises:
-        UsageError: names the flag or variable, the reason and what to use in its place.
     """
     check_rows(config, (*SERVER, EAGER) if eager_only else SERVER, UsageError)
     for name, reason in ENVIRONMENT:
@@ -269,20 +264,12 @@ def check_server(config: Any, environ: Mapping[str, str], *, eager_only: bool) -
 
 
 def check_request(params: Any) -> None:
-    """Refuse a request by its sampling parameters.
-
-    Raises:
-        UsageError: as `check_server`, in one line, because SGLang returns nothing but the message.
-    """
+    """Refuse a request by its sampling parameters."""
     _check(REQUEST, params)
 
 
 def check_media(request: Any) -> None:
-    """Refuse a request to a server without a processor of media, if it has some.
-
-    Raises:
-        UsageError: as `check_request`.
-    """
+    """Refuse a request to a server without a processor of media, if it has some."""
     _check((MEDIA,), request)
 
 

@@ -22,10 +22,6 @@ def register() -> None:
     int2.
 
     On a version of SGLang that is not supported nothing is installed, with one warning.
-
-    Raises:
-        SystemExit: such a version, and the command line asks for int2; SGLang would otherwise call
-            it an unknown dtype.
     """
     from oscar_zoo.engines.sglang import worker_errors
     from oscar_zoo.engines.sglang.hooks import installation

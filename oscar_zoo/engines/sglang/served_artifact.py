@@ -80,10 +80,6 @@ class ServedArtifact:
 
         Args:
             layer_ids: the full-attention layers of the model, all of which it must cover.
-            num_kv_heads, head_dim, v_head_dim: of these layers.
-
-        Raises:
-            GeometryMismatch: names what the artifact has and what the model has.
         """
         seen = {
             "full-attention layers": (len(self.k.layers), len(layer_ids)),
@@ -114,11 +110,7 @@ def _said(layer_ids: Sequence[int]) -> str:
 
 
 def recipe_values(recipe: ServingRecipe) -> RecipeValues:
-    """The values of a recipe that this runtime can follow.
-
-    Raises:
-        UsageError: the recipe has another quantizer or clip algorithm; nothing is approximated.
-    """
+    """The values of a recipe that this runtime can follow."""
     clip, widths, known = recipe.clip, recipe.widths, (QUANTIZER, MIXED_QUANTIZER)
     if recipe.quantizer not in known or clip.algorithm not in ("none", CLIP_ALGORITHM):
         raise UsageError(

@@ -44,8 +44,6 @@ def describe(
     """The whole report of a worker.
 
     Args:
-        chosen: settings in force.
-        artifact: the artifact that is served.
         slots: shape of the slots of this worker.
         facts: numbers that the hooks gave to SGLang: `plan`, `profiled`, `rows`, and of a hybrid
             model `states` or `sliding`.

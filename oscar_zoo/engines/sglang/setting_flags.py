@@ -249,11 +249,7 @@ def _check_same(option: Option, name: str, text: str, namespace: argparse.Namesp
 
 
 def write_flag(option: Option, text: str, environ: MutableMapping[str, str]) -> None:
-    """Put the value of one flag into `environ`, where `read_settings` of every child finds it.
-
-    Raises:
-        UsageError: the text is not a value of this option.
-    """
+    """Put the value of one flag into `environ`, where `read_settings` of every child finds it."""
     option.parse(text, option.flag)
     earlier = environ.get(option.variable)
     flags = [name for name in environ.get(FROM_FLAGS, "").split(",") if name]

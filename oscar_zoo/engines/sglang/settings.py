@@ -92,11 +92,7 @@ class PluginSettings:
     copy_of: str | None = None
 
     def check_layers(self, count: int) -> None:
-        """Refuse lists that do not have an entry for each of `count` layers with full attention.
-
-        Raises:
-            UsageError: names the flag.
-        """
+        """Refuse lists that do not have an entry for each of `count` layers with full attention."""
         lists = {
             "--oscar-bits": (self.bits.value.k, self.bits.value.v),
             "--oscar-k-clip": (self.k_clip.value,),
@@ -133,12 +129,7 @@ def read_settings(environ: Mapping[str, str], recipe: RecipeValues | None = None
     """Settings of an INT2 server.
 
     Args:
-        environ: usually `os.environ`.
         recipe: of the artifact; `None` before it is loaded (`source` says what to load).
-
-    Raises:
-        UsageError: no artifact, two artifacts, a value out of range, or a variable that nobody
-            reads.
     """
     known = {option.variable for option in OPTIONS.values()} | {FROM_FLAGS, MODEL}
     warnings = list(fork_environment.check(environ, known_elsewhere=known))

@@ -21,11 +21,7 @@ _Stock: Any = radix_attention.attention_backend_class()
 
 
 class SlidingOnCpu(_Stock):  # type: ignore[misc]
-    """Plain attention over SGLang's pool for layers with a sliding window.
-
-    Args:
-        runner: SGLang's model runner, with both pools.
-    """
+    """Plain attention over SGLang's pool for layers with a sliding window."""
 
     def __init__(self, runner: Any) -> None:
         super().__init__()
@@ -42,11 +38,7 @@ class SlidingOnCpu(_Stock):  # type: ignore[misc]
         return False
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Note the requests of a forward pass.
-
-        Raises:
-            NotImplementedError: drafts that are no chain.
-        """
+        """Note the requests of a forward pass."""
         self._step = step = step_input(forward_batch)
         drafts = 0 if step.drafts is None else step.drafts.count
         if step.drafts is not None and step.drafts.mask is not None:
@@ -71,10 +63,6 @@ class SlidingOnCpu(_Stock):  # type: ignore[misc]
 
         Returns:
             `[tokens, heads * v_head_dim]`.
-
-        Raises:
-            RuntimeError: nothing was prepared.
-            NotImplementedError: a layer that writes nothing.
         """
         step = self._step
         if step is None:

@@ -42,11 +42,7 @@ def check_layers(config: Any, others: str | None) -> None:
     """Refuse trees of drafts for a model whose other layers verify chains alone.
 
     Args:
-        config: SGLang's arguments.
         others: what layers without full attention keep; see `geometry.other_layers`.
-
-    Raises:
-        UnsupportedModel: the drafts may be a tree.
     """
     if not _algorithm(config) or others is None:
         return

@@ -17,12 +17,7 @@ _Stock: Any = radix_attention.attention_backend_class()
 
 
 class WindowedBackend(_Stock):  # type: ignore[misc]
-    """Two backends in one.
-
-    Args:
-        full: of the full-attention layers.
-        sliding: of the layers with a window.
-    """
+    """Two backends in one."""
 
     def __init__(self, full: OscarAttentionBackend, sliding: Any) -> None:
         super().__init__()

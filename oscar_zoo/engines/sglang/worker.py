@@ -40,11 +40,7 @@ from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
 @functools.cache
 def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
-    """Settings and artifact of this process, read once.
-
-    Raises:
-        OscarZooError: anything wrong with either.
-    """
+    """Settings and artifact of this process, read once."""
     given = settings.read_settings(os.environ)
     artifact = artifact_reading.load(
         given.source.value, given.expected_digest, model=os.environ.get(setting_flags.MODEL)
@@ -70,7 +66,6 @@ def scratch_bytes(owner: Any, device: str, slots: SlotShape, windows: WindowShap
     """Bytes that the INT2 cache allocates beside pool and transforms.
 
     Args:
-        owner: SGLang's model runner or memory configurator.
         device: of the worker.
         slots, windows: shapes of its stores.
     """
@@ -116,13 +111,7 @@ def make_cache(
     """The INT2 cache of this worker over its stores, with all kernels of prefill compiled.
 
     Args:
-        config: what the worker serves.
-        slots, windows: made by `make_stores`.
-        transforms: of its layers.
         slot_table: SGLang's slots by request row and position.
-
-    Raises:
-        MissingDependency: a GPU without FlashInfer.
     """
     ops = choose_ops(config.device)
     cache = Int2Cache(
@@ -139,16 +128,7 @@ def make_cache(
 
 
 def check_model(model_config: Any, args: Any = None) -> None:
-    """Refuse a model by its configuration or because the artifact is not for it.
-
-    Args:
-        model_config: SGLang's.
-        args: SGLang's arguments, to refuse drafts that do not work with the model. Of two models
-            with sliding windows, that of the drafts is looked at here, before a worker starts.
-
-    Raises:
-        UnsupportedModel, GeometryMismatch: see `refusals` and `loading`.
-    """
+    """Refuse a model by its configuration or because the artifact is not for it."""
     model_refusals.check_model(model_config)
     if args is not None:
         others = geometry.other_layers(model_config)
@@ -170,11 +150,7 @@ def sink_blocks(shape: WindowShape) -> SinkBlocks:
 
 
 def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
-    """Shape of the slots of this worker.
-
-    Raises:
-        UsageError: head size and group size do not fit, or the worker has no full-attention layer.
-    """
+    """Shape of the slots of this worker."""
     model = configurator.model_config
     by_layer = layer_specs(model)
     specs = tuple(by_layer[layer] for layer in geometry.worker_layers(configurator))
@@ -182,14 +158,7 @@ def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
 
 
 def layer_specs(model_config: Any) -> dict[int, tuple[QuantSpec, QuantSpec]]:
-    """What rows of K and V are, for every full-attention layer of a model.
-
-    Args:
-        model_config: SGLang's.
-
-    Raises:
-        UsageError: head size and group size do not fit.
-    """
+    """What rows of K and V are, for every full-attention layer of a model."""
     chosen = served()[0]
     dims = model_config.head_dim, model_config.v_head_dim
     size = chosen.group_size.value or max(dims)
@@ -208,11 +177,7 @@ def layer_specs(model_config: Any) -> dict[int, tuple[QuantSpec, QuantSpec]]:
 
 
 def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
-    """Shape of the windows of this worker.
-
-    Raises:
-        UsageError: a step has more drafts than a window holds.
-    """
+    """Shape of the windows of this worker."""
     chosen, model = served()[0], configurator.model_config
     idle, drafts = chosen.idle_sinks.value, speculation.most_drafts()
     if drafts > chosen.recent.value:

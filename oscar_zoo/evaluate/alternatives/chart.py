@@ -46,7 +46,6 @@ def render(report: AgainstReport, title: str, *, svg: bool = False) -> bytes:
     """Two panels of the same losses: bits of a sequence as it was measured, and of a long one.
 
     Args:
-        title: of the picture.
         svg: an SVG document, else a PNG.
     """
     rows = [row for row in report.rows if row.divergence > 0]

@@ -132,17 +132,7 @@ def compare(
 def build_caches(
     chosen: Sequence[Choice], subject: Subject, strict: bool
 ) -> tuple[list[tuple[Choice, Simulated]], dict[str, str]]:
-    """The caches to measure, the artifact first, and the reasons why others are left out.
-
-    Args:
-        chosen: alternatives.
-        subject: with an artifact.
-        strict: raise an error in place of leaving one out.
-
-    Raises:
-        GeometryMismatch: the artifact is for another shape of model.
-        UsageError: with `strict`, an alternative that does not fit.
-    """
+    """The caches to measure, the artifact first, and the reasons why others are left out."""
     (own,) = [one for one in choices([OWN]) if one.bits is None]
     built, left_out = [(own, own.build(subject))], {}
     uniform = None if subject.recipe.widths else 2.0

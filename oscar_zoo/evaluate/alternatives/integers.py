@@ -39,11 +39,7 @@ def hadamard_clipped(bits: float | None, subject: Subject) -> CacheSpec:
 
 
 def transformed(bits: float | None, subject: Subject) -> CacheSpec:
-    """Rows behind the transforms of the artifact; without `bits` as its recipe says.
-
-    Raises:
-        UsageError: there is no artifact.
-    """
+    """Rows behind the transforms of the artifact; without `bits` as its recipe says."""
     if subject.artifact is None:
         raise UsageError("this alternative needs an artifact.")
     recipe = subject.recipe if bits is None else _recipe(subject, bits, clipped=True)

@@ -111,9 +111,6 @@ def choices(names: Sequence[str]) -> tuple[Choice, ...]:
 
     Args:
         names: `NAME`, `NAME:BITS`, or `all`. A name alone means all its widths.
-
-    Raises:
-        UsageError: an unknown name, bits that a method does not have, or nothing at all.
     """
     wanted = [name.strip() for name in names if name.strip()]
     if not wanted:

@@ -68,7 +68,6 @@ class Answers:
 
     Args:
         path: the file; made when it is missing.
-        settings: plain values that decide the answers. A file of other settings is refused.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -123,16 +122,7 @@ class Answers:
 def open_answers(
     path: Path, settings: Mapping[str, Any], *, fresh: bool = False
 ) -> Iterator[Answers]:
-    """The answers in `path`, for this process alone.
-
-    Args:
-        path, settings: as for `Answers`.
-        fresh: begin with no answers.
-
-    Raises:
-        UsageError: another process asks the same now, or the file has other settings.
-        StorageError: the file is damaged or cannot be written.
-    """
+    """The answers in `path`, for this process alone."""
     with durable.storage_errors(f"cannot write {path}"):
         durable.make_folders(path.parent, mode=0o700)
         descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)

@@ -70,11 +70,7 @@ def continuation_request(context: str, continuation: str) -> dict[str, Any]:
 
 
 def ask(client: ServerClient, request: Mapping[str, Any]) -> Answer:
-    """The server's answer to a request of this module.
-
-    Raises:
-        ServerFailed: it refused, or it answered something else.
-    """
+    """The server's answer to a request of this module."""
     if "messages" in request:
         return _chat(client, request)
     return _log_probability(client, request["context"], request["continuation"])

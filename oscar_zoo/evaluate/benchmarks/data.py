@@ -56,13 +56,7 @@ def sample_rows() -> Rows:
 
 
 def read_rows(path: Path) -> Rows:
-    """The rows of a file of JSON lines, JSON, CSV, Parquet or Arrow.
-
-    Raises:
-        PathNotFound: no such file.
-        UsageError: it cannot be read as what its name says, or it has no rows.
-        MissingDependency: Parquet and Arrow need pyarrow.
-    """
+    """The rows of a file of JSON lines, JSON, CSV, Parquet or Arrow."""
     if not path.is_file():
         raise PathNotFound.for_path(path, "data file")
     data, suffix = path.read_bytes(), path.suffix.lower()
@@ -87,14 +81,8 @@ def hub_rows(dataset: str, config: str | None, *, gated: str | None = None) -> R
     """All rows of a data set of the Hugging Face hub, of the newest commit that can be had.
 
     Args:
-        dataset: its id.
         config: a subset, or `None`.
         gated: the page on which its terms must be accepted, if any.
-
-    Raises:
-        GatedRepository: this account has not accepted the terms, or nobody is logged in.
-        HubUnreachable, OfflineError: it is not on this machine and cannot be fetched.
-        UsageError: the hub has it no longer, or not in this form.
     """
     import datasets
 

@@ -82,10 +82,6 @@ def load_task(benchmark: Benchmark, rows: Rows | None, *, limit: int | None = No
     Args:
         rows: in place of its data set; `None` for the data of the hub, or of this package.
         limit: take only the first questions of every part.
-
-    Raises:
-        UsageError: the rows are not in the format of the task.
-        OscarZooError: as `hub_rows`.
     """
     if benchmark.name == SAMPLE and rows is None:
         rows = sample_rows()
@@ -107,7 +103,6 @@ def judge(
     """Have the harness ask `model` every question once, and judge the answers.
 
     Args:
-        limit: as for `load_task`.
         run_code: whether programs of the model may run.
     """
     benchmark = loaded.benchmark

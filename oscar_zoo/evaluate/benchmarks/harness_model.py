@@ -25,13 +25,7 @@ class KeptModel(LM):  # type: ignore[misc]
     """One repeat of one cache.
 
     Args:
-        arm: the cache that answers.
-        seed: of the repeat.
-        generation: how answers are generated.
-        answers: where they are kept.
         ask: asks the server; `None` where only kept answers are wanted.
-        concurrency: questions at a time.
-        tick: called after every answer, kept ones included.
 
     Attributes:
         used: the answers in the order of the questions.

@@ -89,11 +89,6 @@ def run_arm(
 
     Args:
         ask: asks the server; `None` reads kept answers only.
-        tick: called after every answer.
-
-    Raises:
-        AnswersMissing: there is no server, and not every answer is kept.
-        ServerFailed: the server refused, or died.
     """
     judged: list[Sequence[Judged]] = []
     used: list[tuple[Key, Answer]] = []

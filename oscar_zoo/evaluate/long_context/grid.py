@@ -147,9 +147,6 @@ def cells_of(families: Sequence[str], lengths: Sequence[int], depths: int) -> tu
 
     Args:
         depths: how many, evenly from 0 to 1; 1 means the middle.
-
-    Raises:
-        UsageError: an unknown family.
     """
     for name in families:
         if name not in FAMILIES:
@@ -176,9 +173,6 @@ def write_prompts(
 ) -> dict[Cell, Recall]:
     """The prompts of every cell: `samples` where facts have a depth, and as many as all depths
     together where they lie everywhere.
-
-    Raises:
-        UsageError: a length without room for facts and questions, or too little text.
     """
 
     def prompt(cell: Cell, number: int) -> TaskPrompt:
@@ -203,11 +197,7 @@ def measure_cells(
     caches: Mapping[str, Any],
     count_right: Callable[[Recall, Any], int],
 ) -> tuple[Measured, ...]:
-    """Every cell under every cache.
-
-    Args:
-        count_right: the right answers of a task under a cache.
-    """
+    """Every cell under every cache."""
     found = []
     for cache, spec in caches.items():
         for cell, task in tasks.items():

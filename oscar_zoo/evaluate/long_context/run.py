@@ -73,14 +73,8 @@ def measure_model(
     """Ask a model in this process, with every cache simulated.
 
     Args:
-        text: filler between the facts.
         artifact: its K and V sets, or `None` without the cache `artifact`.
         recipe: group size, scale dtype, windows and clip.
-        caches: of `CACHES`.
-
-    Raises:
-        GeometryMismatch: the artifact is for another shape of model.
-        UsageError: an unknown family, a length beyond the model, or too little text.
     """
     longest = model.block.rope.max_position if model.block.rope else None
     check_lengths(questions.lengths, longest, model.block.id)
@@ -108,13 +102,6 @@ def measure_servers(
 ) -> RulerReport:
     """Ask running servers: an answer is right when the greedy answer of the server begins with it,
     after the prompt and the true answers before it.
-
-    Args:
-        clients: by the name of the column.
-
-    Raises:
-        ServerFailed: a server does not answer.
-        UsageError: a server does not take prompts of such a length.
     """
     for client in clients.values():
         check_lengths(questions.lengths, client.facts().longest_input, client.url)

@@ -76,13 +76,8 @@ class PromptWriter:
         """Facts at their depths in filler, then the questions with their answers.
 
         Args:
-            facts: depth from 0 (right at the beginning) to 1 (right before the questions), and
-                text.
             questions: in the order in which they are asked.
             fill: text to use in place of the filler; it is repeated as often as it takes.
-
-        Raises:
-            UsageError: facts and questions leave no room, or the filler is too short.
         """
         tail, stretches = self._asked(questions)
         pieces = sorted(((depth, self.encode(text)) for depth, text in facts), key=lambda f: f[0])

@@ -126,11 +126,6 @@ def measure(
 
     Args:
         cache: to simulate at every position; `None` for a BF16 cache.
-        tick: called after each prompt.
-
-    Raises:
-        GeometryMismatch, UsageError: `cache` does not fit the model.
-        UnsupportedModel: the model's attention cannot be reached.
     """
     parts = []
     with simulating(model, cache):
@@ -142,11 +137,7 @@ def measure(
 
 @contextmanager
 def simulating(model: LoadedModel, cache: Simulated | None) -> Iterator[None]:
-    """Run the model with a simulated cache, and without gradients, while the block is open.
-
-    Raises:
-        GeometryMismatch, UsageError, UnsupportedModel: see `measure`.
-    """
+    """Run the model with a simulated cache, and without gradients, while the block is open."""
     scope = (
         nullcontext()
         if cache is None

@@ -60,7 +60,6 @@ class ExactPredictions:
         """Summed divergence over the positions of a prompt, in nats, and how many they are.
 
         Args:
-            number: of the prompt.
             logits: `[n, vocabulary]` at its scored positions, with another cache.
         """
         exact, total = self.log_probabilities[number], 0.0
@@ -86,11 +85,6 @@ def exact_predictions(
     Args:
         prompts: their scored positions are thinned out evenly until the memory suffices; at least
             one stays in each.
-        max_bytes: of log-probabilities.
-        tick: called after each prompt.
-
-    Raises:
-        UnsupportedModel: the model's attention cannot be reached.
     """
     width = model.model.get_output_embeddings().weight.shape[0]
     room = max(max_bytes // (2 * width), len(prompts))
@@ -123,14 +117,7 @@ def measure_divergence(
     *,
     tick: Callable[[], None] = lambda: None,
 ) -> Measurement:
-    """The divergence of a cache, in nats per position; its parts are those of the prompts.
-
-    Args:
-        tick: called after each prompt.
-
-    Raises:
-        GeometryMismatch, UsageError, UnsupportedModel: as `base.measure`.
-    """
+    """The divergence of a cache, in nats per position; its parts are those of the prompts."""
     parts = []
     with simulating(model, cache):
         for number, logits in enumerate(all_logits(model, exact.prompts)):
@@ -155,15 +142,7 @@ def measure_both(
     *,
     tick: Callable[[], None] = lambda: None,
 ) -> tuple[Measurement, Measurement]:
-    """A task under a cache and the divergence of the cache, from the same passes.
-
-    Args:
-        exact: of the prompts of `task`, at some of their scored positions.
-        tick: called after each prompt.
-
-    Raises:
-        GeometryMismatch, UsageError, UnsupportedModel: as `base.measure`.
-    """
+    """A task under a cache and the divergence of the cache, from the same passes."""
     counted, parts = [], []
     with simulating(model, cache):
         for number, logits in enumerate(all_logits(model, task.prompts)):

@@ -37,12 +37,8 @@ class Perplexity:
 
         Args:
             ids: `[N]` int64, the whole text.
-            windows: how many.
             length: tokens of a window.
             skip: predictions of the first `skip` positions are not scored.
-
-        Raises:
-            UsageError: the text is shorter than one window, or nothing is scored.
         """
         if length > len(ids):
             raise UsageError(

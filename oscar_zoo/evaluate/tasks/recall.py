@@ -66,15 +66,8 @@ class Recall:
         Args:
             ids: `[N]` int64, the text.
             encode: a tokenizer without special tokens.
-            windows: facts lie outside these high-precision windows for every question.
             answers: how many; rounded up to whole prompts.
-            per_prompt: questions of one prompt.
             length: tokens of a prompt, at most.
-            seed: the same seed gives the same prompts.
-            unit: see the class.
-
-        Raises:
-            UsageError: the text or the prompt is too short for facts outside the windows.
         """
         if answers < 1 or per_prompt < 1:
             raise UsageError(

@@ -50,14 +50,7 @@ def conversations(
     Args:
         ids: `[N]` int64, the text.
         encode: a tokenizer without special tokens.
-        windows: facts lie outside these high-precision windows for every question.
-        number: how many conversations.
-        turns: questions of each.
         length: tokens of a whole conversation, at most.
-        seed: the same seed gives the same conversations.
-
-    Raises:
-        UsageError: the text or the conversation is too short.
     """
     between = windows.recent + ROOM
     least = windows.sink + windows.recent + between * (turns - 1)

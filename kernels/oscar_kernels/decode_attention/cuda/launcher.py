@@ -127,7 +127,6 @@ def decode_attention(
 
     Args:
         query: `[B, Hq, Dk]` bfloat16, float16 or float32, contiguous.
-        cache, batch: contiguous.
         sink_logits: float32, `[B, Hq]` or `[B * n, Hq]`, any strides.
         o_partner: float32, contiguous.
         workspace: at least `decode_workspace_numel` elements; allocated for this call by default.
@@ -135,15 +134,6 @@ def decode_attention(
         prefix_stable: as in the reference; if true, cached rows other than the newest one of each
             request (the drafts, if there are any) may be read while the kernel in front still runs.
         drafts: as in the reference; the mask is contiguous, and one of the batch's own tensors.
-        checked: the caller knows that `unsupported` gives no reason, so it is not asked again.
-
-    Returns:
-        `out`.
-
-    Raises:
-        NoAttentionVariant: see `unsupported`; or a tensor is not contiguous, or `out` or the
-            workspace does not fit.
-        ValueError: the learned sinks do not fit.
     """
     if not checked:
         _refuse(unsupported(query, cache, batch, drafts))
@@ -232,11 +222,7 @@ def _misfit(
 
 
 def build(made: AttentionVariant, target: Target) -> nvrtc.Build:
-    """How a variant is compiled for a GPU.
-
-    Raises:
-        NoAttentionVariant: a block of it has too little shared memory.
-    """
+    """How a variant is compiled for a GPU."""
     fitted = fitting(made, target.shared_bytes)
     _refuse(too_large(fitted, target.shared_bytes))
     arch = "sm_{}{}".format(*target.capability)
@@ -288,7 +274,6 @@ def merge_grid(rows: int, heads: int, value_dim: int, places: int) -> tuple[int,
 
     Args:
         rows: query rows of a KV head, of all requests.
-        places: multiprocessors.
     """
     blocks = heads * slices(value_dim)  # of the same rows
     found = next(n for n, x in MERGED_ROWS.items() if -(-rows // n) * blocks >= x * places)

@@ -101,10 +101,7 @@ def arguments(
     """The parameters of both stages.
 
     Args:
-        query, cache, batch, sm_scale, logit_cap, sink_logits, o_partner, out, prefix_stable,
-            drafts: as for `decode_attention`.
         scratch: float32, of `scratch_sizes`.
-        blocks: of stage 1.
     """
     tensors = (
         query,

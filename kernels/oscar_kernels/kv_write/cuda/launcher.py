@@ -81,10 +81,6 @@ def write_kv_int2(
         warpgroups: of a block of the kernel for many rows.
         step: which kernel; by default the one for few rows where that makes a block for a
             multiprocessor at most. Rows of 256 channels have only that one.
-
-    Raises:
-        ValueError: shapes or types do not fit.
-        NoWriteVariant: see `unsupported` and `unbuildable`; nothing has been launched.
     """
     check(key, value, cache, transforms, targets, query, rows_out)
     if query is not None and query_out is None:

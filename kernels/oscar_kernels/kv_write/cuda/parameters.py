@@ -83,7 +83,6 @@ def arguments(
 
     Args:
         sms: multiprocessors of the device; a block takes a whole one.
-        step: as for `write_kv_int2`.
     """
     k_out, v_out = rows_out or (None, None)
     matrices = prepared(transforms)
@@ -195,7 +194,6 @@ def shares(
     Args:
         tiles: of a side; it gets no more blocks.
         matrices: of a side; a block has one.
-        costs: of a tile.
         blocks: to share; more are given where sides have more matrices than that.
     """
     given = [min(n, m) for n, m in zip(tiles, matrices, strict=True)]

@@ -68,12 +68,7 @@ ROWS: dict[str, Row] = {
 
 
 class RefusedField(UsageError):
-    """A request that asks for something that a server must not try.
-
-    Args:
-        field: as SGLang calls it.
-        reason: the rest of the sentence.
-    """
+    """A request that asks for something that a server must not try."""
 
     def __init__(self, field: str, reason: str) -> None:
         self.field = ALIASES.get(field, field.removeprefix("sampling_params."))
@@ -85,12 +80,7 @@ def check_request(request: Any, known: Collection[str], *, longest: int) -> None
     """Check a request as it arrives, before SGLang divides it into prompts.
 
     Args:
-        request: attributes as of SGLang's `GenerateReqInput`.
-        known: the sampling parameters of this release.
         longest: tokens of the context.
-
-    Raises:
-        RefusedField: names the first field that is wrong.
     """
     prompts = _prompts(request)
     _check_sampling(request.sampling_params, prompts, known)
@@ -140,12 +130,8 @@ def check_prompt(request: Any, ids: Sequence[int] | None, vocabulary: int) -> No
     """Check one prompt and what was asked about it, just before the scheduler gets it.
 
     Args:
-        request: attributes as of SGLang's request for one prompt.
         ids: the tokens of the prompt; `None` where media decide them.
         vocabulary: number of tokens of the model.
-
-    Raises:
-        RefusedField: names the first field that is wrong.
     """
     field = "input_ids" if request.input_ids is not None else "text"
     wrong = None if ids is None else values.token_ids(ids, vocabulary)

@@ -72,12 +72,7 @@ ROWS: dict[str, Check] = {
 
 
 def check(given: Any, known: Collection[str]) -> tuple[str, str] | None:
-    """What is wrong with the sampling parameters of one request: the field, and the reason.
-
-    Args:
-        given: as the client sent them.
-        known: the parameters of this release of SGLang.
-    """
+    """What is wrong with the sampling parameters of one request: the field, and the reason."""
     if not isinstance(given, dict):
         return "sampling_params", f"must be an object, and is {values.shown(given)}"
     for name, value in given.items():

@@ -32,9 +32,6 @@ def max_requests_per_worker(configurator: Any) -> int:
 def longest_request(owner: Any) -> int:
     """Tokens that a row of SGLang's slot table can hold, at most; it has a few more than the
     context.
-
-    Args:
-        owner: model runner or pool configurator.
     """
     return int(owner.model_config.context_len) + 64
 
@@ -62,14 +59,7 @@ def other_layers(model_config: Any) -> str | None:
 
 
 def worker_layers(owner: Any) -> tuple[int, ...]:
-    """Those of `full_layers` that a worker holds; with pipeline parallelism a part of them.
-
-    Args:
-        owner: model runner or pool configurator.
-
-    Raises:
-        UsageError: it holds none of them.
-    """
+    """Those of `full_layers` that a worker holds; with pipeline parallelism a part of them."""
     span = owner.layer_info
     layers = full_layers(owner.model_config)
     own = tuple(i for i in layers if span.start_layer <= i < span.end_layer)
@@ -83,11 +73,7 @@ def worker_layers(owner: Any) -> tuple[int, ...]:
 
 
 def full_attention_layers(runner: Any) -> list[Any]:
-    """The full-attention layers of a worker, as SGLang's modules.
-
-    Args:
-        runner: model runner, with its model.
-    """
+    """The full-attention layers of a worker, as SGLang's modules."""
     own = worker_layers(runner)
     return [
         layer for layer in radix_attention.attention_layers(runner.model) if layer.layer_id in own
@@ -95,11 +81,7 @@ def full_attention_layers(runner: Any) -> list[Any]:
 
 
 def sliding_layers(runner: Any) -> list[Any]:
-    """The attention layers of a worker that are not full-attention layers, as SGLang's modules.
-
-    Args:
-        runner: model runner, with its model.
-    """
+    """The attention layers of a worker that are not full-attention layers, as SGLang's modules."""
     full = worker_layers(runner)
     return [
         layer
@@ -109,12 +91,7 @@ def sliding_layers(runner: Any) -> list[Any]:
 
 
 def cache_config(runner: Any) -> CacheConfig:
-    """What the worker of a model runner serves from our token pool.
-
-    Raises:
-        UnsupportedModel: attention layers that differ in the factor or the cap of their logits.
-        ServerFailed: SGLang built the pool for other layers.
-    """
+    """What the worker of a model runner serves from our token pool."""
     from oscar_zoo.runtime.int2_cache import piece_tokens  # imports kernels: workers only
 
     pool, own = hybrid_parts.full_pool(runner.token_to_kv_pool), worker_layers(runner)

@@ -172,8 +172,6 @@ def install(
 
     Args:
         hooks: one function per name of `targets`.
-        backend: name of the attention backend.
-        make_backend: runner -> backend.
         scheduler_methods: what `collective_rpc` may call.
     """
     from sglang.srt import server_args

@@ -16,20 +16,12 @@ SLIDING = "SWA"
 
 
 def full_pool(pool: Any) -> Any:
-    """The token pool of the full-attention layers.
-
-    Args:
-        pool: `token_to_kv_pool` of a model runner.
-    """
+    """The token pool of the full-attention layers."""
     return getattr(pool, "full_kv_pool", pool)
 
 
 def pool_layers(pool: Any) -> tuple[int, ...]:
-    """Global ids of the layers of `full_pool`, in the order of its buffers.
-
-    Args:
-        pool: as for `full_pool`.
-    """
+    """Global ids of the layers of `full_pool`, in the order of its buffers."""
     places = getattr(pool, "full_attention_layer_id_mapping", None)
     if sliding_pool(pool) is not None:
         mapped = pool.layers_mapping.items()
@@ -40,11 +32,7 @@ def pool_layers(pool: Any) -> tuple[int, ...]:
 
 
 def sliding_pool(pool: Any) -> Any | None:
-    """The stock pool of the layers with a sliding window; `None` for a model without them.
-
-    Args:
-        pool: as for `full_pool`.
-    """
+    """The stock pool of the layers with a sliding window; `None` for a model without them."""
     return getattr(pool, "swa_kv_pool", None)
 
 
@@ -52,7 +40,6 @@ def either_pool(make: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
     """What SGLang may call for each part of a pool, in place of the class of its stock pool.
 
     Args:
-        make: makes the pool of the full-attention layers.
         dtype: of the tokens of layers with a sliding window.
     """
 
@@ -65,9 +52,5 @@ def either_pool(make: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
 
 
 def full_backend(backend: Any) -> Any:
-    """The attention backend of the full-attention layers.
-
-    Args:
-        backend: `attn_backend` of a model runner.
-    """
+    """The attention backend of the full-attention layers."""
     return getattr(backend, "full_attn_backend", backend)

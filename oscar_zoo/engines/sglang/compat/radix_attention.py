@@ -46,8 +46,6 @@ def write_both(pool: Any, layer: Any, out_loc: Any, k: Any, v: Any) -> None:
     """Write keys and values of a layer into that half of a pair of pools that it belongs to.
 
     Args:
-        pool: with full-attention layers in one half, and layers with a sliding window in the other.
-        layer: SGLang's module.
         out_loc: slot ids of the first half, one per token.
         k, v: `[tokens, heads, head_dim]`.
     """

@@ -52,9 +52,6 @@ def has_responses() -> bool:
 def name_fields(field_of: Callable[[str], str | None]) -> None:
     """Let answers of the OpenAI-compatible routes to bad requests name the field, as OpenAI's own
     do.
-
-    Args:
-        field_of: the field that a message is about.
     """
     from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
 
@@ -63,11 +60,7 @@ def name_fields(field_of: Callable[[str], str | None]) -> None:
 
 
 def put_in_front(make: Callable[[Any], Any]) -> None:
-    """Let `make` wrap SGLang's application, its own middleware included.
-
-    Args:
-        make: application -> application.
-    """
+    """Let `make` wrap SGLang's application, its own middleware included."""
     app = http_server().app
     build = app.build_middleware_stack
     app.build_middleware_stack = lambda: make(build())

@@ -25,11 +25,7 @@ class StockRunner:
 
 
 def sliding_backend(runner: Any) -> Any:
-    """A stock backend over the pool of the layers with a window, which has the model's dtype.
-
-    Args:
-        runner: SGLang's model runner, with both pools.
-    """
+    """A stock backend over the pool of the layers with a window, which has the model's dtype."""
     from sglang.srt.layers.attention.attention_registry import ATTENTION_BACKENDS
 
     (window,) = {layer.sliding_window_size for layer in geometry.sliding_layers(runner)}

@@ -57,11 +57,7 @@ def given_ratio() -> float | None:
 
 
 def longest_piece(owner: Any) -> int:
-    """Tokens that one forward pass adds to a request, at most.
-
-    Args:
-        owner: pool configurator.
-    """
+    """Tokens that one forward pass adds to a request, at most."""
     from sglang.srt.runtime_context import get_schedule
 
     size = get_schedule().chunked_prefill_size
@@ -69,11 +65,7 @@ def longest_piece(owner: Any) -> int:
 
 
 def sliding_bytes(owner: Any) -> int:
-    """Bytes of one token in all layers of a worker that have a window, in the model's dtype.
-
-    Args:
-        owner: pool configurator.
-    """
+    """Bytes of one token in all layers of a worker that have a window, in the model's dtype."""
     from sglang.srt.runtime_context import get_parallel
 
     model, span = owner.model_config, owner.layer_info
@@ -89,7 +81,6 @@ def set_sizes(pools: Any, *, token: float, sliding: float, ratio: float) -> None
     """Tell SGLang's plan of both pools what slots take.
 
     Args:
-        pools: `HybridSWAPoolConfigurator`.
         token: bytes of a token in all full-attention layers, those of a draft model included.
         sliding: bytes of a token in all layers with a window.
         ratio: slots of the second to those of the first.

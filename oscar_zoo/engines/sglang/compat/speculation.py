@@ -45,24 +45,12 @@ def by_ngrams() -> bool:
 
 
 def is_draft(owner: Any) -> bool:
-    """Whether this is the worker of a draft model, whose cache is SGLang's own.
-
-    Args:
-        owner: model runner or pool configurator.
-    """
+    """Whether this is the worker of a draft model, whose cache is SGLang's own."""
     return bool(getattr(owner, "is_draft_worker", False))
 
 
 def draft_model(args: Any, spec: Any) -> Any:
-    """SGLang's configuration of the draft model.
-
-    Args:
-        args: SGLang's arguments.
-        spec: has those of them that are about drafts.
-
-    Raises:
-        UnsupportedModel: SGLang keeps it in two pools.
-    """
+    """SGLang's configuration of the draft model."""
     from sglang.srt.configs.model_config import ModelConfig
 
     model = ModelConfig.from_server_args(
@@ -83,12 +71,6 @@ def draft_model(args: Any, spec: Any) -> Any:
 def draft_slot_bytes(configurator: Any) -> int:
     """Bytes that one token slot of a target takes in the cache of its draft model, over all layers
     of a worker; 0 without a draft model.
-
-    Args:
-        configurator: of the target's pool.
-
-    Raises:
-        UnsupportedModel: the draft model has a second pool for layers with a sliding window.
     """
     from sglang.srt.runtime_context import get_parallel, get_spec
 

@@ -19,7 +19,6 @@ def save_early(request: Any, tree: Any, recent: int) -> None:
     prompts branch. Where it found such a place itself, that one stays.
 
     Args:
-        request: whose prefix was just looked up.
         tree: the prefix cache; it does nothing without a buffer for the states that it takes.
         recent: tokens that a hit leaves to prefill.
     """

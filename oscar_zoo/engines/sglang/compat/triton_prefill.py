@@ -70,7 +70,6 @@ class TritonPrefill:
 
         Args:
             cuts: `qo_indptr`, `kv_indptr` and `kv_indices`.
-            longest: most queries of a request.
         """
         out = q.new_empty(*q.shape[:2], cached[1].shape[-1])
         lse = q.new_empty(q.shape[:2], dtype=torch.float32)

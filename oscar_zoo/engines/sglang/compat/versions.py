@@ -31,12 +31,7 @@ def installed_from(first: tuple[int, ...]) -> bool:
 
 
 def sglang_version() -> str:
-    """Version of the installed sglang.
-
-    Raises:
-        MissingDependency: it is not installed.
-        UnsupportedMachine: it is outside the supported range.
-    """
+    """Version of the installed sglang."""
     try:
         text = version("sglang")
     except PackageNotFoundError:

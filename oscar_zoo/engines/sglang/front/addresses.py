@@ -70,11 +70,7 @@ def is_loopback(peer: str | None) -> bool:
 
 
 def parse_origin(text: str) -> str:
-    """An origin as browsers send it.
-
-    Raises:
-        UsageError: it is none, such as a URL with a path, or `*`.
-    """
+    """An origin as browsers send it."""
     try:
         parts = urlsplit(text.rstrip("/"))
         host, port = parts.hostname, parts.port
@@ -99,14 +95,7 @@ def is_own_page(origin: str, host: str) -> bool:
 
 
 def may_ask(origin: str | None, site: bytes | None, host: str, allowed: Collection[str]) -> bool:
-    """Whether a page may send a request; no page at all may.
-
-    Args:
-        origin: the `Origin` header, if there is one.
-        site: the `Sec-Fetch-Site` header, if there is one.
-        host: the `Host` header.
-        allowed: origins that the user opened.
-    """
+    """Whether a page may send a request; no page at all may."""
     if origin is None:
         return site not in FOREIGN
     return origin in allowed or is_own_page(origin, host)

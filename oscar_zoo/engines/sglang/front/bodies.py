@@ -42,7 +42,6 @@ class Body:
     """The body of one request, and `receive` for SGLang, which gets it in one piece.
 
     Args:
-        receive: of the request.
         together: all bodies of this server that are held now, and their bytes.
 
     Attributes:

@@ -29,7 +29,6 @@ class Connections:
     """All connections of one HTTP server, as uvicorn's protocols.
 
     Args:
-        most: open ones.
         seconds: for a head.
     """
 

@@ -165,9 +165,6 @@ def _check_template(given: Any) -> None:
 def own_ids(body: dict[str, Any]) -> dict[str, str]:
     """Put ids of ours, which are no beginnings of each other, in the place of those that a client
     chose. SGLang ends all requests whose ids begin with the one that it is told to end.
-
-    Returns:
-        The client's ids by ours.
     """
     given = body.get("rid")
     if given is None:

@@ -55,11 +55,8 @@ class Front:
     """An ASGI application around SGLang's.
 
     Args:
-        app: SGLang's application with all its own middleware.
         settings: who may ask.
         routes: what they may ask for.
-        facts: what `PATH` answers.
-        start: what SGLang does now.
         off: why SGLang cannot answer a path of `routes`, in sentences; `None` where it can.
     """
 
@@ -172,11 +169,7 @@ class Front:
             body.release()
 
     def _read(self, path: str, body: Body) -> dict[str, str]:
-        """Check what a body asks for, and have SGLang read exactly what was checked.
-
-        Returns:
-            The client's ids by ours.
-        """
+        """Check what a body asks for, and have SGLang read exactly what was checked."""
         if not body.content:
             return {}
         value = fields.read(body.content)

@@ -46,10 +46,8 @@ class FrontSettings:
         SGLang makes arguments of them, and would take one that begins with a hyphen for a flag.
 
         Args:
-            host: the address that the server listens on.
             origins: origins of pages that may ask and read.
             key: what clients must know, or `None`.
-            engine_api: see `FrontSettings`.
         """
         return cls(
             host=host,

@@ -32,11 +32,7 @@ from oscar_zoo.engines.sglang.hooks import (
 
 
 def install() -> None:
-    """Register every hook with SGLang.
-
-    Raises:
-        MissingDependency, UnsupportedMachine: see `versions.sglang_version`.
-    """
+    """Register every hook with SGLang."""
     versions.sglang_version()
     hooks: dict[str, hook_targets.Hook] = {
         "add_cli_args": server_args.add_cli_args,

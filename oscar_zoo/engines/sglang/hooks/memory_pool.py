@@ -37,11 +37,7 @@ def kv_dtype(original: Any, **kwargs: Any) -> Any:
 
 
 def slot_bytes(original: Any, self: Any, configurator: Any, num_layers: int) -> Any:
-    """Return the bytes of one token slot over all layers, SGLang's own tables included.
-
-    Raises:
-        OscarZooError: the artifact was made for another model, or the model is one we do not serve.
-    """
+    """Return the bytes of one token slot over all layers, SGLang's own tables included."""
     if not _ours(configurator):
         return original(self, configurator, num_layers)
     FIRED.add("slot_bytes")
@@ -63,9 +59,6 @@ def draft_bytes(_result: None, self: Any, configurator: Any, *_: Any, **__: Any)
 def beside_slot(configurator: Any) -> int:
     """Bytes that a draft model takes for every token slot: in its cache, and in the tables of its
     runner. The first are noted.
-
-    Raises:
-        UnsupportedModel: see `speculation.draft_slot_bytes`.
     """
     found = FACTS["draft_bytes"] = speculation.draft_slot_bytes(configurator)
     return found + memory_plan.SLOT_TABLES if found else 0
@@ -74,9 +67,6 @@ def beside_slot(configurator: Any) -> int:
 def budget(result: int, self: Any, *_: Any, **__: Any) -> int | None:
     """Take rings, sinks and transforms out of the budget before SGLang divides it by the
     slot size.
-
-    Raises:
-        UsageError: nothing is left for token slots.
     """
     if not _ours(self):
         return None
@@ -99,11 +89,7 @@ def rows(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def pool(original: Any, self: Any, **kwargs: Any) -> Any:
-    """Build our pool, which owns codes, scales, rings and sinks.
-
-    Raises:
-        RuntimeError: the number of request rows is not known.
-    """
+    """Build our pool, which owns codes, scales, rings and sinks."""
     if not _ours(self):
         return original(self, **kwargs)
     if "rows" not in FIRED:

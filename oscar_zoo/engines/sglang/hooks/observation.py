@@ -78,9 +78,6 @@ def _described(runner: Any) -> dict[str, Any]:
 def oscar_report(scheduler: Any, path: str) -> None:
     """Called through `Engine.collective_rpc`: write what this worker did to
     `<path>.<process id>.json`.
-
-    Raises:
-        RuntimeError: this server has no INT2 cache.
     """
     if "pool" not in FIRED:
         raise RuntimeError("this server has no INT2 KV cache")

@@ -21,22 +21,14 @@ RESPONSES = "/v1/responses/"
 
 
 def arrives(tokenizer_manager: Any, request: Any, *_: Any, **__: Any) -> None:
-    """Refuse a request whose fields are not what they must be. The server goes on.
-
-    Raises:
-        RefusedField: see `bounds.check_request`.
-    """
+    """Refuse a request whose fields are not what they must be. The server goes on."""
     if _checked() and requests.generates(request):
         longest = requests.context(tokenizer_manager)
         bounds.check_request(request, requests.sampling_parameters(), longest=longest)
 
 
 def divided(original: Any, request: Any, *given: Any, **named: Any) -> Any:
-    """Refuse a request that SGLang cannot divide into prompts, in place of an internal error.
-
-    Raises:
-        UsageError: fields do not fit together in a way that `arrives` does not know.
-    """
+    """Refuse a request that SGLang cannot divide into prompts, in place of an internal error."""
     try:
         return original(request, *given, **named)
     except (AttributeError, LookupError, TypeError) as error:
@@ -53,11 +45,7 @@ def _unfit(error: Exception) -> UsageError:
 
 
 def prompt(tokenizer_manager: Any, request: Any, input_ids: Any, *_: Any, **__: Any) -> None:
-    """Refuse tokens that the model does not have, wherever they come from.
-
-    Raises:
-        RefusedField: see `bounds.check_prompt`.
-    """
+    """Refuse tokens that the model does not have, wherever they come from."""
     if _checked():
         vocabulary = requests.vocabulary(tokenizer_manager)
         bounds.check_prompt(request, input_ids, vocabulary)
@@ -94,11 +82,7 @@ def http(_result: None, tokenizer_manager: Any, *_: Any, **__: Any) -> None:
 
 
 def _put_in_front() -> None:
-    """Put our front before the HTTP server, if its starter or its user wants one.
-
-    Raises:
-        UsageError: the file with its settings cannot be read.
-    """
+    """Put our front before the HTTP server, if its starter or its user wants one."""
     wanted = os.environ.get(setting_flags.OPTIONS["front"].variable, settings.OFF)
     if wanted == settings.OFF:
         return

@@ -152,11 +152,7 @@ def _kv_heads(model: str) -> int:
 
 
 def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
-    """Look at flags, settings and artifact, and refuse what cannot work, before a worker starts.
-
-    Raises:
-        OscarZooError: the server asks for something an INT2 cache cannot do.
-    """
+    """Look at flags, settings and artifact, and refuse what cannot work, before a worker starts."""
     if args.kv_cache_dtype != setting_flags.DTYPE:
         flags = setting_flags.flags_given(os.environ)
         if flags:
@@ -198,9 +194,6 @@ def model(
 ) -> None:
     """Refuse a model that cannot be served, or not with this artifact, before its
     weights are loaded. Leave out images where only text is served or calibrated with.
-
-    Raises:
-        OscarZooError: see `worker.check_model`.
     """
     if model_path not in (None, args.model_path) or is_draft_model:
         return
@@ -217,21 +210,13 @@ def model(
 
 
 def sampling(_result: None, params: Any, *_: Any, **__: Any) -> None:
-    """Refuse a request that an INT2 cache cannot answer. The server goes on.
-
-    Raises:
-        UsageError: names the parameter, the reason and what to use in its place.
-    """
+    """Refuse a request that an INT2 cache cannot answer. The server goes on."""
     if server_arguments.published_dtype() == setting_flags.DTYPE:
         refusals.check_request(params)
 
 
 def media(tokenizer_manager: Any, request: Any, *_: Any, **__: Any) -> None:
-    """Refuse images where SGLang would leave them out without a word. The server goes on.
-
-    Raises:
-        UsageError: see `refusals.check_media`.
-    """
+    """Refuse images where SGLang would leave them out without a word. The server goes on."""
     alone = getattr(tokenizer_manager, "mm_processor", None) is None
     if alone and server_arguments.published_dtype() == setting_flags.DTYPE:
         refusals.check_media(request)

@@ -15,11 +15,7 @@ from oscar_zoo.runtime.sliding_plan import SlidingDemand, SlidingPlan
 
 
 def pool_sizes(_result: None, self: Any, configurator: Any, *_: Any, **__: Any) -> None:
-    """Note what slots of both pools take, and that of a draft model beside them.
-
-    Raises:
-        OscarZooError: see `worker.check_model`.
-    """
+    """Note what slots of both pools take, and that of a draft model beside them."""
     if configurator.kv_cache_dtype_str != setting_flags.DTYPE:
         return
     FIRED.add("slot_bytes")

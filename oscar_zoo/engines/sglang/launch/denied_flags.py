@@ -81,9 +81,6 @@ def check_extra_flags(extra: Sequence[str]) -> None:
 
     Abbreviations are refused too when the engine's argument parser would complete them to a denied
     flag.
-
-    Raises:
-        UsageError: naming the flag and what to use in its place.
     """
     for token in extra:
         if not token.startswith("-") or token.lstrip("-").split("=")[0].replace(".", "").isdigit():

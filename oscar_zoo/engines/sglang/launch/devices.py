@@ -35,11 +35,6 @@ def check_devices(
         layout: how the user's flags spread the server; 1 where they say nothing.
         device: `cpu` or `cuda`.
         gpu: number of the first GPU.
-        environ: of the server.
-        nodes: folder in which the kernel lists its NUMA nodes.
-
-    Raises:
-        UnsupportedMachine: how many there are, how many the flags need, and what to change.
     """
     if device == "cpu":
         _check_cpu(layout, environ, nodes)
@@ -54,9 +49,6 @@ def check_gpus(
 
     Args:
         tensor_parallel: how many of them share the model; `None` for all.
-
-    Raises:
-        UnsupportedMachine: there are fewer.
     """
     seen = nvidia_smi.visible(nvidia_smi.gpus(environ), environ)
     if seen and gpu + number > len(seen):

@@ -38,12 +38,7 @@ def check_wish(wish: Wish | None, flags: UserFlags, device: str) -> None:
 
     Args:
         wish: the value of `--drafts`, or `None` without it.
-        flags: those of the user.
         device: `cpu` or `cuda`.
-
-    Raises:
-        UnsupportedMachine: there is no GPU.
-        OscarZooError: as `check_flags`, or a contradiction.
     """
     check_flags(flags, device)
     if wish is None:
@@ -79,14 +74,10 @@ def mtp_words(flags: UserFlags, steps: int) -> tuple[tuple[str, ...], int]:
     """The missing flags for a chain of drafts from layers of the model itself.
 
     Args:
-        flags: those of the user.
         steps: guesses a step, unless `flags` say it.
 
     Returns:
         The flags, and how many tokens are guessed in front of a step.
-
-    Raises:
-        UsageError: a number is none, or `flags` ask for a tree without its size.
     """
     told = {name: given(flags, name) for name in (STEPS, BRANCHES, TOKENS)}
     if _number(told[BRANCHES], 1) > 1 and None in (told[STEPS], told[TOKENS]):
@@ -110,14 +101,10 @@ def ngram_words(flags: UserFlags, *, chain: bool) -> tuple[tuple[str, ...], int]
     """The missing flags for drafts from text that repeats itself.
 
     Args:
-        flags: those of the user.
         chain: the drafts must be a chain, and no tree.
 
     Returns:
         The flags, and how many tokens are guessed in front of a step.
-
-    Raises:
-        UsageError: the number of tokens is none.
     """
     tokens = _number(given(flags, TOKENS), NGRAM_TOKENS, least=2)
     wanted = {ALGORITHM: ALGORITHMS["ngram"], TOKENS: str(tokens)}

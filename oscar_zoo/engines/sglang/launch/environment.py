@@ -72,7 +72,6 @@ def child_environment(
     took longer than they run.
 
     Args:
-        parent: usually `os.environ`.
         device: `cpu` adds what a machine without a GPU needs.
         kernels: folder only this user may enter, for compiled kernels.
     """

@@ -41,13 +41,7 @@ def check_flags(flags: UserFlags, device: str) -> None:
     """Refuse engine flags that the server would refuse.
 
     Args:
-        flags: those of the user.
         device: `cpu` or `cuda`.
-
-    Raises:
-        UsageError: as `refusals.check_server` and `check_known`, a share of memory that is none,
-            or a value that an option of the cache does not take.
-        OscarZooError: drafts that cannot start.
     """
     config = _configuration(flags, device)
     refusal.check_rows(config, refusals.SERVER, UsageError)
@@ -71,11 +65,7 @@ def replaced_backends(flags: UserFlags) -> tuple[str, ...]:
 
 
 def _check_fraction(text: str | None) -> None:
-    """Refuse a share of memory outside of 0 to 1, which SGLang itself accepts.
-
-    Raises:
-        UsageError: the value, and what it may be.
-    """
+    """Refuse a share of memory outside of 0 to 1, which SGLang itself accepts."""
     try:
         possible = text is None or 0.0 < float(text) <= 1.0
     except ValueError:
@@ -88,14 +78,7 @@ def _check_fraction(text: str | None) -> None:
 
 
 def _check_drafts(algorithm: Any, flags: UserFlags, device: str) -> None:
-    """Refuse speculative decoding that SGLang would give up only after it has loaded weights.
-
-    Raises:
-        UnsupportedMachine: there is no GPU.
-        UsageError: the algorithm lacks its draft model.
-        PathNotFound: the draft model is a path, and no folder is there.
-        InvalidModel: the folder has no `config.json`, or a damaged one.
-    """
+    """Refuse speculative decoding that SGLang would give up only after it has loaded weights."""
     path = flags.text(*DRAFT_MODEL)
     if algorithm is None:
         return
@@ -122,14 +105,7 @@ def needs_gpu(option: str) -> UnsupportedMachine:
 
 
 def check_environment(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Refuse variables that the server would refuse; `environ` is the server's whole environment.
-
-    Returns:
-        Warnings, one sentence each.
-
-    Raises:
-        UsageError: as `refusals.check_server` and `fork_environment.check`.
-    """
+    """Refuse variables that the server would refuse; `environ` is its whole environment."""
     refusals.check_server(SimpleNamespace(), environ, eager_only=False)
     return fork_environment.check(environ)
 

@@ -29,9 +29,6 @@ def check_known(flags: UserFlags) -> None:
     """Refuse a flag that SGLang's parser would not take, abbreviations included.
 
     Nothing is refused where SGLang is not installed, or where its source cannot be read.
-
-    Raises:
-        UsageError: the flag, and the nearest one that there is.
     """
     known: Set[str] = frozenset()
     for flag in flags.given:

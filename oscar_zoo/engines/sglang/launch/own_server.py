@@ -106,16 +106,7 @@ class StartedServer:
 
 @contextmanager
 def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]:
-    """Start `wanted` and wait until it is healthy.
-
-    Raises:
-        ServerFailed: the server did not start.
-        InvalidModel: the weights of the model are not those of its configuration, or its chat
-            template does not come to an end.
-        UsageError: a flag or a variable that an INT2 cache refuses.
-        VerificationFailed: the artifact holds only one of K and V.
-        DigestMismatchError: somebody changed the staged files during the start.
-    """
+    """Start `wanted` and wait until it is healthy."""
     if Path(wanted.model).is_dir() and wanted.flags.text("--load-format") != "dummy":
         from oscar_zoo.models.loading import check_weights  # imports transformers
 
@@ -145,11 +136,7 @@ def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]
 
 
 def log_file(name: str) -> Path:
-    """The log called `name`, in a folder that only this user may enter.
-
-    Raises:
-        OSError: the folder cannot be made.
-    """
+    """The log called `name`, in a folder that only this user may enter."""
     folder = paths.state_dir() / "logs"
     make_folders(folder, mode=0o700)
     return folder / f"{name}.log"

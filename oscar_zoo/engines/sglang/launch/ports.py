@@ -18,15 +18,7 @@ NEVER_GIVEN = range(20_000, 29_000)
 
 
 def check_port_free(host: str, port: int, *, again: Callable[[], str] | None = None) -> None:
-    """Refuse early when something listens on `host:port`.
-
-    Args:
-        again: the same command line with another port, for the hint.
-
-    Raises:
-        PortInUse: with the next free port as hint.
-        UsageError: a port that needs privileges, or an address that is not this machine's.
-    """
+    """Refuse early when something listens on `host:port`."""
     refusal = _bind_error(host, port)
     if refusal is None:
         return

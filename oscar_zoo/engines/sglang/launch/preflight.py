@@ -125,20 +125,7 @@ class ServerDemand:
 
 
 def check_folder(folder: Path, model_id: str) -> ConfigFile:
-    """Refuse a folder that is no model, or one of a kind that an INT2 cache cannot serve.
-
-    Args:
-        folder: of the model.
-        model_id: what messages call it.
-
-    Returns:
-        Its `config.json`.
-
-    Raises:
-        InvalidModel: `config.json`, weights or tokenizer are missing, or a weight file is damaged.
-        UnsupportedModel: by its attention.
-        StorageError: weights that cannot be read.
-    """
+    """Refuse a folder that is no model, or one of a kind that an INT2 cache cannot serve."""
     refuse_chosen_code(folder, model_id)
     config = ConfigFile.of_folder(folder)
     config_refusals.check_config(config, model_id)
@@ -152,9 +139,6 @@ def check_memory(server: ServerDemand, free: int | None) -> None:
 
     Args:
         free: unused bytes on every device that it runs on, or `None` if unknown.
-
-    Raises:
-        NotEnoughMemory: how much is needed, and what to lower.
     """
     if free is None:
         return
@@ -174,11 +158,7 @@ def check_memory(server: ServerDemand, free: int | None) -> None:
 def free_memory(
     device: str, gpu: int, number: int, environ: Mapping[str, str] = os.environ
 ) -> int | None:
-    """Free bytes on the CPU, or on the fullest of `number` GPUs from `gpu` on; `None` if unknown.
-
-    Raises:
-        UnsupportedMachine: there are fewer GPUs.
-    """
+    """Free bytes on the CPU, or on the fullest of `number` GPUs from `gpu`; `None` if unknown."""
     if device == "cpu":
         return host_memory.available_ram()
     return min((card.free for card in check_gpus(gpu, number, environ)), default=None)

@@ -24,11 +24,7 @@ END_SECONDS = 5.0
 
 
 class Redactor:
-    """Removes secrets from a stream, wherever its parts are cut.
-
-    Args:
-        secrets: what to remove, as it is and as JSON, Python and URLs write it.
-    """
+    """Removes secrets from a stream, wherever its parts are cut."""
 
     def __init__(self, secrets: Collection[str]) -> None:
         forms = {form.encode() for secret in secrets if secret for form in _forms(secret)}

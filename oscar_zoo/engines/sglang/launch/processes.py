@@ -65,11 +65,7 @@ class Process:
         return not self.elsewhere and Process.of(self.pid) == self
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal; `False` when the process is gone.
-
-        Raises:
-            PermissionError: it is somebody else's.
-        """
+        """Send a signal; `False` when the process is gone."""
         with self._handle() as handle:
             if handle is None:
                 return False

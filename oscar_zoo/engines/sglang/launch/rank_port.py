@@ -21,12 +21,7 @@ def rank_port(
     parallelism, where SGLang needs a port for each group.
 
     Args:
-        flags: of the user.
         tensor_parallel: ranks of a group, unless `flags` say it.
-        listens: the port on which the server will listen, which is not chosen.
-
-    Raises:
-        UsageError: the number of GPUs in `flags` is not a positive number.
     """
     sizes = flags.sizes()
     ranks = (sizes.tensor_parallel or tensor_parallel) * sizes.pipeline_parallel

@@ -46,11 +46,7 @@ class ReadyFacts:
 
 
 def read_facts(client: ServerClient) -> ReadyFacts:
-    """Ask a running server.
-
-    Raises:
-        ServerFailed: the server does not answer, or has no INT2 cache.
-    """
+    """Ask a running server."""
     info, models = client.get("/server_info"), client.get("/v1/models")
     try:
         model = models["data"][0]

@@ -83,11 +83,6 @@ class Server:
         Args:
             timeout: seconds.
             tick: called at once and then about twice a second with the seconds waited so far.
-
-        Raises:
-            ServerFailed: the child died (with the cause from its log), or time ran out.
-            PortInUse: another process listens on its port.
-            FlagRefused: its parser refused a flag.
         """
         started = time.monotonic()
         while True:
@@ -213,9 +208,6 @@ def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
     SIGTERM and SIGINT to this process are passed on as an orderly stop of the child while the block
     runs. Only the main thread can take signals; a server that another thread starts ends with its
     block, or with the process.
-
-    Raises:
-        ServerFailed: the program could not be started.
     """
     signals, stopped = Signals(), False
     try:

@@ -52,9 +52,6 @@ def kernels_folder() -> Path:
     """The folder of compiled kernels, which stay from one start to the next.
 
     Only this user may enter it.
-
-    Raises:
-        ForeignFolder, StorageError: it cannot be made, or others could put code into it.
     """
     folder = paths.cache_dir() / "kernels"
     refuse_links(folder.parent, folder.name)
@@ -88,9 +85,6 @@ def stage_rotations(verified: Verified, folder: Path) -> str:
 
     Returns:
         Digest over the two files, `sha256:<hex>`.
-
-    Raises:
-        VerificationFailed: `verified` holds only one side.
     """
     if verified.k is None or verified.v is None:
         raise VerificationFailed(
@@ -105,9 +99,6 @@ def stage_rotations(verified: Verified, folder: Path) -> str:
 def write_front(folder: Path, front: FrontSettings) -> tuple[Path, Path]:
     """Write the settings of a server's front, and the engine's configuration file with the keys
     that the engine knows; both with mode 0600.
-
-    Returns:
-        The two paths.
     """
     settings, engine = folder / "front.json", folder / "engine.yaml"
     write_new(settings, front.to_bytes(), mode=0o600)
@@ -123,11 +114,7 @@ def folder_digest(folder: Path) -> str:
 
 
 def check_unchanged(folder: Path, digest: str) -> None:
-    """Compare the staged files with `digest`.
-
-    Raises:
-        DigestMismatchError: somebody changed them.
-    """
+    """Compare the staged files with `digest`."""
     now = folder_digest(folder)
     if now != digest:
         raise DigestMismatchError.for_content(

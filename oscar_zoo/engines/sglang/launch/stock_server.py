@@ -53,11 +53,7 @@ class StockServer:
 
 @contextmanager
 def stock_server(wanted: StockServer, news: StartNews) -> Iterator[StartedServer]:
-    """Start `wanted` and wait until it is healthy.
-
-    Raises:
-        ServerFailed: the server did not start.
-    """
+    """Start `wanted` and wait until it is healthy."""
     planned = _plan(wanted, ports.free_port())
     news.starting(wanted.log)
     with server.running(planned, wanted.log) as child:

@@ -56,15 +56,9 @@ class Flag:
 class UserFlags:
     """The flags of one server.
 
-    Args:
-        words: as they stand behind `--`.
-
     Attributes:
         words: the same, for SGLang, which reads them itself.
         given: the flags among them, in order.
-
-    Raises:
-        UsageError: as `check_extra_flags`.
     """
 
     def __init__(self, words: Sequence[str] = ()) -> None:
@@ -97,11 +91,7 @@ class UserFlags:
         return found[-1] if found else None
 
     def sizes(self) -> SizeFlags:
-        """Those that decide how many GPUs and how much memory a server takes.
-
-        Raises:
-            UsageError: the number of GPUs is not a positive number.
-        """
+        """Those that decide how many GPUs and how much memory a server takes."""
         requests = self.text("--max-running-requests") or ""
         return SizeFlags(
             tensor_parallel=_tensor_parallel(self.text(*TENSOR_PARALLEL)),

@@ -78,9 +78,6 @@ def variants(
     """Servers that together have every pair of the given values, or every combination with `full`.
 
     The first server has the first values.
-
-    Raises:
-        UsageError: a chunk is not a whole number of pages, or there are too many combinations.
     """
     for chunk, page in itertools.product(chunks, pages):
         if chunk % page:
