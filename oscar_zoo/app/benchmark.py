@@ -18,10 +18,10 @@ from oscar_zoo.app.files import check_file
 from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.app.requirements import require_eval, require_serve
 from oscar_zoo.app.server_answers import counter
+from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import ServerFailed, UsageError
 from oscar_zoo.evaluate.phases import Phase
-from oscar_zoo.evaluate.server_client import ServerClient
 
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.benchmarks.answers import Answers

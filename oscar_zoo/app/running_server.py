@@ -11,11 +11,11 @@ from typing import Self
 
 from oscar_zoo.app.server_records import Entry
 from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.front.middleware import PATH
 from oscar_zoo.engines.sglang.launch.ready import ReadyFacts
 from oscar_zoo.engines.sglang.launch.server import Server
 from oscar_zoo.errors import ServerFailed
-from oscar_zoo.evaluate.server_client import ServerClient
 
 COUNT_SECONDS = 2.0
 """Seconds that a server may take to say how many requests it answers."""

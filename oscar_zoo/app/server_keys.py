@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 from oscar_zoo.app import server_records
 from oscar_zoo.app.server_record import ServerRecord
+from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.front.addresses import WILDCARDS, is_loopback
-from oscar_zoo.evaluate.server_client import ServerClient
 
 SECONDS = 600.0
 """Seconds that one answer may take by default."""

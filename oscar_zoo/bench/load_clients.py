@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from oscar_zoo.evaluate.server_client import ServerClient
+from oscar_zoo.engines.server_client import ServerClient
 
 PREFIXES = 8
 FRESH_SHARE = 0.1

@@ -18,9 +18,9 @@ from typing import Any
 from oscar_zoo.bench import load_clients
 from oscar_zoo.bench.load_clients import ClientCall, Load, Outcome, Tally
 from oscar_zoo.bench.load_memory import Usage, Watch
+from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.server import Server
 from oscar_zoo.errors import ServerFailed
-from oscar_zoo.evaluate.server_client import ServerClient
 
 SCHEMA = "oscar-zoo.bench-load/1"
 SETTLE = 120.0

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from oscar_zoo.engines.server_client import ServerFacts
 from oscar_zoo.evaluate.chunked_prefill import prefill_log_probabilities
 from oscar_zoo.evaluate.generate import greedy_generate, only_attention
-from oscar_zoo.evaluate.server_client import ServerFacts
 from oscar_zoo.evaluate.server_tasks import ServerQuestions, ServerRun, Turn
 from oscar_zoo.evaluate.sign_test import sign_test
 from oscar_zoo.evaluate.simulated_cache import CacheSpec

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.engines.server_client import Answer, Scored, ServerClient, ServerFacts
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.server_client import Answer, Scored, ServerClient, ServerFacts
 from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.evaluate.tasks.recall import Encode
 from oscar_zoo.evaluate.tasks.turns import Conversation, conversations

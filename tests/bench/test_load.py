@@ -33,8 +33,8 @@ from oscar_zoo.bench.load_clients import (
 )
 from oscar_zoo.bench.load_memory import Usage, Watch, gpu_memory, group_memory, usage
 from oscar_zoo.bench.load_run import Drain, LoadLimits, LoadReport, free_when_idle
+from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.server import Server
-from oscar_zoo.evaluate.server_client import ServerClient
 
 LOAD = Load(clients=4, seconds=0.5, longest=50, new_tokens=6, aborts=0.4)
 Events = Callable[[dict[str, Any]], Iterator[bytes]]

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from oscar_zoo.cli.render.long_context import print_report
+from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.long_context.chart import render_png
 from oscar_zoo.evaluate.long_context.families import FAMILIES
@@ -28,7 +29,6 @@ from oscar_zoo.evaluate.long_context.grid import (
 )
 from oscar_zoo.evaluate.long_context.page import render_html
 from oscar_zoo.evaluate.long_context.run import Questions, measure_servers
-from oscar_zoo.evaluate.server_client import ServerClient
 from oscar_zoo.evaluate.tasks.base import TaskPrompt
 
 LENGTH = 4000

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from oscar_zoo.engines.server_client import Answer, Scored, ServerClient
 from oscar_zoo.errors import ServerFailed, UsageError
-from oscar_zoo.evaluate.server_client import Answer, Scored, ServerClient
 
 INFO = {
     "version": "0.5.17",

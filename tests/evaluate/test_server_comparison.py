@@ -17,7 +17,7 @@ from random_qwen3 import write_model
 
 from oscar_zoo.artifact.hadamard import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
-from oscar_zoo.evaluate.server_client import Answer, Scored, ServerFacts
+from oscar_zoo.engines.server_client import Answer, Scored, ServerFacts
 from oscar_zoo.evaluate.server_comparison import ComparisonRow, ReferenceRun, compare
 from oscar_zoo.evaluate.server_tasks import ServerQuestions, ServerRun, Turn
 from oscar_zoo.evaluate.simulated_cache import CacheSpec

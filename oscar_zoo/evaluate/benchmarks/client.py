@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.evaluate.benchmarks.answers import Answer
-from oscar_zoo.evaluate.server_client import ServerClient
 
 _THOUGHTS_END = "</think>"
 _THOUGHTS = re.compile(r"\s*<think>")

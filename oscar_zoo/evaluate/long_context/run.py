@@ -9,6 +9,7 @@ from typing import Any
 
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.caches import bits_of, caches_of, encode_text, facts_of
 from oscar_zoo.evaluate.long_context.grid import (
@@ -19,7 +20,6 @@ from oscar_zoo.evaluate.long_context.grid import (
     measure_cells,
     write_prompts,
 )
-from oscar_zoo.evaluate.server_client import ServerClient
 from oscar_zoo.evaluate.tasks.base import measure
 from oscar_zoo.evaluate.tasks.recall import Recall
 from oscar_zoo.models.loading import LoadedModel

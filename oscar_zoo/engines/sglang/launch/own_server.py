@@ -18,6 +18,7 @@ from oscar_zoo import paths
 from oscar_zoo.artifact.durable import make_folders
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.front.middleware import PATH as FRONT
 from oscar_zoo.engines.sglang.front.settings import FrontSettings
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan, ports, server, staging
@@ -26,7 +27,6 @@ from oscar_zoo.engines.sglang.launch.rank_port import rank_port
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import ServerFailed
-from oscar_zoo.evaluate.server_client import ServerClient
 from oscar_zoo.models.chat_template import check_template_of
 
 

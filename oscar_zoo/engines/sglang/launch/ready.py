@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from oscar_zoo.engines.server_client import INT2, ServerClient
 from oscar_zoo.errors import ServerFailed
-from oscar_zoo.evaluate.server_client import INT2, ServerClient
 
 PLAIN_BYTES = 2
 """Bytes of one number in a BF16 cache."""

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Literal
 
 from oscar_zoo import children
+from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.flags import device_flags, device_switches
 from oscar_zoo.engines.sglang.launch import plan, ports, server, staging
 from oscar_zoo.engines.sglang.launch.environment import child_environment, set_variables
 from oscar_zoo.engines.sglang.launch.own_server import StartedServer, StartNews, follow_start
 from oscar_zoo.engines.sglang.launch.rank_port import rank_port
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
-from oscar_zoo.evaluate.server_client import ServerClient
 
 StockCache = Literal["bf16", "fp8"]
 BACKENDS = {"cuda": "flashinfer", "cpu": "torch_native"}

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.ready import read_facts
 from oscar_zoo.errors import ServerFailed
-from oscar_zoo.evaluate.server_client import ServerClient
 
 KEY = "a key"
 ELEMENTS = 36 * 8 * 256

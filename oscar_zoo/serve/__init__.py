@@ -1,0 +1,1 @@
+"""Serving: verbs that start, watch, and end servers."""
