@@ -17,8 +17,7 @@ from long_work import PHASES, Clock
 
 from oscar_zoo.app.progress import SILENT, Note
 from oscar_zoo.cli.render.course import EVERY_SECONDS
-from oscar_zoo.cli.render.notes import question_of
-from oscar_zoo.cli.render.progress import TerminalObserver
+from oscar_zoo.cli.render.progress import TerminalObserver, question_of
 
 
 def test_the_silent_observer_takes_everything_and_says_no() -> None:

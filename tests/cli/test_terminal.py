@@ -278,9 +278,9 @@ table = terminal.table(*heads, "± SE", "RECALL", "", right=tuple(range(1, 10)))
 table.add_row("BF16", *[""] * 5, "12.345", *[""] * 4)
 table.add_row("oscar-per-head", "0.96", "0.881", "0.0123", "64/64", "0.012", "12.345", "+0.28 %",
               "0.02", "98.6%", "kept")
-from oscar_zoo.cli.render.bars import Bars
+from rich.progress import Progress
 if DRAWS:
-    bars = Bars(lambda tasks: [], terminal.err())
+    bars = Progress(console=terminal.err())
     bars.start()
     bars.console.print(table)
     bars.stop()

@@ -1,21 +1,33 @@
-"""The observer of the command line: progress, remarks and questions of a use case, on stderr."""
+"""Progress, remarks and questions of a use case on stderr: bars on a terminal, lines elsewhere.
+
+There are two kinds of work. A course has phases that are known before it starts, so one bar shows
+all of it. Other work is counted label by label, such as the bytes of every file that is fetched.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, Self
 
 import click
+from rich.console import RenderableType
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID
+from rich.progress_bar import ProgressBar
+from rich.table import Column
+from rich.text import Text
 
 from oscar_zoo.app.progress import Note
-from oscar_zoo.cli.render import terminal
-from oscar_zoo.cli.render.displays import Clock, Display, count_display, course_display
-from oscar_zoo.cli.render.notes import lines_of, question_of
-from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.cli.render import computing, terminal
+from oscar_zoo.cli.render.choice import choice_lines
+from oscar_zoo.cli.render.course import Course, Rarely
+from oscar_zoo.evaluate.phases import Phase, duration
 
+Clock = Callable[[], float]
+LEAST_FOR_BAR = 100
+"""Columns of a terminal below which a line has no bar, so that its count and time left stay."""
 _TOLD = "oscar_zoo.told"
 """Where click keeps the remarks that a command line has printed."""
 
@@ -57,7 +69,9 @@ class TerminalObserver:
         with self._lock:
             self.close()
             if phases:
-                self._display = course_display(phases, self._clock, timed=timed)
+                course = Course(phases, self._clock, timed=timed)
+                on_terminal = sys.stderr.isatty()
+                self._display = CourseBar(course) if on_terminal else Lines(self._clock, course)
 
     def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
         """See `Observer`."""
@@ -65,7 +79,7 @@ class TerminalObserver:
             return
         with self._lock:
             if self._display is None:
-                self._display = count_display(self._clock)
+                self._display = CountBars() if sys.stderr.isatty() else Lines(self._clock)
             self._display.advance(label, done, total, unit)
 
     def note(self, note: Note) -> None:
@@ -97,3 +111,162 @@ class TerminalObserver:
 def can_ask() -> bool:
     """Whether somebody at a terminal can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def lines_of(note: Note) -> list[RenderableType]:
+    """What to print for `note`, which may say more than its own sentence."""
+    if note.code == "compute.choice":
+        return choice_lines(note.facts["choice"])
+    if note.code == "server.failed":
+        return [terminal.error_line(note.text, note.facts["hint"])]
+    text = note.text
+    if note.code == "compute.start":
+        text = f"{text.removesuffix('.')}: {computing.plan_sentence(note.facts)}"
+    return [terminal.clean(text if note.kind == "step" else f"{note.kind}: {text}")]
+
+
+def question_of(note: Note) -> str:
+    """The question that `note` asks."""
+    if note.code == "compute.question":
+        about = computing.about(note.facts["seconds"])
+        return f"{note.text.removesuffix('?')} ({about})?"
+    return note.text
+
+
+class Display(Protocol):
+    """Shows one piece of work until it is closed."""
+
+    def advance(self, label: str, done: int, total: int, unit: str) -> None:
+        """See `oscar_zoo.app.progress.Observer`."""
+
+    def say(self, line: RenderableType) -> None:
+        """Print a line, or a table, without breaking what is shown."""
+
+    def close(self) -> None:
+        """Stop showing; what was drawn disappears, lines stay."""
+
+
+class Lines:
+    """A line every 30 seconds, and one for every new phase of a course, or for every new label
+    whose seconds are counted.
+
+    The first phase of a course has none: most mistakes are found there, and then the error is the
+    only line.
+    """
+
+    def __init__(self, clock: Clock, course: Course | None = None) -> None:
+        self._course, self._rarely, self._waited_for = course, Rarely(clock), ""
+
+    def advance(self, label: str, done: int, total: int, unit: str) -> None:
+        """See `Display`."""
+        if self._course is not None:
+            first = not self._course.name
+            new, told = self._course.update(done, total, label) and not first, True
+            text = self._course.line
+        else:
+            waiting = not total and unit == "s"
+            new, told = waiting and label != self._waited_for, bool(total) or waiting
+            text = label + (f" ({done} s)" if waiting else f": {count_text(done, total, unit)}")
+            self._waited_for = label if waiting else self._waited_for
+        if new or (told and self._rarely()):
+            self._rarely.now()
+            self.say(terminal.clean(text))
+
+    def say(self, line: RenderableType) -> None:
+        """See `Display`."""
+        terminal.err().print(line)
+
+    def close(self) -> None:
+        """See `Display`."""
+
+
+class _Told(ProgressColumn):
+    """A field of a task as it is; `cut` where a narrow terminal has no room for all of it."""
+
+    def __init__(self, field: str, *, cut: bool = False) -> None:
+        super().__init__(Column(no_wrap=not cut, min_width=4 if cut else None))
+        self._field, self._cut = field, cut
+
+    def render(self, task: Task) -> Text:
+        text = task.fields[self._field]
+        told = text(task) if callable(text) else text
+        return Text(told, no_wrap=True, overflow="ellipsis" if self._cut else "ignore")
+
+
+class _Bar(BarColumn):
+    """A bar whose task may say its share by itself, as it moves with time."""
+
+    def render(self, task: Task) -> ProgressBar:
+        if "share" in task.fields:
+            task.completed = task.fields["share"]()
+        return super().render(task)
+
+
+class _Bars:
+    """What both displays on a terminal share."""
+
+    def __init__(self) -> None:
+        console = terminal.err()
+        bar = [_Bar(24)] if console.width >= LEAST_FOR_BAR else []
+        columns = _Told("label", cut=True), *bar, _Told("count"), _Told("left")
+        self._bars = Progress(*columns, console=console, transient=True)
+        self._bars.start()
+
+    def say(self, line: RenderableType) -> None:
+        """See `Display`."""
+        self._bars.console.print(line)
+
+    def close(self) -> None:
+        """See `Display`."""
+        self._bars.stop()
+
+
+class CourseBar(_Bars):
+    """One bar for all phases, with the name and the count of the current one."""
+
+    def __init__(self, course: Course) -> None:
+        super().__init__()
+        self._course = course
+        told: dict[str, Any] = {"label": "", "count": "", "left": lambda task: course.left}
+        told["share"] = lambda: course.share
+        self._task = self._bars.add_task("", total=1.0, **told)
+
+    def advance(self, label: str, done: int, total: int, unit: str) -> None:
+        """See `Display`."""
+        course = self._course
+        course.update(done, total, label)
+        label = f"  {terminal.printable(course.name)}"
+        self._bars.update(self._task, label=label, count=course.count)
+
+
+class CountBars(_Bars):
+    """A bar per label; one without a total moves on its own until another label begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tasks: dict[str, TaskID] = {}
+
+    def advance(self, label: str, done: int, total: int, unit: str) -> None:
+        """See `Display`."""
+        if label not in self._tasks:
+            for task in [task.id for task in self._bars.tasks if task.total is None]:
+                self._bars.remove_task(task)
+            shown = f"  {terminal.printable(label)}"
+            told: dict[str, Any] = {"label": shown, "count": "", "left": _time_left}
+            self._tasks[label] = self._bars.add_task("", total=total or None, **told)
+        task_id = self._tasks[label]
+        if task_id in self._bars.task_ids and (total or unit):
+            count = count_text(done, total, unit)
+            self._bars.update(task_id, completed=done, total=total or None, count=count)
+
+
+def count_text(done: int, total: int, unit: str) -> str:
+    """`3 of 8 tokens`, `1.2 MB of 8.0 MB`, or `12 s` where no total is known."""
+    if unit == "bytes":
+        return f"{terminal.megabytes(done)} of {terminal.megabytes(total)}"
+    return (f"{done:,} of {total:,} {unit}" if total else f"{done:,} {unit}").rstrip()
+
+
+def _time_left(task: Task) -> str:
+    left = None if task.finished else task.time_remaining
+    return "" if left is None else f"about {duration(left)} left"
