@@ -32,62 +32,6 @@ def hub(tmp_path: Path) -> Path:
     return tmp_path / "hub"
 
 
-def test_an_empty_argument_is_never_the_current_folder(
-    capsys: pytest.CaptureFixture[str], artifact: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(artifact)
-    for arguments in (
-        ["verify", ""],
-        ["publish", ""],
-        ["compute", "model", "--output-dir="],
-        ["list", "--hub", ""],
-    ):
-        assert "empty" in refused(capsys, 2, *arguments)
-
-
-def test_an_option_with_a_slip_names_the_nearest_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        refused(capsys, 2, "serve", "Qwen3-8B", "--prnt")
-        .strip()
-        .endswith("No such option '--prnt'. Did you mean --print? Try: oscar-zoo serve --help")
-    )
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        (["serve", "Qwen3-8B", "--bits", "2"], None),
-        (["serve", "Qwen3-8B", "--pront"], "--print"),
-        (["serve", "Qwen3-8B", "--prot"], "--port"),
-        (["compute", "Qwen3-8B", "--calib-tokns", "4"], "--calib-tokens"),
-        (["compute", "Qwen3-8B", "--tokens", "4"], "--calib-tokens"),
-        (["compute", "Qwen3-8B", "--output", "x"], "--output-dir"),
-    ],
-)
-def test_only_an_option_that_is_close_is_suggested(
-    capsys: pytest.CaptureFixture[str], typed: list[str], meant: str | None
-) -> None:
-    said = refused(capsys, 2, *typed)
-    assert f"No such option '{typed[2]}'." in said
-    assert (f"Did you mean {meant}?" if meant else "Try: oscar-zoo") in said
-    assert meant is not None or "Did you mean" not in said
-
-
-@pytest.mark.parametrize(
-    ("typed", "said"),
-    [
-        (["compute", "M", "--calib-tokens", "abc"], "'abc' is not a whole number in the range x>="),
-        (["chat", "--max-tokens", "1.5"], "'1.5' is not a whole number in the range x>=1."),
-        (["chat", "--max-tokens", "0"], "0 is not in the range x>=1."),
-    ],
-)
-def test_a_number_that_is_none_is_told_the_range(
-    capsys: pytest.CaptureFixture[str], typed: list[str], said: str
-) -> None:
-    shown = refused(capsys, 2, *typed)
-    assert f"Invalid value for '{typed[-2]}': {said}" in shown and "valid integer" not in shown
-
-
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
@@ -109,53 +53,6 @@ def test_an_option_in_front_of_its_command(
     out, err = capsys.readouterr()
     said = parsed(out)["error"]["hint"] if "--json" in typed else err
     assert meant in said if meant else "behind" not in said
-
-
-@pytest.mark.parametrize("command", ["pull", "info", "verify", "serve"])
-@pytest.mark.parametrize("hub", ["hf:my-org/zoo", "ms:my-org/zoo@main", "file:/data/zoo"])
-def test_a_hub_where_a_name_belongs(
-    capsys: pytest.CaptureFixture[str], command: str, hub: str
-) -> None:
-    line = refused(capsys, 2, command, hub)
-    assert f"{hub} is a hub" in line and f"oscar-zoo list --hub {hub}" in line
-
-
-def test_a_cause_and_a_next_step_are_two_sentences(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    assert f"{tmp_path}/nowhere. Check" in refused(capsys, 3, "verify", f"{tmp_path}/nowhere")
-
-
-def test_paths_that_are_neither_file_nor_folder(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    os.mkfifo(tmp_path / "pipe.pt")
-    (tmp_path / "broken").symlink_to("nothing")
-    (tmp_path / "loop").symlink_to("loop")
-    for command in ("verify", "eval", "serve"):
-        assert "neither a file nor a folder" in refused(capsys, 2, command, tmp_path / "pipe.pt")
-        for name in ("broken", "loop"):
-            assert "leads nowhere" in refused(capsys, 3, command, tmp_path / name)
-
-
-@pytest.mark.parametrize("command", ["verify", "eval", "serve"])
-def test_a_folder_without_rotations(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str
-) -> None:
-    (tmp_path / "folder.pt").mkdir()
-    assert "no rotation files" in refused(capsys, 3, command, tmp_path / "folder.pt")
-
-
-@pytest.mark.parametrize("command", ["eval", "serve"])
-def test_one_file_where_a_pair_is_needed(
-    capsys: pytest.CaptureFixture[str], artifact: Path, command: str
-) -> None:
-    assert "needs K and V" in refused(capsys, 2, command, artifact / K_NAME)
-
-
-def test_a_file_where_a_folder_is_meant(capsys: pytest.CaptureFixture[str], artifact: Path) -> None:
-    assert "is a file" in refused(capsys, 2, "publish", artifact / K_NAME)
-    assert "is a file" in refused(capsys, 2, "compute", artifact / K_NAME)
 
 
 def test_a_manifest_means_its_folder_and_a_linked_folder_its_target(
@@ -188,58 +85,10 @@ def test_files_that_are_links_come_with_the_command_that_copies_them(
         capsys.readouterr()
 
 
-@pytest.mark.parametrize("command", ["pull", "cache rm"])
-def test_a_path_where_a_name_is_needed(
-    capsys: pytest.CaptureFixture[str],
-    artifact: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-) -> None:
-    """Where nothing is, that is said first, whatever the path begins with."""
-    monkeypatch.chdir(artifact.parent)
-    monkeypatch.setenv("HOME", str(artifact.parent))
-    for begin in ("./", f"{artifact.parent}/", "~/"):
-        line = refused(capsys, 2, *command.split(), f"{begin}{artifact.name}")
-        assert "is a path" in line and "oscar-zoo verify" in line
-        line = refused(capsys, 3, *command.split(), f"{begin}nothing")
-        assert "no such file or folder" in line and "oscar-zoo verify" not in line
-    assert "nothing/" in refused(capsys, 3, *command.split(), "nothing/")
-
-
-def test_a_folder_given_as_a_hub_names_the_right_form(
-    capsys: pytest.CaptureFixture[str], hub: Path
-) -> None:
-    assert f"file:{hub}" in refused(capsys, 2, "list", "--hub", hub)
-
-
-def test_a_very_long_name(capsys: pytest.CaptureFixture[str]) -> None:
-    for text in ("a" * 5000, "/" + "a" * 5000):
-        assert len(refused(capsys, 2 if text[0] == "a" else 8, "verify", text)) < 500
-
-
-def test_an_unknown_tag_lists_the_tags_there_are(
-    capsys: pytest.CaptureFixture[str], hub: Path
-) -> None:
-    for command in ("info", "pull"):
-        assert TAG in refused(capsys, 3, command, f"{TINY}:seq1", "--hub", f"file:{hub}")
-    assert "seq20000_prompt83_group128" in refused(capsys, 3, "info", "Qwen3-8B:seq1")
-
-
 def test_a_list_for_an_unknown_model_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["list", "--for", "qwen3-7b"]) == 0
     done = capsys.readouterr()
     assert done.out == "" and "qwen3-7b" in done.err and "Qwen3-8B" in done.err
-
-
-def test_list_shows_format_and_bits_of_what_is_here(
-    capsys: pytest.CaptureFixture[str], hub: Path
-) -> None:
-    for arguments in (["--hub", f"file:{hub}"], []):
-        assert run(["list", "--json", *arguments]) == 0
-        row = next(r for r in parsed(capsys.readouterr().out)["artifacts"] if r["tag"] == TAG)
-        assert (row["format_version"], row["bits_per_element"], row["method"]) == (1, 2.5, "oscar")
-        assert run(["pull", TINY, "--hub", f"file:{hub}"]) == 0
-        capsys.readouterr()
 
 
 def test_list_survives_a_manifest_that_is_none(
@@ -291,48 +140,6 @@ def test_what_asked_for_offline_mode_is_named(
     monkeypatch.setenv(variable, "1")
     told = refused(capsys, 5, "pull", "Qwen3-8B")
     assert f"nset {variable}" in told and "--offline" not in told
-
-
-def test_a_wrong_name_in_the_store_brings_close_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    told = refused(capsys, 3, "verify", "qwen3-7b")
-    assert "Did you mean " in told and "Qwen3-8B" in told
-    assert "Fetch it: oscar-zoo pull Qwen3-8B" in refused(capsys, 3, "verify", "Qwen3-8B")
-
-
-def test_a_folder_in_an_error_begins_with_a_dot(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without it `dmg` would be read as a name by the command that the line proposes."""
-    monkeypatch.chdir(tmp_path)
-    files = artifact_files()
-    write_folder(Path("rotation"), files)
-    write_folder(Path("bare"), {name: data for name, data in files.items() if name != "oscar.json"})
-    write_folder(Path("my dmg"), files | {K_NAME: files[K_NAME][:-200]})
-    for command in (
-        ["publish", "./my dmg", "--hub", "file:./hub"],
-        ["serve", "./my dmg", "--print"],
-    ):
-        line = refused(capsys, 4, *command)
-        assert (
-            "error: ./my dmg failed verification" in line and "oscar-zoo verify './my dmg'" in line
-        )
-    Path("Qwen3-8B").mkdir()
-    for command in (["serve", "./Qwen3-8B", "--print"], ["verify", "./Qwen3-8B"]):
-        assert "no rotation files in ./Qwen3-8B" in refused(capsys, 3, *command)
-    assert "no such artifact folder: ./nope" in refused(capsys, 3, "publish", "nope")
-    assert "error: ./bare has no oscar.json" in refused(
-        capsys, 3, "publish", "bare", "--hub", "file:./hub"
-    )
-    compute = ["compute", MODEL, "--calib-tokens", "64", "--output-dir"]
-    assert "error: ./rotation already holds an artifact" in refused(capsys, 7, *compute, "rotation")
-    assert "error: ./Qwen3-8B/x holds other files" in refused(
-        capsys, 7, *compute, _with_a_file("Qwen3-8B/x")
-    )
-
-
-def _with_a_file(folder: str) -> str:
-    write_folder(Path(folder), {"a.txt": b""})
-    return folder
 
 
 def test_a_copy_that_is_here_while_no_hub_answers(

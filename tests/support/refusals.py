@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+
 import pytest
 from cli_output import parsed
 
+from oscar_zoo.cli import main, streams
 from oscar_zoo.cli.main import run
 
 TINY = "tiny-qwen3-hard"
@@ -24,3 +28,15 @@ def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -
     error = parsed(structured.out)["error"]
     assert error["code"] and error["message"].strip() and set(error) == {"code", "message", "hint"}
     return text.err
+
+
+def ran(given: list[str]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr, as bytes that a terminal could show."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        streams.accept_any_text()
+        code = main.run(given)
+    out.flush()
+    err.flush()
+    told, remarks = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+    return code, told, remarks
