@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from shlex import quote
-from typing import Self
+from typing import ClassVar, Self
 
 
 class NextStep:
     """One thing to do."""
 
+    joint: ClassVar[str] = ""
+    """What comes before the instruction where it follows other advice."""
+
     @property
     def otherwise(self) -> str:
         """The same instruction, as it follows other advice."""
-        return str(self)
+        return f"{self.joint}{self}"
 
 
 @dataclass(frozen=True)
@@ -23,13 +26,10 @@ class Pull(NextStep):
 
     name: str
 
+    joint = "to "
+
     def __str__(self) -> str:
         return f"fetch it: oscar-zoo pull {self.name}"
-
-    @property
-    def otherwise(self) -> str:
-        """See `NextStep`."""
-        return f"to {self}"
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,10 @@ class Compute(NextStep):
     name: str
     command: str
 
+    joint = "to "
+
     def __str__(self) -> str:
         return f"compute one: {self.command}"
-
-    @property
-    def otherwise(self) -> str:
-        """See `NextStep`."""
-        return f"to {self}"
 
 
 @dataclass(frozen=True)
@@ -74,14 +71,11 @@ class AddOption(NextStep):
     value: str | None = None
     command: str | None = None
 
+    joint = "or "
+
     def __str__(self) -> str:
         option = self.option if self.value is None else f"{self.option} {self.value}"
         return f"add {option}" + (f" (an option of {self.command})" if self.command else "")
-
-    @property
-    def otherwise(self) -> str:
-        """See `NextStep`."""
-        return f"or {self}"
 
 
 @dataclass(frozen=True)
@@ -112,13 +106,10 @@ class Login(NextStep):
 
     hub: str = "hf"
 
+    joint = "if it is private, "
+
     def __str__(self) -> str:
         return "log in: oscar-zoo login" + ("" if self.hub == "hf" else f" {self.hub}")
-
-    @property
-    def otherwise(self) -> str:
-        """See `NextStep`."""
-        return f"if it is private, {self}"
 
 
 class SuggestedPath(str):

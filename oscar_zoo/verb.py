@@ -122,7 +122,7 @@ def as_json(outcome: Any) -> dict[str, Any]:
 
 def schema_of(kind: Any, mode: Literal["serialization", "validation"] = "serialization") -> Any:
     """The JSON Schema of what a verb prints: closed, every key required, without titles."""
-    from oscar_zoo.artifact.closed_schema import Closed
+    from oscar_zoo.artifact.specs import Closed
 
     return _adapter(kind).json_schema(mode=mode, by_alias=True, schema_generator=Closed)
 

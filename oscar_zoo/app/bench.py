@@ -21,7 +21,7 @@ from oscar_zoo.engines.sglang.launch.stock_server import BACKENDS
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case
 from oscar_zoo.errors import FlagRefused, UsageError
-from oscar_zoo.models.nvidia_smi import device_name
+from oscar_zoo.models.hardware import device_name
 
 MOST_CASES = 64
 HELP = "try: oscar-zoo bench serve --help"

@@ -18,7 +18,7 @@ from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import UnsupportedMachine
-from oscar_zoo.models.nvidia_smi import pick_serving_device
+from oscar_zoo.models.hardware import pick_serving_device
 
 LARGE = 2 * 10**9
 """Bytes of weights from which a CPU is measured only when it was named."""

@@ -17,13 +17,13 @@ from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.server_answers import serving_dtype
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.files import sha256_hex
+from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang.compat.versions import sglang_version
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.evaluate.benchmarks.tasks import Benchmark
-from oscar_zoo.models.nvidia_smi import device_name, pick_serving_device
+from oscar_zoo.models.hardware import device_name, pick_serving_device
 from oscar_zoo.registry.model_names import ModelChoice
 
 if TYPE_CHECKING:
@@ -110,8 +110,8 @@ def prepare(
     from oscar_zoo.evaluate.benchmarks.data import read_rows
     from oscar_zoo.evaluate.benchmarks.harness import harness_version, load_task
     from oscar_zoo.evaluate.benchmarks.run import Settings
-    from oscar_zoo.models.generation_config import read_generation_config
-    from oscar_zoo.models.inspect import inspect_model
+    from oscar_zoo.models.config_file import read_generation_config
+    from oscar_zoo.models.model_source import inspect_model
 
     observer.advance(f"reading {one.name}", 0, 0)
     rows = None if request.data is None else read_rows(request.data)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from oscar_zoo.compute.estimate import Estimate
     from oscar_zoo.compute.job import ComputeOptions, ComputeResult
     from oscar_zoo.models.config_file import ConfigFile
-    from oscar_zoo.models.inspect import ModelConfig
     from oscar_zoo.models.loading import Dtype
+    from oscar_zoo.models.model_source import ModelConfig
     from oscar_zoo.registry.model_names import ModelChoice
 
 CALIB_TOKENS = 16_384
@@ -167,9 +167,9 @@ def options_of(request: ComputeRequest, choice: ModelChoice) -> tuple[ComputeOpt
     # What follows imports torch and transformers, which takes seconds.
     from oscar_zoo.compute.options import ComputeOptions
     from oscar_zoo.compute.width_wish import check_wish, width_wish
-    from oscar_zoo.models.device import pick_device
-    from oscar_zoo.models.inspect import read_model_config
-    from oscar_zoo.models.model_folder import check_model_folder
+    from oscar_zoo.models.memory import pick_device
+    from oscar_zoo.models.model_source import read_model_config
+    from oscar_zoo.models.weight_files import check_model_folder
 
     model = read_model_config(choice.source, request.revision, request.model_id or choice.model_id)
     if Path(choice.source).is_dir():

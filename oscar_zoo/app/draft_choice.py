@@ -20,9 +20,8 @@ from oscar_zoo.engines.sglang.speculation_refusals import BRANCHES, BREADTH
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.model_hub import kept_config
-from oscar_zoo.models.mtp_layers import UNTRIED, MtpLayers, mtp_layers
-from oscar_zoo.models.other_layers import kept_by_others
-from oscar_zoo.models.weight_names import stored_names
+from oscar_zoo.models.other_layers import UNTRIED, MtpLayers, kept_by_others, mtp_layers
+from oscar_zoo.models.weight_files import stored_names
 
 SOURCES: dict[Kind, str] = {
     "mtp": "the model's own layer (MTP)",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models import hardware
 from oscar_zoo.models.config_file import read_config
 from oscar_zoo.models.model_hub import check_fetchable
 
@@ -24,5 +24,5 @@ def check_model(source: str, revision: str | None = None) -> None:
 
 def check_device(name: str | None) -> None:
     """Refuse what is not the name of a device, and a GPU where torch is a build for CPUs."""
-    if name is not None and name != ALL_GPUS and nvidia_smi.parse_device(name)[0] == "cuda":
-        nvidia_smi.check_build()
+    if name is not None and name != ALL_GPUS and hardware.parse_device(name)[0] == "cuda":
+        hardware.check_build()

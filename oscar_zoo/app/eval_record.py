@@ -9,7 +9,7 @@ from pathlib import Path
 
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Note, Observer
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.evaluate.records import Circumstances, Compared, scores

@@ -24,7 +24,7 @@ from oscar_zoo.evaluate.phases import Phase, duration
 if TYPE_CHECKING:
     from oscar_zoo.app.arguments import Clips, Numbers
     from oscar_zoo.app.evaluated_model import Subject
-    from oscar_zoo.artifact.model_block import ModelBlock
+    from oscar_zoo.artifact.manifest import ModelBlock
     from oscar_zoo.artifact.specs import ServingRecipe
     from oscar_zoo.evaluate.ablation import Setting
     from oscar_zoo.evaluate.run import EvalReport
@@ -225,7 +225,7 @@ def settings_of(
     """The recipe of the artifact, and those to measure with; no weights are read."""
     from oscar_zoo.app.evaluated_model import recipe_of
     from oscar_zoo.evaluate.ablation import check_settings
-    from oscar_zoo.models.inspect import inspect_model
+    from oscar_zoo.models.model_source import inspect_model
 
     choice = subject.choice
     block = inspect_model(choice.source, revision=request.revision, model_id=choice.model_id)

@@ -29,7 +29,7 @@ from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
-from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models import hardware
 from oscar_zoo.registry.model_names import ModelChoice
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def evaluate(request: ServerEvaluateRequest, observer: Observer = SILENT) -> Ser
     choice = model_for(artifact, named, observer, again=request.again)
     recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=request.clip)
     both_sides(artifact)
-    device, gpu = nvidia_smi.pick_serving_device(request.device)
+    device, gpu = hardware.pick_serving_device(request.device)
     check_fetchable(choice.source, request.revision)
     questions = _questions(
         text,
@@ -163,8 +163,8 @@ def sweep(device: str | None, *, full: bool = False) -> tuple[ServerVariant, ...
     Args:
         device: as the user wrote it.
     """
-    on_gpu = nvidia_smi.pick_serving_device(device, check=False)[0] != "cpu"
-    two = on_gpu and len(nvidia_smi.visible(nvidia_smi.gpus())) > 1
+    on_gpu = hardware.pick_serving_device(device, check=False)[0] != "cpu"
+    two = on_gpu and len(hardware.visible(hardware.gpus())) > 1
     return variants((512, 8192), (1, 16), (True, False), (1, 2) if two else (1,), full=full)
 
 
@@ -181,8 +181,8 @@ def _questions(
 ) -> ServerQuestions:
     """What to ask, in tokens of the model; `windows` are those of the recipe."""
     from oscar_zoo.evaluate.server_tasks import make_questions
-    from oscar_zoo.models.inspect import inspect_model
     from oscar_zoo.models.loading import load_tokenizer
+    from oscar_zoo.models.model_source import inspect_model
 
     block = inspect_model(choice.source, revision=revision, model_id=choice.model_id)
     tokenizer = load_tokenizer(choice.source, revision=revision)
@@ -207,9 +207,8 @@ def _load(
     subject: ServerSubject, run: ServerRun, device: str | None, *, stream: bool | None
 ) -> LoadedModel:
     """The reference, in the type that the server computed in."""
-    from oscar_zoo.models.device import pick_device
     from oscar_zoo.models.loading import load_model
-    from oscar_zoo.models.memory import Workload
+    from oscar_zoo.models.memory import Workload, pick_device
 
     told = run.facts.dtype
     return load_model(

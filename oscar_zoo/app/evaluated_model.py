@@ -93,9 +93,8 @@ def load_subject(
     Args:
         longest: tokens of the longest sequence.
     """
-    from oscar_zoo.models.device import pick_device
     from oscar_zoo.models.loading import load_model
-    from oscar_zoo.models.memory import Workload
+    from oscar_zoo.models.memory import Workload, pick_device
 
     observer.advance("load", 0, 0)
     choice = subject.choice

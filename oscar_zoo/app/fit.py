@@ -185,7 +185,7 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
     _check_paths(request)
     choice = _model_of(request, observer)
     # What follows imports torch and transformers, which takes seconds.
-    from oscar_zoo.artifact.group_size import check_groups
+    from oscar_zoo.artifact.specs import check_groups
     from oscar_zoo.compute.moments_file import load_moments
     from oscar_zoo.compute.phases import refit_phases
     from oscar_zoo.compute.refit import refit

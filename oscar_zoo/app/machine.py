@@ -29,7 +29,7 @@ from oscar_kernels.chips import (
 from oscar_zoo import paths
 from oscar_zoo.engines.sglang.compat.versions import BEYOND, FIRST, sglang_version
 from oscar_zoo.errors import MissingDependency, OscarZooError
-from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models import hardware
 from oscar_zoo.next_step import Install
 from oscar_zoo.registry.store import Store
 from oscar_zoo.version import __version__
@@ -125,12 +125,12 @@ def folders() -> Iterator[DoctorFinding]:
 
 def gpu() -> DoctorFinding:
     """The NVIDIA GPUs, as the driver's own tool names them."""
-    cards = nvidia_smi.gpus()
+    cards = hardware.gpus()
     if cards:
         names = ", ".join(f"{card.name} with {card.memory / (1 << 30):.0f} GiB" for card in cards)
         facts = {"gpus": [{"name": card.name, "memory_bytes": card.memory} for card in cards]}
         return DoctorFinding("machine", "GPU", "ok", names, facts=facts)
-    models = nvidia_smi.driver_models()
+    models = hardware.driver_models()
     if models:
         detail = f"{', '.join(models)}, but nvidia-smi does not work"
         return DoctorFinding(
@@ -165,7 +165,7 @@ def kernels() -> DoctorFinding:
     """The path that the INT2 kernels take on the GPUs of this machine."""
     torch, capabilities = (
         _version("torch") is not None,
-        sorted(set(nvidia_smi.compute_capabilities())),
+        sorted(set(hardware.compute_capabilities())),
     )
     paths = [(capability, kernel_path(capability)) for capability in capabilities]
     facts: dict[str, Any] = {

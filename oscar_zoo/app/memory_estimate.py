@@ -14,7 +14,7 @@ from oscar_zoo.app.model_needs import Needs, needs_of_manifest, needs_of_recipe
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.engines.sglang.capacity import caches
 from oscar_zoo.engines.sglang.concurrency import Layout
-from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models import hardware
 from oscar_zoo.registry.recipe import ModelRecipe
 
 
@@ -81,5 +81,5 @@ def _card(needs: Needs, name: str, memory: int) -> dict[str, Any]:
 def _visible() -> list[tuple[str, int]]:
     """Every kind of GPU that programs see here."""
     return list(
-        dict.fromkeys((card.name, card.memory) for card in nvidia_smi.visible(nvidia_smi.gpus()))
+        dict.fromkeys((card.name, card.memory) for card in hardware.visible(hardware.gpus()))
     )

@@ -12,10 +12,10 @@ from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.engines.sglang.capacity import BF16_BYTES
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.folder_geometry import geometry_of_folder
-from oscar_zoo.models.model_folder import stored_weights
 from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.models.other_layers import OtherLayers, other_layers
 from oscar_zoo.models.weight_count import quantization, weights_of_config, weights_of_name
+from oscar_zoo.models.weight_files import stored_weights
 from oscar_zoo.registry.model_names import ModelChoice, holds_model
 from oscar_zoo.registry.recipe import ModelRecipe, serving_recipe
 from oscar_zoo.registry.recipe_config import config_of_recipe, others_of_recipe

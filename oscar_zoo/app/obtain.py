@@ -23,8 +23,8 @@ from oscar_zoo import paths
 from oscar_zoo.app.compute import run
 from oscar_zoo.app.compute_plan import ComputePlan
 from oscar_zoo.app.progress import Note, Observer
-from oscar_zoo.artifact import durable, locks, strict_json
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact import durable, strict_json
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import (
     ArtifactNotFound,
@@ -126,13 +126,13 @@ def _turn(plan: ComputePlan, observer: Observer) -> Iterator[Path]:
 
 
 @contextmanager
-def _lock(folder: Path, name: str, timeout: float) -> Iterator[locks.State]:
+def _lock(folder: Path, name: str, timeout: float) -> Iterator[durable.State]:
     with durable.storage_errors(f"cannot write {folder}", cache=True):
         durable.check_private(folder.parent, folder)
         durable.make_folders(folder, mode=0o700)
         place = folder / f"{name.casefold()}.lock"
         descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with locks.held_descriptor(descriptor, timeout=timeout) as state:
+    with durable.held_descriptor(descriptor, timeout=timeout) as state:
         yield state
 
 

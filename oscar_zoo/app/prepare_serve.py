@@ -9,7 +9,7 @@ from oscar_zoo.app.artifact_model import ArtifactModel, model_for
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.refused_models import check_served
-from oscar_zoo.artifact import group_size
+from oscar_zoo.artifact import specs
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.engines.sglang import concurrency
 from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags
@@ -17,7 +17,7 @@ from oscar_zoo.engines.sglang.head_split import check_heads
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.setting_flags import OPTIONS
-from oscar_zoo.models import model_folder, nvidia_smi
+from oscar_zoo.models import hardware, weight_files
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.registry.model_names import ModelChoice
 
@@ -113,7 +113,7 @@ def check_groups(prepared: Prepared, flags: UserFlags) -> None:
     option = OPTIONS["group_size"]
     given = flags.text(*option.names)
     size = prepared.recipe.group_size if given is None else option.parse(given, option.flag)
-    group_size.check_groups(
+    specs.check_groups(
         prepared.geometry.head_dims, size, prepared.choice.name, option=f"-- {option.flag}={{}}"
     )
 
@@ -154,7 +154,7 @@ def stored_weights_of(
         The bytes, `None` where nobody knows them, and a type, `None` when they are quantized.
     """
     if config is not None:
-        return model_folder.stored_weights(Path(choice.source), config)
+        return weight_files.stored_weights(Path(choice.source), config)
     parameters = choice.recipe.parameters if choice.recipe else None
     return (None, None) if parameters is None else (2 * parameters, "bfloat16")
 
@@ -171,7 +171,7 @@ def _usual_gpus(choice: ModelChoice, gpu: int, *, all_here: bool) -> int:
     """The number of GPUs that the zoo starts this model on; unless `all_here`, halved until this
     machine has as many."""
     usual = choice.recipe.tensor_parallel if choice.recipe else 1
-    seen = usual if all_here else len(nvidia_smi.visible(nvidia_smi.gpus())) - gpu
+    seen = usual if all_here else len(hardware.visible(hardware.gpus())) - gpu
     while usual > max(1, seen):
         usual //= 2
     return usual

@@ -172,8 +172,8 @@ def ask(request: RulerRequest, observer: Observer = SILENT) -> RulerReport:
 
     cells_of(request.families, request.lengths or (SHORTEST,), request.depths)
     from oscar_zoo.evaluate.long_context import run
-    from oscar_zoo.models.inspect import inspect_model
     from oscar_zoo.models.memory import memory_errors
+    from oscar_zoo.models.model_source import inspect_model
 
     block = inspect_model(choice.source, revision=request.revision, model_id=choice.model_id)
     longest = block.rope.max_position if block.rope else None

@@ -18,7 +18,7 @@ from oscar_zoo.app.servers import serve_log
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer
-from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models import hardware
 
 
 def serve(
@@ -87,7 +87,7 @@ def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
     checked = check(request, observer)
     artifact = find_artifact(request, checked, observer)
     flags, again = request.flags, request.command_line
-    with nvidia_smi.one_look():
+    with hardware.one_look():
         prepared = prepare(
             artifact,
             observer,

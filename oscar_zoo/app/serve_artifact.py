@@ -13,8 +13,8 @@ from oscar_zoo.app.obtain import obtain
 from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import ModelTarget, PathTarget, Target
+from oscar_zoo.artifact.artifact_folder import choose_artifact
 from oscar_zoo.artifact.names import path_text
-from oscar_zoo.artifact.tree import choose_artifact
 from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.registry.model_names import ModelChoice
 from oscar_zoo.registry.pins import PinFile

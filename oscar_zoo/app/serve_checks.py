@@ -26,7 +26,7 @@ from oscar_zoo.engines.sglang.front.addresses import parse_origin
 from oscar_zoo.engines.sglang.launch import devices, draft_flags, plan
 from oscar_zoo.engines.sglang.launch.draft_flags import Wish
 from oscar_zoo.errors import AmbiguousName, NetworkError, PortInUse, UsageError
-from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models import hardware
 from oscar_zoo.registry.model_names import ModelChoice
 
 
@@ -75,7 +75,7 @@ def check(request: ServeRequest, observer: Observer) -> Checked:
     require_serve()
     host = request.expose or plan.LOOPBACK
     check_place(request, host)
-    device, gpu = nvidia_smi.pick_serving_device(request.device)
+    device, gpu = hardware.pick_serving_device(request.device)
     draft_flags.check_wish(drafts, flags, device)
     devices.check_devices(Layout.of_flags(size, tp=size.tensor_parallel or 1), device, gpu)
     model = targets.parse_given_model(request.model, observer, again=again(model="FOLDER"))

@@ -21,7 +21,7 @@ from oscar_zoo.app.serve_artifact import open_to_serve
 from oscar_zoo.app.serve_request import ServeRequest
 from oscar_zoo.app.sources import Sources
 from oscar_zoo.app.targets import PathTarget
-from oscar_zoo.artifact.digest import artifact_digest
+from oscar_zoo.artifact.files import artifact_digest
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import artifact_reading
 from oscar_zoo.engines.sglang.launch import draft_flags, flag_refusals, plan, staging
@@ -29,7 +29,7 @@ from oscar_zoo.engines.sglang.launch.environment import HARMFUL_VARIABLES
 from oscar_zoo.engines.sglang.served_artifact import ServedArtifact
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import DigestMismatchError, NetworkError, UsageError
-from oscar_zoo.models.nvidia_smi import pick_serving_device
+from oscar_zoo.models.hardware import pick_serving_device
 from oscar_zoo.next_step import Compute
 from oscar_zoo.registry.model_names import ModelChoice
 

@@ -201,12 +201,12 @@ def _takes_a_name(target: PathTarget | ModelTarget) -> OscarZooError:
 
 def _is_model_folder(path: Path) -> bool:
     """Whether `path` holds a model and is no artifact itself; what lies deeper changes nothing."""
-    from oscar_zoo.artifact.tree import is_artifact
+    from oscar_zoo.artifact.artifact_folder import is_artifact
 
     return holds_model(path) and not (path / FILE_NAME).exists() and not is_artifact(path)
 
 
 def _holds_artifacts(path: Path) -> bool:
-    from oscar_zoo.artifact.tree import find_artifacts
+    from oscar_zoo.artifact.artifact_folder import find_artifacts
 
     return bool(find_artifacts(path))

@@ -3,21 +3,28 @@
 They ask whether it is finite, invertible, ordered, and no placeholder. Every check returns a
 `CheckFinding`, which people read, or a `Problem`, the reason why the file must not be used. Limits
 are measured: a float64 fit stored as float32 stays below 6e-8, a float32 fit below 1.1e-6, and a
-matrix that went through bf16 is at 1e-3.
+matrix that went through bf16 is at 1e-3. Layers are checked on all cores, with one thread of BLAS
+for each: those of OpenBLAS wait for each other by spinning, which costs more than the products.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from oscar_zoo.artifact.cores import over_cores
-from oscar_zoo.artifact.formats import LayerTransform, RotationSet
-from oscar_zoo.artifact.hadamard import hadamard
+from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard
 from oscar_zoo.artifact.outcome import Grade, State
 
 FP64_LIMIT = 2e-7
@@ -36,6 +43,16 @@ _PROBES, _POWER_STEPS = 4, 8
 
 _NO_EIGENVECTORS = ("hadamard", "pbr", "h_pbr")
 """Objective or composition -> matrices that do not depend on data, so all layers are equal."""
+
+
+MAX_WORKERS = 4
+"""Threads that work at once; each holds the intermediate results of one layer."""
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+_lock = threading.Lock()
+_holders = 0
+_before = 1
 
 
 @dataclass(frozen=True)
@@ -358,3 +375,55 @@ def _largest(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
 def _length(columns: NDArray[np.float32]) -> NDArray[np.float32]:
     """`[.., 1, n]`: the length of every column."""
     return np.asarray(np.linalg.norm(columns, axis=-2, keepdims=True), dtype=np.float32)
+
+
+def over_cores(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+    """The results of `function` for `items`, in their order.
+
+    Work that was not begun is dropped when the caller stops early.
+    """
+    with _one_blas_thread(), ThreadPoolExecutor(_workers()) as pool:
+        yield from pool.map(function, items)
+
+
+def _workers() -> int:
+    return max(1, min(MAX_WORKERS, len(os.sched_getaffinity(0))))
+
+
+@contextlib.contextmanager
+def _one_blas_thread() -> Iterator[None]:
+    """Let OpenBLAS use one thread per call until the last holder is done."""
+    global _holders, _before
+    blas = _openblas()
+    if blas is None:
+        yield
+        return
+    get, set_threads = blas
+    with _lock:
+        if _holders == 0:
+            _before = get()
+            set_threads(1)
+        _holders += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _holders -= 1
+            if _holders == 0:
+                set_threads(_before)
+
+
+@lru_cache(maxsize=1)
+def _openblas() -> tuple[Callable[[], int], Callable[[int], Any]] | None:
+    """How to read and set the threads of numpy's own OpenBLAS; `None` for another BLAS."""
+    folder = Path(np.__file__).parent.with_name("numpy.libs")
+    for path in sorted(folder.glob("lib*openblas*")):
+        for prefix in ("scipy_openblas", "openblas"):
+            with contextlib.suppress(OSError, AttributeError):
+                library = ctypes.CDLL(str(path))  # loaded by numpy already: the same one
+                get, set_threads = (
+                    getattr(library, f"{prefix}_{verb}_num_threads64_") for verb in ("get", "set")
+                )
+                get.restype, set_threads.argtypes = ctypes.c_int, [ctypes.c_int]
+                return get, set_threads
+    return None

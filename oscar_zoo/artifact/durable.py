@@ -1,9 +1,12 @@
-"""Files and folders that appear whole or not at all.
+"""Files and folders that appear whole or not at all, and locks that save work.
 
 Everything new is written under a `.tmp.*` name in the same file system, forced to disk, and renamed
 to its place; the parent folder is forced to disk after that. A kill leaves only `.tmp.*` names,
 which say whose they are. The next process that writes there removes those of processes that run no
-more, and an hour later those of which nothing is known. Nothing here depends on file locks.
+more, and an hour later those of which nothing is known.
+
+Correctness never depends on a lock: flock lies or is missing on some network file systems. Lock
+files are never deleted, because two processes would then hold locks on two files of one name.
 """
 
 from __future__ import annotations
@@ -11,16 +14,29 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
+import re
 import shutil
 import stat
 import time
+import uuid
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 from oscar_zoo import paths
-from oscar_zoo.artifact.owners import TEMP_PREFIX, is_ours, life_of, temp_name
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.errors import ForeignFolder, MalformedFile, OscarZooError, StorageError
+
+TEMP_PREFIX = ".tmp."
+_PROC = Path("/proc")
+_NAME = re.compile(
+    re.escape(TEMP_PREFIX) + r"(?:([0-9a-f]{8})\.([1-9][0-9]{0,9})\.([0-9]{1,20})\.)?[0-9a-f]{32}"
+)
+Life = Literal["alive", "dead", "unknown"]
+
 
 STALE_SECONDS = 3600
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
@@ -29,6 +45,12 @@ _ELSEWHERE = f"set {paths.CACHE} to a folder of your own"
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _tidied: set[Path] = set()
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+
+
+STORE = "store"
+"""The lock of the whole store."""
+_LONGEST_SLEEP = 0.05
+State = Literal["held", "late", "none"]
 
 
 def temp_path(folder: Path) -> Path:
@@ -268,3 +290,128 @@ def storage_errors(what: str, *, cache: bool = False) -> Iterator[None]:
         if cache and error.errno in _REFUSED:
             failure.advise(f"check its owner and permissions, or {_ELSEWHERE}")
         raise failure from error
+
+
+def temp_name() -> str:
+    """A fresh name that says which process made it."""
+    place, start = _place(), _start(os.getpid())
+    owner = f"{place}.{os.getpid()}.{start}." if place and start else ""
+    return f"{TEMP_PREFIX}{owner}{uuid.uuid4().hex}"
+
+
+def is_ours(name: str) -> bool:
+    """Whether `temp_name` made `name`, in this version or an earlier one."""
+    return _NAME.fullmatch(name) is not None
+
+
+def life_of(name: str) -> Life:
+    """Whether the process that made `name` still runs."""
+    found = _NAME.fullmatch(name)
+    if found is None or found[1] is None or found[1] != _place():
+        return "unknown"
+    start = _start(int(found[2]))
+    if start is None:  # gone, or a system without such files, where `_place` is empty
+        return "dead"
+    return "alive" if start == found[3] else "dead"
+
+
+@lru_cache(maxsize=1)
+def _place() -> str:
+    """Eight hex digits for where numbers of processes count; empty where that is not known."""
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_bytes()
+        numbers = os.readlink(_PROC / "self/ns/pid").encode()  # noqa: PTH115
+    except OSError:
+        return ""
+    return sha256_hex(boot + numbers)[:8]
+
+
+def _start(pid: int) -> str | None:
+    """When the process began, in ticks since the boot; `None` when there is none."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text("ascii", "replace")
+    except FileNotFoundError:
+        return None
+    except OSError:  # gone while it was read
+        return None
+    return text.rpartition(")")[2].split()[19]
+
+
+@contextlib.contextmanager
+def held(
+    name: str, *, timeout: float = 600.0, shared: bool = False, root: Path | None = None
+) -> Iterator[bool]:
+    """Hold the lock `name` while the body runs, and say whether it is held; not re-entrant.
+
+    Waiting ends at once on Ctrl-C. Where the file system has no locks, or the folder cannot be
+    written, the body runs without one; after `timeout` too.
+
+    Args:
+        timeout: seconds to wait for others.
+        root: the folder of the store; default the cache folder of this user.
+    """
+    path = (root or paths.cache_dir()) / "locks" / f"{sha256_hex(name.encode())[:16]}.lock"
+    with held_file(path, timeout=timeout, shared=shared) as locked:
+        yield locked
+
+
+@contextlib.contextmanager
+def held_file(path: Path, *, timeout: float, shared: bool = False) -> Iterator[bool]:
+    """Hold the lock file `path`, which is created when possible."""
+    descriptor = _open(path)
+    if descriptor is None:
+        yield False
+        return
+    with held_descriptor(descriptor, timeout=timeout, shared=shared) as state:
+        yield state == "held"
+
+
+@contextlib.contextmanager
+def held_descriptor(descriptor: int, *, timeout: float, shared: bool = False) -> Iterator[State]:
+    """Hold an open lock file, and close it at the end.
+
+    Returns:
+        `held`; `late` when others held it until `timeout`; `none` where the file system has no
+        locks.
+    """
+    try:
+        state = _lock(
+            descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, time.monotonic() + timeout
+        )
+        try:
+            yield state
+        finally:
+            if state == "held":  # closing is not enough while a forked child has the same open file
+                with contextlib.suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path) -> int | None:
+    """The lock file, created where it is missing, or `None` when that cannot be; raises
+    `MalformedFile` where its folder is a link."""
+    refuse_links(path.parent.parent, path.parent.name)
+    try:
+        check_private(path.parent.parent, path.parent)
+        make_folders(path.parent, mode=0o700)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return None
+
+
+def _lock(descriptor: int, kind: int, deadline: float) -> State:
+    sleep = 0.001
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return "late"
+            time.sleep(min(sleep, left))
+            sleep = min(2 * sleep, _LONGEST_SLEEP)
+        except OSError:
+            return "none"
+        else:
+            return "held"

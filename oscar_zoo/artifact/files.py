@@ -1,17 +1,23 @@
-"""Reading files that others wrote.
+"""Reading files that others wrote, and their digests.
 
 A file is opened once, without following links and without waiting, and is read once with a bound on
-its size.
+its size. The digest of an artifact is the sha256 of the canonical JSON of
+`[{"path", "sha256", "size"}, ...]` sorted by path. It names the payload bytes; `oscar.json` is not
+part of it, and the widths of a recipe are, because they are in the payload file `widths.json` too.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from oscar_zoo.artifact.strict_json import canonical_bytes
 from oscar_zoo.errors import MalformedFile, PathNotFound, StorageError
 
 MAX_FILE_BYTES = 64 << 20
@@ -98,3 +104,28 @@ def mistaken_content(data: bytes) -> tuple[str, str, str] | None:
     if head.startswith(b"version https://git-lfs"):
         return "file.lfs", "a Git LFS pointer", "run `git lfs pull` in its repository"
     return None
+
+
+@dataclass(frozen=True, order=True)
+class FileDigest:
+    """One payload file: its relative POSIX path, sha256 as 64 hex digits, and size in bytes."""
+
+    path: str
+    sha256: str
+    size: int
+
+
+def sha256_hex(data: bytes) -> str:
+    """sha256 of `data` as 64 lower-case hex digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def file_digest(path: str, data: bytes) -> FileDigest:
+    """The entry of one payload file whose content is `data`."""
+    return FileDigest(path, sha256_hex(data), len(data))
+
+
+def artifact_digest(files: Iterable[FileDigest]) -> str:
+    """`sha256:<hex>` of the artifact made of `files`, independent of their order."""
+    rows = [{"path": f.path, "sha256": f.sha256, "size": f.size} for f in sorted(files)]
+    return "sha256:" + sha256_hex(canonical_bytes(rows))

@@ -19,21 +19,23 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.closed_model import validated
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
-from oscar_zoo.artifact.fit_block import Fit
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.names import ArtifactId, check_part
 from oscar_zoo.artifact.specs import (
     Count,
     Digest,
+    Geometry,
     Harness,
+    Hex40,
     Hex64,
+    ModelId,
+    Rope,
     Score,
     ServingRecipe,
     Spec,
     StatisticName,
     Text,
+    validated,
 )
 from oscar_zoo.errors import InvalidName, MalformedFile, malformed_hint
 
@@ -62,6 +64,153 @@ FormatVersion = Annotated[int, Field(ge=1, le=3)]
 """Formats of rotation files that are read; `formats` says what each one holds."""
 HubScheme = Literal["hf", "ms"]
 """Hubs whose copies manifests and indexes name; anything else in untrusted bytes is refused."""
+
+
+class CompatibleModel(Spec):
+    """Another checkpoint the artifact may be served with, and on what evidence."""
+
+    id: ModelId
+    revision: Hex40 | None = None
+    evidence: Literal["measured", "claimed"]
+    score_ref: Text | None = None
+
+
+class WeightsInfo(Spec):
+    """How the base model's weights are stored."""
+
+    dtype: Text
+    quantization: Text | None = None
+
+
+class ModelBlock(Geometry):
+    """The base model: identity, geometry, and what decides folding."""
+
+    id: ModelId
+    revision: Hex40 | None
+    config_sha256: Hex64 | None
+    kv_share: dict[str, int] | None = None
+    rope: Rope | None
+    qk_norm: bool | None
+    output_gate: bool | None
+    weights: WeightsInfo | None
+    compatible_with: tuple[CompatibleModel, ...]
+
+    @property
+    def geometry(self) -> Geometry:
+        """Only the shape."""
+        return Geometry(**{name: getattr(self, name) for name in Geometry.model_fields})
+
+
+class Estimator(Spec):
+    """The matrix that a fit targets, by versioned id such as `qqt/1`.
+
+    It is mandatory because the paper and its code differ.
+    """
+
+    id: Text
+    revision: Text | None = None
+    source_commit: Text | None = None
+    params: dict[str, float | int | str | bool] = Field(default_factory=dict)
+
+
+class Estimators(Spec):
+    """Estimators of both sides."""
+
+    k: Estimator
+    v: Estimator
+
+
+class Composition(Spec):
+    """How the eigenvectors became a rotation."""
+
+    id: Text
+    hadamard: Text | None = None
+    permutation: Text | None = None
+    signs: Text | None = None
+
+
+class LengthStats(Spec):
+    """Sequence lengths in tokens."""
+
+    min: Count
+    median: Count
+    max: Count
+
+
+class Disjoint(Spec):
+    """An evaluation set proven disjoint from the calibration data, and how."""
+
+    dataset: Text
+    method: Text
+
+
+class Calibration(Spec):
+    """The tokens that a fit saw.
+
+    `prompts_sha256` covers the compact JSON list of token-id lists, in order.
+    """
+
+    dataset: Text | None
+    revision: Text | None
+    split: Text | None
+    license: Text | None
+    prompts_sha256: Hex64 | None
+    sequences: Count | None
+    tokens_requested: Count | None
+    tokens_used: Count | None
+    length: LengthStats | None
+    content: Literal["prefill", "generated", "mixed"] | None
+    chat_template: bool | None
+    seed: int | None
+    disjoint_from: tuple[Disjoint, ...] | None
+    overlaps_with: tuple[Text, ...]
+
+
+class Coverage(Spec):
+    """Layers and heads really observed."""
+
+    layers: Count
+    q_heads: Count
+    kv_heads: Count
+    tokens_min: Count
+    tokens_max: Count
+    tp: Count = 1
+    pp: Count = 1
+    dp: Count = 1
+
+
+class Numerics(Spec):
+    """Reproducibility class of the fit."""
+
+    forward_dtype: Text
+    accumulate: Text
+    engine: Harness
+    device: Text
+
+
+class MomentsFile(Spec):
+    """Where the refit source is."""
+
+    sha256: Hex64
+    size: Count
+    location: Text
+
+
+class Fit(Spec):
+    """How the matrices were made.
+
+    Everything except `method` may be unknown for imported artifacts.
+    """
+
+    method: Text
+    fit_id: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")] | None
+    estimator: Estimators | None
+    composition: Composition | None
+    calibration: Calibration | None
+    coverage: Coverage | None
+    numerics: Numerics | None
+    moments: MomentsFile | None = None
+    selection: dict[str, Any] | None = None
 
 
 class SideTransform(Spec):

@@ -24,11 +24,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.closed_model import validated
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import MAX_PARTS, REPORT_NAME, SIGNATURE_NAME
 from oscar_zoo.artifact.names import check_part
-from oscar_zoo.artifact.specs import Hex64, Text
+from oscar_zoo.artifact.specs import Hex64, Text, validated
 from oscar_zoo.errors import InvalidName, MalformedFile, malformed_hint
 
 MAX_BYTES = 256 << 10

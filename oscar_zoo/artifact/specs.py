@@ -1,11 +1,14 @@
-"""Blocks shared by model recipes and manifests: geometry, serving recipe, scores.
+"""Closed models of what others write, and the blocks that recipes and manifests share: geometry,
+serving recipe, scores.
 
 All models are frozen and refuse unknown keys. "Not reported" is `None`, never a guess.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal, Self, get_args
+import json
+import math
+from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -13,13 +16,15 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationError,
     model_serializer,
     model_validator,
 )
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from oscar_kernels.spec import MIXED_QUANTIZER, QUANTIZER
+from oscar_kernels.spec import GROUPS, MIXED_QUANTIZER, QUANTIZER, check_group_size
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import MalformedFile, UsageError
 
 Hex64 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Hex40 = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
@@ -414,3 +419,79 @@ class Score(Spec):
         """A key of `_LATER` that says nothing is not written, so that old readers read the rest."""
         value: dict[str, Any] = write(self)
         return {key: said for key, said in value.items() if said is not None or key not in _LATER}
+
+
+M = TypeVar("M", bound=BaseModel)
+LONGEST_PLACE = 120
+"""Characters of the place of an error that a message has."""
+
+
+def validated(kind: type[M], value: Any, *, code: str, what: str, hint: str | None = None) -> M:
+    """The model `kind` of a plain value, such as `strict_json.loads` gives.
+
+    Args:
+        kind: a strict model; the value goes through JSON once more, because strict validation of
+            Python values would refuse a list where a tuple is meant.
+        code: `reason` of the error, such as `manifest.schema`.
+    """
+    try:
+        return kind.model_validate_json(json.dumps(value, default=str))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))[:LONGEST_PLACE]
+        cause = first["msg"].removeprefix("Value error, ").rstrip(".")
+        said = f"{place}: {cause}" if place else cause
+        raise MalformedFile(code, f"{what}: {said}.", hint=hint) from None
+
+
+class Closed(GenerateJsonSchema):
+    """A dataclass becomes an object that has each of its keys and no other."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def default_schema(self, schema: Any) -> JsonSchemaValue:
+        return self.generate_inner(schema["schema"])
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        return True
+
+    def literal_schema(self, schema: Any) -> JsonSchemaValue:
+        made = super().literal_schema(schema)
+        made.pop("type", None)
+        return made
+
+    def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
+        made = super().dataclass_schema(schema)
+        inner = made if "properties" in made else self.definitions[made["$ref"].rsplit("/", 1)[1]]
+        inner.pop("title", None)
+        return made
+
+    def _named_required_fields_schema(self, named_required_fields: Any) -> JsonSchemaValue:
+        made = super()._named_required_fields_schema(named_required_fields)
+        return made | {"additionalProperties": False}
+
+
+def check_groups(
+    dims: tuple[int, int], group_size: int, model: str, *, option: str = "a group size of {}"
+) -> None:
+    """Refuse groups that rows of a cache cannot be cut into.
+
+    Args:
+        dims: channels of a row of K and of a row of V.
+    """
+    try:
+        check_group_size(dims, group_size)
+    except ValueError as error:
+        raise UsageError(
+            f"a group size of {group_size} does not go with {model}: {error}.",
+            hint=f"use {option.format(largest_group(dims))}",
+        ) from None
+
+
+def largest_group(dims: tuple[int, int]) -> int:
+    """The largest group size for rows of K and of V: one that divides both, or one row of the
+    narrower of them where no common divisor cuts both into 1, 2 or 4 groups."""
+    common = math.gcd(*dims)
+    both = all(width // common in GROUPS for width in dims)
+    return common if both else min(dims)

@@ -2,9 +2,9 @@
 
 For every target matrix C of a fit it keeps the trace, the diagonal and two products C w with sign
 vectors w derived from the model, the matrix and the place. A rotation file with eigenvalues implies
-its own C, and the fingerprint tells whether it is the one that was measured. That catches
-transposed, shifted, swapped or foreign matrices, which are all perfectly orthogonal. It does not
-catch a publisher who forges both.
+its own C, and a WUSH file the two matrices that it was made from. The fingerprint tells whether
+they are the ones that were measured. That catches transposed, shifted, swapped or foreign matrices,
+which are all perfectly orthogonal. It does not catch a publisher who forges both.
 
 Errors are relative L2 norms. A diagonal entry far below the largest one is known to float32 only
 relative to that largest one, so an elementwise bound would refuse honest files of models with
@@ -23,8 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oscar_zoo.artifact import tensor_file
-from oscar_zoo.artifact.formats import HESSIANS, LayerTransform, RotationSet
-from oscar_zoo.artifact.hadamard import hadamard, pbr_permutation
+from oscar_zoo.artifact.formats import (
+    HESSIANS,
+    LayerTransform,
+    Role,
+    RotationSet,
+    hadamard,
+    pbr_permutation,
+)
+from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.specs import StatisticName
 from oscar_zoo.errors import MalformedFile, UsageError
 
@@ -54,6 +61,12 @@ _FACTORS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Composition -> its factors from left to right, where the eigenvectors U are one of them."""
+
+
+WUSH_MATRICES: Mapping[Role, tuple[str, str]] = MappingProxyType(
+    {"k": ("kk", "qq"), "v": ("vv", "wo")}
+)
+"""Side -> names of M and of the matrix that Hs is a multiple of."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +118,24 @@ def probe_signs(
     )
     bits = np.unpackbits(np.frombuffer(b"".join(blocks), dtype=np.uint8))[:d]
     return bits.astype(np.float64) * 2 - 1
+
+
+def sign_vectors(
+    model_id: str,
+    revision: str | None,
+    name: str,
+    place: tuple[Sequence[int], tuple[int, ...]],
+    d: int,
+) -> Matrix:
+    """All sign vectors of one matrix: `[layers, (heads,) 2, d]`."""
+    layer_ids, heads = place
+    rows = [
+        probe_signs(model_id, revision, name, layer, head, index, d)
+        for layer in layer_ids
+        for head in (range(heads[0]) if heads else (None,))
+        for index in range(_SKETCHES)
+    ]
+    return np.array(rows, dtype=np.float64).reshape(len(layer_ids), *heads, _SKETCHES, d)
 
 
 def fingerprint_bytes(
@@ -207,24 +238,6 @@ def compare(
     )
 
 
-def sign_vectors(
-    model_id: str,
-    revision: str | None,
-    name: str,
-    place: tuple[Sequence[int], tuple[int, ...]],
-    d: int,
-) -> Matrix:
-    """All sign vectors of one matrix: `[layers, (heads,) 2, d]`."""
-    layer_ids, heads = place
-    rows = [
-        probe_signs(model_id, revision, name, layer, head, index, d)
-        for layer in layer_ids
-        for head in (range(heads[0]) if heads else (None,))
-        for index in range(_SKETCHES)
-    ]
-    return np.array(rows, dtype=np.float64).reshape(len(layer_ids), *heads, _SKETCHES, d)
-
-
 def _errors(
     layer: LayerTransform, objective: str, stored: Sequence[Matrix], signs: Matrix
 ) -> Matrix:
@@ -302,3 +315,134 @@ def _undo(matrix: Matrix, factors: str, permutation: NDArray[np.int64]) -> Matri
             else np.take_along_axis(matrix, inverse[..., None, :], axis=-1)
         )
     return matrix
+
+
+@dataclass(frozen=True)
+class _Formula:
+    """How a transform was damped and ordered, and that Hs is `scale` times the recorded matrix."""
+
+    gamma: float
+    diagonal: bool
+    descending: bool
+    scale: float
+
+
+def compare_wush(
+    rotations: RotationSet, fingerprint: Mapping[str, NDArray[np.float32]], manifest: Manifest
+) -> list[FingerprintMatch] | None:
+    """Compare every layer and head of one side with the fingerprint.
+
+    Returns:
+        Worst relative errors for M and for Hs, infinite when shapes differ or a trace is not
+        positive; `None` when nothing can be compared: no WUSH file per head, a manifest without its
+        damping, or a fingerprint without its matrices.
+    """
+    formula = _formula(rotations, manifest)
+    role = rotations.declared_role
+    if (
+        formula is None
+        or role is None
+        or any(f"{name}.trace" not in fingerprint for name in WUSH_MATRICES[role])
+    ):
+        return None
+    shape = (len(rotations.layers), *rotations.layers[0].forward.shape[:-1])
+    names = WUSH_MATRICES[role]
+    traces = fingerprint[f"{names[0]}.trace"].astype(np.float64)
+    if any(fingerprint[f"{name}.diag"].shape != shape for name in names) or not (traces > 0).all():
+        return [
+            FingerprintMatch(name, np.inf, np.inf, np.inf, rotations.layers[0].layer_id, None)
+            for name in names
+        ]
+    implied = [
+        _implied(layer, trace, formula)
+        for layer, trace in zip(rotations.layers, traces, strict=True)
+    ]
+    found = []
+    for which, name in enumerate(names):
+        signs = sign_vectors(
+            manifest.model.id,
+            manifest.model.revision,
+            name,
+            (rotations.layer_ids, shape[1:2]),
+            rotations.head_dim,
+        )
+        matrices = np.stack([pair[which] for pair in implied])
+        stored = {
+            part: fingerprint[f"{name}.{part}"].astype(np.float64)
+            for part in ("trace", "diag", "sketch")
+        }
+        diagonals = np.diagonal(matrices, axis1=-2, axis2=-1)
+        errors = np.stack(
+            [
+                relative(diagonals.sum(-1)[..., None], stored["trace"][..., None]),
+                relative(diagonals, stored["diag"]),
+                relative(signs @ matrices, stored["sketch"]).max(-1),
+            ]
+        )
+        found.append(_worst(name, rotations.layer_ids, errors))
+    return found
+
+
+def _formula(rotations: RotationSet, manifest: Manifest) -> _Formula | None:
+    role, estimators = rotations.declared_role, manifest.fit.estimator
+    if (
+        role is None
+        or estimators is None
+        or rotations.transform != "wush"
+        or rotations.layers[0].eigenvalues is None
+    ):
+        return None
+    estimator = estimators.k if role == "k" else estimators.v
+    gamma, damping = estimator.params.get("gamma"), estimator.params.get("damping")
+    usual = (
+        estimator.id == f"wush-{role}/1"
+        and rotations.grouping == "kv_head"
+        and not rotations.centered
+    )
+    if not usual or type(gamma) not in (int, float) or not 0 <= float(gamma or 0) <= 1:
+        return None
+    if damping not in ("identity", "diagonal"):
+        return None
+    group = manifest.model.num_q_heads // manifest.model.num_kv_heads
+    descending = (
+        manifest.fit.composition is not None
+        and manifest.fit.composition.permutation == "descending"
+    )
+    return _Formula(
+        float(gamma or 0), damping == "diagonal", descending, 2.0 * group if role == "k" else 2.0
+    )
+
+
+def _implied(layer: LayerTransform, trace: Matrix, formula: _Formula) -> tuple[Matrix, Matrix]:
+    """M and the matrix behind Hs of every head of a layer, undamped; `trace` is that of M."""
+    roots = np.sqrt(np.asarray(layer.eigenvalues, dtype=np.float64).clip(0))
+    h = hadamard(roots.shape[-1])
+    ordered = roots[..., ::-1] if formula.descending else roots
+    middle = (h * ordered[..., None, :]) @ h
+    c2 = (
+        (1 + formula.gamma) * trace / roots.sum(-1)
+    )  # the last eigenvalue is positive in every file that gets here
+    found = []
+    for matrix, scale in ((layer.partner, c2), (layer.forward, 1 / (c2 * formula.scale))):
+        exact = matrix.astype(np.float64)
+        found.append(
+            _undamped(
+                scale[..., None, None] * (exact @ middle @ np.swapaxes(exact, -2, -1)), formula
+            )
+        )
+    return found[0], found[1]
+
+
+def _undamped(matrix: Matrix, formula: _Formula) -> Matrix:
+    """C of C + gamma tr(C)/d I, or of C + gamma diag(C)."""
+    diagonal = np.diagonal(matrix, axis1=-2, axis2=-1)
+    share = formula.gamma / (1 + formula.gamma)
+    added = share * (diagonal if formula.diagonal else diagonal.mean(-1, keepdims=True))
+    return np.asarray(matrix - added[..., None] * np.eye(matrix.shape[-1]))
+
+
+def _worst(name: str, layer_ids: tuple[int, ...], errors: Matrix) -> FingerprintMatch:
+    """The largest of the errors `[3, layers, heads]` of trace, diagonal and sketch."""
+    trace, diagonal, sketch = (float(error) for error in errors.max(axis=(1, 2)))
+    position, head = np.unravel_index(errors.max(axis=0).argmax(), errors.shape[1:])
+    return FingerprintMatch(name, trace, diagonal, sketch, layer_ids[int(position)], int(head))

@@ -18,8 +18,7 @@ import numpy as np
 
 from oscar_zoo.artifact import archive
 from oscar_zoo.artifact.formats import Array, LayerTransform, RotationSet
-from oscar_zoo.artifact.reader import read_rotation
-from oscar_zoo.artifact.rotation_schema import GROUPINGS, PARTNER
+from oscar_zoo.artifact.reader import GROUPINGS, PARTNER, read_rotation
 from oscar_zoo.errors import UsageError
 
 ROOT = "archive"

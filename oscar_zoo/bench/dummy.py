@@ -11,8 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.artifact.formats import Role
-from oscar_zoo.artifact.hadamard import hadamard_set
+from oscar_zoo.artifact.formats import Role, hadamard_set
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.errors import UsageError

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models import hardware
 
 PROC = Path("/proc")
 PAUSE = 1.0
@@ -65,7 +65,7 @@ def gpu_memory(numbers: range) -> int | None:
 
     All users of these GPUs are counted.
     """
-    found = nvidia_smi.visible(nvidia_smi.gpus())[numbers.start : numbers.stop]
+    found = hardware.visible(hardware.gpus())[numbers.start : numbers.stop]
     return sum(gpu.memory - gpu.free for gpu in found) if found else None
 
 

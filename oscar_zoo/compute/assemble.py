@@ -14,33 +14,30 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from oscar_zoo.artifact import statistics, strict_json, writer
-from oscar_zoo.artifact.digest import artifact_digest, file_digest
-from oscar_zoo.artifact.fit_block import (
-    Calibration,
-    Composition,
-    Coverage,
-    Fit,
-    MomentsFile,
-    Numerics,
-)
-from oscar_zoo.artifact.formats import CalibrationValue, Role, RotationSet
-from oscar_zoo.artifact.hadamard import hadamard_name
+from oscar_zoo.artifact.files import artifact_digest, file_digest
+from oscar_zoo.artifact.formats import CalibrationValue, Role, RotationSet, hadamard_name
 from oscar_zoo.artifact.manifest import (
     FILE_NAME,
     SCHEMA,
     STATISTICS_NAME,
     WIDTHS_NAME,
     WITH_WIDTHS,
+    Calibration,
+    Composition,
+    Coverage,
     FileEntry,
     FileRole,
+    Fit,
     License,
     Manifest,
+    ModelBlock,
+    MomentsFile,
+    Numerics,
     Provenance,
     SideTransform,
     StatisticsBlock,
     Transform,
 )
-from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import CAPABILITIES, Harness, ServingRecipe
 from oscar_zoo.compute.fit import FitResult

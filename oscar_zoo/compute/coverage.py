@@ -10,7 +10,7 @@ from collections.abc import Mapping, Set
 
 import torch
 
-from oscar_zoo.artifact.fit_block import Coverage
+from oscar_zoo.artifact.manifest import Coverage
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute.layer_moments import LayerMoments, Need
 from oscar_zoo.compute.moments import Moments

@@ -13,7 +13,7 @@ from statistics import median
 
 import torch
 
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.compute.capture.calibration_rows import MOST_TOKENS
 from oscar_zoo.compute.methods import tuned
 from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions
@@ -35,9 +35,8 @@ from oscar_zoo.compute.phases import (
 )
 from oscar_zoo.compute.width_wish import INSTEAD
 from oscar_zoo.evaluate.phases import Phase
-from oscar_zoo.models.device import default_device
-from oscar_zoo.models.inspect import ModelConfig
-from oscar_zoo.models.model_size import ModelSize, model_size
+from oscar_zoo.models.memory import default_device
+from oscar_zoo.models.model_source import ModelConfig, ModelSize, model_size
 
 EFFICIENCY = 0.4
 """Share of the speed of one large matrix product that a whole forward pass reaches; measured."""

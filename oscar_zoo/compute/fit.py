@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from oscar_zoo.artifact.fit_block import Coverage
 from oscar_zoo.artifact.formats import Role, RotationSet
+from oscar_zoo.artifact.manifest import Coverage
 from oscar_zoo.artifact.specs import StatisticName
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.methods.base import Forecast, Matrix, Method, RowsOfText

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.compute.data import CalibrationData
 from oscar_zoo.compute.data.packing import HELDOUT_SEQUENCES
 from oscar_zoo.compute.options import AUTO, ComputeOptions, sequence_length

@@ -18,9 +18,7 @@ from pathlib import Path
 import torch
 
 from oscar_zoo.artifact import durable
-from oscar_zoo.artifact.fit_block import MomentsFile
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, ModelBlock, MomentsFile
 from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.artifact.outcome import Outcome, Verified, why
 from oscar_zoo.artifact.specs import ServingRecipe

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import torch
 
-from oscar_zoo.artifact.fit_block import Calibration, LengthStats, MomentsFile, Numerics
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.manifest import Calibration, LengthStats, ModelBlock, MomentsFile, Numerics
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.coverage import needs_met, observed
 from oscar_zoo.compute.layer_moments import WEIGHTED_SUMS

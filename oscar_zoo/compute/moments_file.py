@@ -22,12 +22,9 @@ from pydantic import Field
 from torch import Tensor
 
 from oscar_zoo.artifact import durable, strict_json, tensor_file
-from oscar_zoo.artifact.closed_model import validated
-from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.artifact.files import read_file, refuse_mistaken
-from oscar_zoo.artifact.fit_block import Calibration, Coverage, MomentsFile, Numerics
-from oscar_zoo.artifact.model_block import ModelBlock
-from oscar_zoo.artifact.specs import Count, Harness, Hex64, Spec
+from oscar_zoo.artifact.files import read_file, refuse_mistaken, sha256_hex
+from oscar_zoo.artifact.manifest import Calibration, Coverage, ModelBlock, MomentsFile, Numerics
+from oscar_zoo.artifact.specs import Count, Harness, Hex64, Spec, validated
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.coverage import check_finite, needs_met, observed
 from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from oscar_zoo.artifact.group_size import check_groups
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import check_part
-from oscar_zoo.artifact.specs import ServingRecipe
+from oscar_zoo.artifact.specs import ServingRecipe, check_groups
 from oscar_zoo.compute.data import check_budget, check_source
 from oscar_zoo.compute.folder import check_target
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.methods.table import METHODS, find_method
 from oscar_zoo.compute.width_wish import WidthWish
 from oscar_zoo.errors import UsageError
-from oscar_zoo.models.device import check_device
 from oscar_zoo.models.loading import Dtype
+from oscar_zoo.models.memory import check_device
 
 AUTO = "auto"
 """The method that fits all others and keeps the best."""

@@ -10,10 +10,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.artifact.files import read_file
-from oscar_zoo.artifact.fit_block import MomentsFile
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.files import read_file, sha256_hex
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, MomentsFile
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified, why
 from oscar_zoo.artifact.specs import ServingRecipe

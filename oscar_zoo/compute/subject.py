@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.compute.capture.run import Captured, CaptureRequest
 from oscar_zoo.compute.capture.running import RunningModel
 from oscar_zoo.compute.data import CalibrationData, check_overlap, load_calibration
@@ -18,9 +18,9 @@ from oscar_zoo.compute.phases import CAPTURE
 from oscar_zoo.compute.width_wish import check_wish
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.phases import Progress
-from oscar_zoo.models.inspect import inspect_model
 from oscar_zoo.models.loading import LoadedModel, load_model, load_tokenizer
 from oscar_zoo.models.memory import Workload
+from oscar_zoo.models.model_source import inspect_model
 
 ENOUGH_TOKENS = 5000
 """Published fits stop changing near this number of tokens; fewer give a remark."""

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from oscar_zoo.artifact.group_size import check_groups
-from oscar_zoo.artifact.model_block import ModelBlock
-from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths
+from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths, check_groups
 from oscar_zoo.errors import UsageError
 
 ALL_TWO, ALL_FOUR = 2.0, 4.0

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from oscar_zoo.errors import UsageError
 
 if TYPE_CHECKING:
-    from oscar_zoo.artifact.model_block import ModelBlock
+    from oscar_zoo.artifact.manifest import ModelBlock
     from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 
 
@@ -76,7 +76,7 @@ def check_settings(settings: Sequence[Setting], model: ModelBlock, length: int) 
     Args:
         length: tokens of a sequence.
     """
-    from oscar_zoo.artifact.group_size import check_groups
+    from oscar_zoo.artifact.specs import check_groups
 
     for setting in settings:
         group, windows = setting.recipe.group_size, setting.recipe.windows

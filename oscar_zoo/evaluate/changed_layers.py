@@ -18,11 +18,15 @@ from torch import Tensor, nn
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache
 from oscar_zoo.evaluate.tasks.base import Measurement, logits_of
 from oscar_zoo.evaluate.tasks.divergence import ExactPredictions, mean_of, measure_divergence
-from oscar_zoo.models.attention import attention_scope
-from oscar_zoo.models.layer_by_layer import known_plan
-from oscar_zoo.models.layer_replay import Entangled, ReplayPlan, ReplayState, advance_together
+from oscar_zoo.models.attention import Softmax, attention_scope
+from oscar_zoo.models.layer_replay import (
+    Entangled,
+    ReplayPlan,
+    ReplayState,
+    advance_together,
+    known_plan,
+)
 from oscar_zoo.models.loading import LoadedModel
-from oscar_zoo.models.softmax import Softmax
 
 BRANCH_BYTES = 8 << 30
 """Most bytes of hidden states that wait for their next layer together."""

@@ -21,9 +21,8 @@ from torch import Tensor
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.reading import STORED, WINDOW, Stretches, take_rows
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedLayer
-from oscar_zoo.models.attention import attention_scope
+from oscar_zoo.models.attention import Softmax, attend, attention_scope
 from oscar_zoo.models.loading import LoadedModel
-from oscar_zoo.models.softmax import Softmax, attend
 
 
 def greedy_generate(

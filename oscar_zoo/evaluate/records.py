@@ -12,8 +12,8 @@ from typing import Any
 from oscar_zoo.artifact.specs import Harness, Paired, Score, TokenCounts
 from oscar_zoo.evaluate.intervals import difference, standard_error
 from oscar_zoo.evaluate.tasks.base import Measurement, Task
-from oscar_zoo.models.device import hardware_name
 from oscar_zoo.models.loading import LoadedModel
+from oscar_zoo.models.memory import hardware_name
 from oscar_zoo.version import __version__
 
 _SEED = 0

@@ -26,12 +26,11 @@ from oscar_kernels.spec import (
     group_channels,
 )
 from oscar_zoo.artifact.formats import Array, Role, RotationSet
-from oscar_zoo.artifact.group_size import check_groups
-from oscar_zoo.artifact.model_block import ModelBlock
-from oscar_zoo.artifact.specs import Geometry, ServingRecipe
+from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.artifact.specs import Geometry, ServingRecipe, check_groups
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.reading import Reads, Simulated, StoredSide, take_rows, window_reads
-from oscar_zoo.models.softmax import Softmax, attend
+from oscar_zoo.models.attention import Softmax, attend
 
 QUERY_BLOCK = 256
 """Queries per attention call: bounds the mask, and the rows read only for the sake of

@@ -17,9 +17,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Self
 
-from oscar_zoo.artifact import durable, locks
-from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
+from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file, sha256_hex
 from oscar_zoo.artifact.names import ArtifactId, check_part, check_utf8
 from oscar_zoo.errors import (
     ArtifactNotFound,
@@ -204,7 +203,7 @@ class LocalHub:
         descriptor = os.open(
             self.root / _LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
         )
-        with locks.held_descriptor(descriptor, timeout=_LOCK_SECONDS) as state:
+        with durable.held_descriptor(descriptor, timeout=_LOCK_SECONDS) as state:
             if state == "late":
                 raise StorageError(
                     f"another process has been writing to {self.title} for {_LOCK_SECONDS} s.",

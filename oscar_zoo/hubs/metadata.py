@@ -23,9 +23,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from oscar_zoo import paths
-from oscar_zoo.artifact import durable, locks
-from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.files import read_file, sha256_hex
 from oscar_zoo.errors import ForeignFolder, OscarZooError
 
 MAX_FILE_BYTES = 16 << 20
@@ -97,7 +96,7 @@ class MetadataCache:
         if data is not None:
             return data
         lock = self._folder / "locks" / f"{sha256_hex(title.encode())[0]}.lock"
-        with locks.held_file(lock, timeout=LOCK_SECONDS):
+        with durable.held_file(lock, timeout=LOCK_SECONDS):
             data = _read(place, title)
             if data is None:
                 data = fetch()

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.errors import (
     ConflictError,
     DigestMismatchError,

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.errors import (
     HubTimeout,
     HubUnreachable,

@@ -15,8 +15,7 @@ from functools import partial
 from typing import Protocol, Self
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.artifact.files import mistaken_content
+from oscar_zoo.artifact.files import mistaken_content, sha256_hex
 from oscar_zoo.artifact.names import ArtifactId, check_part
 from oscar_zoo.errors import (
     ArtifactNotFound,

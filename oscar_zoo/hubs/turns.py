@@ -17,8 +17,7 @@ import time
 from pathlib import Path
 
 from oscar_zoo.artifact import durable
-from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.files import read_file, sha256_hex
 from oscar_zoo.errors import PathNotFound
 from oscar_zoo.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
 

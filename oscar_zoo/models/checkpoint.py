@@ -1,26 +1,34 @@
 """The weights of a checkpoint folder: headers of its safetensors files, and numbers on demand.
 
 Block-scaled float8 weights, which have a `..._scale_inv` tensor beside each, and experts in MXFP4
-(`mxfp4`) count as the bfloat16 weights that they stand for. Names and shapes are known before any
-number is read, and a checkpoint that contradicts itself is refused then.
+count as the bfloat16 weights that they stand for. Names and shapes are known before any number is
+read, and a checkpoint that contradicts itself is refused then. A loader may rename, join, split or
+cast `LazyTensor`s as if they held numbers; `materialize` repeats what it did on the real ones, bit
+for bit, at any time, on any device, and as often as needed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
 
 from oscar_zoo.errors import InvalidModel
-from oscar_zoo.models import mxfp4
-from oscar_zoo.models.lazy_tensor import LazyTensor
-from oscar_zoo.models.weight_files import check_all_there
-from oscar_zoo.models.weight_names import AGAIN, INDEX, SINGLE, first_line, index_files
+from oscar_zoo.models.weight_files import (
+    AGAIN,
+    INDEX,
+    SINGLE,
+    check_all_there,
+    first_line,
+    index_files,
+)
 
 SCALE = "_scale_inv"
 BLOCK = (128, 128)
@@ -41,6 +49,15 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OTHER = "use a bfloat16 checkpoint"
+
+
+BLOCKS, SCALES = "_blocks", "_scales"
+GROUP = 32
+"""Numbers that share an exponent."""
+BIAS = 127
+_POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+NUMBERS = (*_POSITIVE, *(-value for value in _POSITIVE))
+"""What a four-bit code stands for."""
 
 
 class CheckpointFile:
@@ -104,28 +121,28 @@ class CheckpointFile:
 
 
 class PackedFile(CheckpointFile):
-    """The two tensors of weights in MXFP4, as one; see `mxfp4`."""
+    """The two tensors of weights in MXFP4, as one; see `unpack`."""
 
     def __init__(self, blocks: str, file: Any, scales_file: Any) -> None:
         self._pair = (
             CheckpointFile(blocks, file),
             CheckpointFile(_scales_of(blocks), scales_file),
         )
-        shape = mxfp4.unpacked_shape(*(one.shape for one in self._pair))
+        shape = unpacked_shape(*(one.shape for one in self._pair))
         if shape is None or any(one.dtype != torch.uint8 for one in self._pair):
             raise InvalidModel(
                 f"{blocks} and its scales have shapes {list(self._pair[0].shape)} and"
                 f" {list(self._pair[1].shape)}, which are not those of MXFP4.",
                 hint=AGAIN,
             )
-        self.name, self.shape = blocks.removesuffix(mxfp4.BLOCKS), shape
+        self.name, self.shape = blocks.removesuffix(BLOCKS), shape
         self.dtype = torch.bfloat16
         self.nbytes = math.prod(shape) * self.dtype.itemsize
 
     def read(self, device: torch.device, fetched: tuple[Tensor, ...] | None = None) -> Tensor:
         """As `CheckpointFile.read`."""
         blocks, scales = (part.to(device) for part in fetched or self._parts())
-        return mxfp4.unpack(blocks, scales)
+        return unpack(blocks, scales)
 
     def _parts(self) -> list[Tensor]:
         return [part for one in self._pair for part in one._parts()]
@@ -153,7 +170,7 @@ def open_weights(
         if name.endswith(SCALE)
     }
     found: dict[str, CheckpointFile] = {}
-    packed = {name for name in places if name.endswith(mxfp4.BLOCKS) and _scales_of(name) in places}
+    packed = {name for name in places if name.endswith(BLOCKS) and _scales_of(name) in places}
     for name in packed:
         pair = PackedFile(name, files[places[name]], files[places[_scales_of(name)]])
         found[pair.name] = pair
@@ -189,7 +206,7 @@ def dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
 
 
 def _scales_of(blocks: str) -> str:
-    return blocks.removesuffix(mxfp4.BLOCKS) + mxfp4.SCALES
+    return blocks.removesuffix(BLOCKS) + SCALES
 
 
 def _places(folder: Path) -> dict[str, Path]:
@@ -222,3 +239,148 @@ def _check_scale(weight: CheckpointFile, scale: CheckpointFile, block: Sequence[
             f" {list(want)}.",
             hint="check weight_block_size in its config.json",
         )
+
+
+class TensorSource(Protocol):
+    """A tensor in a file; identity is equality."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """One operation, with arguments that may be unread."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def _changed(how: str) -> Tensor:
+    raise RuntimeError(f"{how} would have changed weights that were not read")
+
+
+class LazyTensor(Tensor):  # type: ignore[misc]
+    """Shape and type of a tensor, on the meta device, and where its numbers come from."""
+
+    form: Tensor
+    origin: TensorSource | _Step
+    output: int | None
+
+    @staticmethod
+    def __new__(
+        cls, form: Tensor, origin: TensorSource | _Step, output: int | None = None
+    ) -> LazyTensor:
+        """`output` says which one of several results of a step this is."""
+        made: LazyTensor = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, form.size(), strides=form.stride(), dtype=form.dtype, device=torch.device("meta")
+        )
+        made.form, made.origin, made.output = form, origin, output
+        return made
+
+    def __repr__(self, **_: Any) -> str:
+        return f"LazyTensor({tuple(self.shape)}, {self.dtype})"
+
+    @classmethod
+    def of(cls, source: TensorSource) -> LazyTensor:
+        """The lazy tensor of a tensor in a file."""
+        return cls(torch.empty(source.shape, dtype=source.dtype, device="meta"), source)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation on shapes and record it.
+
+        Requests for a device are left out, because nothing here has one yet.
+        """
+        kwargs = {name: value for name, value in (kwargs or {}).items() if name != "device"}
+        if (
+            func._schema.is_mutable
+        ):  # code that fills new tensors does that even where it then keeps the stored ones
+            args[0].origin, args[0].output = _Step(_changed, (str(func),), {}), None
+            return args[0]
+        forms = tree_map(
+            lambda one: one.form if isinstance(one, LazyTensor) else one, (args, kwargs)
+        )
+        found, step = func(*forms[0], **forms[1]), _Step(func, args, kwargs)
+        if isinstance(found, (list, tuple)):
+            return type(found)(cls(one, step, number) for number, one in enumerate(found))
+        return cls(found, step)
+
+
+def sources(tensor: LazyTensor) -> Iterator[TensorSource]:
+    """Every tensor in files that `tensor` is made of; one may come more than once."""
+    if isinstance(tensor.origin, _Step):
+        if tensor.origin.function is _changed:
+            _changed(*tensor.origin.args)
+        for part in tree_flatten((tensor.origin.args, tensor.origin.kwargs))[0]:
+            if isinstance(part, LazyTensor):
+                yield from sources(part)
+    else:
+        yield tensor.origin
+
+
+def materialize(tensor: LazyTensor, read: Callable[[Any], Tensor]) -> Tensor:
+    """The tensor itself.
+
+    Args:
+        read: gives the numbers of a source, on the device where to compute.
+    """
+    return _materialize(tensor, read, {})
+
+
+def _materialize(
+    tensor: LazyTensor, read: Callable[[Any], Tensor], split: dict[_Step, Any]
+) -> Tensor:
+    step, part = tensor.origin, tensor.output
+    if not isinstance(step, _Step):
+        return read(step)
+    if step in split:
+        return _tensor(split[step][part])
+    args, kwargs = tree_map(
+        lambda one: _materialize(one, read, split) if isinstance(one, LazyTensor) else one,
+        (step.args, step.kwargs),
+    )
+    found = step.function(*args, **kwargs)
+    if part is None:
+        return _tensor(found)  # not kept: its memory is free once the next step is done
+    split[step] = found
+    return _tensor(found[part])
+
+
+def _tensor(value: Any) -> Tensor:
+    assert isinstance(value, Tensor)
+    return value
+
+
+def unpacked_shape(blocks: torch.Size, scales: torch.Size) -> torch.Size | None:
+    """The shape of the tensor that the two stand for; `None` where they do not fit each other."""
+    if len(blocks) != 4 or blocks[3] != GROUP // 2 or blocks[:3] != scales:
+        return None
+    experts, rows, groups, _ = blocks
+    return torch.Size((experts, GROUP * groups, rows))
+
+
+def unpack(blocks: Tensor, scales: Tensor) -> Tensor:
+    """The weights of gpt-oss, which have four bits per number, and an exponent for 32; bfloat16
+    holds every value exactly. One expert after the other.
+
+    Args:
+        blocks: `[experts, rows, groups, 16]` uint8, two numbers per byte, the low half first.
+        scales: `[experts, rows, groups]` uint8, an exponent plus 127.
+
+    Returns:
+        `[experts, 32 * groups, rows]`.
+
+    Source: `convert_moe_packed_tensors` of transformers, with which a test compares.
+    """
+    numbers = torch.tensor(NUMBERS, dtype=torch.float32, device=blocks.device)
+    experts, rows, groups, _ = blocks.shape
+    shape = (experts, GROUP * groups, rows)
+    found = torch.empty(shape, dtype=torch.bfloat16, device=blocks.device)
+    for expert in range(experts):
+        codes = torch.stack([blocks[expert] & 15, blocks[expert] >> 4], -1).flatten(-2)
+        exponents = scales[expert].int() - BIAS
+        values = torch.ldexp(numbers[codes.int()], exponents[..., None])
+        found[expert] = values.flatten(1).T
+    return found

@@ -1,35 +1,43 @@
-"""A model's `config.json` as it is written, without the defaults of any library. Needs no torch.
+"""A model's `config.json` as it is written, without the defaults of any library, and what in its
+folder would choose code. Needs no torch.
 
 It is enough to refuse a model or an artifact within milliseconds. A value that the file leaves out
-is unknown here.
+is unknown here. Code that ships with a model is never run. That does not keep transformers and
+SGLang from running what a file names: an attention implementation `org/name` is a kernel, which is
+fetched and run where the package `kernels` is installed, and a tokenizer class may be any name of
+transformers. Such files are refused by name, before a library reads them.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.artifact.files import read_file
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.files import read_file, sha256_hex
+from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.errors import InvalidModel, MalformedFile, PathNotFound
-from oscar_zoo.models.config_age import refuse_misread
-from oscar_zoo.models.folder_code import refuse_chosen_code
+from oscar_zoo.models import model_hub
 from oscar_zoo.models.geometry import (
     PER_LAYER,
     layer_kinds,
     model_block,
     no_full_attention,
     only_windows,
+    refuse_misread,
+    refuse_other_caches,
 )
 from oscar_zoo.models.model_hub import kept_config
-from oscar_zoo.models.other_caches import refuse_other_caches
 
 NAME = "config.json"
+GENERATION_NAME = "generation_config.json"
+
+
 DIVIDED = frozenset(
     (
         "arcee",
@@ -77,6 +85,33 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
 }
 """What some reader takes for granted of a value, in words and as a check. `null` is always good."""
+
+
+FILES = (
+    "config.json",
+    "tokenizer_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)
+MAX_BYTES = 16 << 20
+
+IMPLEMENTATIONS = frozenset(
+    f"{prefix}{part}_implementation{suffix}"
+    for part in ("attn", "experts")
+    for prefix, suffix in (("", ""), ("_", ""), ("_", "_internal"))
+)
+"""Keys that choose how a part of the model is computed."""
+
+_CLASS = r"(?!Auto|Rag)[A-Z][A-Za-z0-9_]{0,80}"
+CLASSES = {
+    "tokenizer_class": re.compile(_CLASS + r"(Tokenizer(Fast)?|Backend)"),
+    "processor_class": re.compile(_CLASS + "Processor"),
+    "image_processor_type": re.compile(_CLASS + r"(ImageProcessor|FeatureExtractor)(Fast|Pil)?"),
+    "feature_extractor_type": re.compile(_CLASS + r"(FeatureExtractor|Processor)(Fast)?"),
+    "video_processor_type": re.compile(_CLASS + "VideoProcessor"),
+}
+"""Keys that name a class of transformers, and the names that such a class has."""
 
 
 class ConfigFile:
@@ -211,3 +246,88 @@ def check_cache(file: ConfigFile, model_id: str) -> None:
     refuse_misread(text, model_id)
     if only_windows(text):
         raise no_full_attention(text, model_id)
+
+
+def refuse_chosen_code(folder: Path, where: str) -> None:
+    """Refuse a folder whose files name code to be run."""
+    for name in FILES:
+        for key, value in _pairs(folder / name, where):
+            if key in IMPLEMENTATIONS and (kernel := _kernel_in(value)) is not None:
+                raise InvalidModel(
+                    f"{name} of {where} asks for the kernel {kernel[:80]!a} of a hub as {key}:"
+                    " code that a model chooses is never run.",
+                    hint=f"remove {key} from {name}",
+                )
+            named = CLASSES.get(key)
+            if named is not None and isinstance(value, str) and not named.fullmatch(value):
+                raise InvalidModel(
+                    f"{name} of {where} names the {key} {value[:80]!a}, which is none.",
+                    hint="download the model again, from a publisher whom you trust",
+                )
+            if key == "configuration_files" and name == "config.json":
+                raise InvalidModel(
+                    f"{name} of {where} sends readers to other files by {key}.",
+                    hint=f"remove {key} from {name}",
+                )
+
+
+def _kernel_in(value: Any) -> str | None:
+    """The first text in `value`, pairs and lists included, that names a repository."""
+    if isinstance(value, (list, tuple)):
+        return next((found for one in value if (found := _kernel_in(one)) is not None), None)
+    return value if isinstance(value, str) and ("/" in value or "\\" in value) else None
+
+
+def _pairs(path: Path, where: str) -> Iterator[tuple[str, Any]]:
+    """Every key of a JSON file with its value, at any depth; a key that is set twice comes twice.
+
+    What is no JSON is left to its reader.
+    """
+    try:
+        # resolved: files in the cache of a hub's client are links
+        data = read_file(path.resolve(), max_bytes=MAX_BYTES)
+        waiting = [json.loads(data, object_pairs_hook=tuple)]
+    except PathNotFound:
+        return
+    except MalformedFile as error:
+        raise InvalidModel(error.message, hint="download the model again") from None
+    except RecursionError:
+        raise InvalidModel(
+            f"{path.name} of {where} nests too deeply.", hint="download the model again"
+        ) from None
+    except ValueError:
+        return
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, tuple):
+            for key, inner in value:
+                yield key, inner
+                waiting.append(inner)
+        elif isinstance(value, list):
+            waiting += value
+
+
+def read_generation_config(source: str, revision: str | None = None) -> dict[str, Any]:
+    """The object in `generation_config.json` of a model, empty when it has none."""
+    path = Path(source) / GENERATION_NAME if Path(source).is_dir() else _of_hub(source, revision)
+    if path is None or not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidModel(f"{path} is no JSON object.", hint="fetch the model again")
+    return value
+
+
+def _of_hub(source: str, revision: str | None) -> Path | None:
+    from transformers.utils import cached_file
+
+    try:
+        found = cached_file(
+            source, GENERATION_NAME, revision=revision or "main", **model_hub.search_limits()
+        )
+    except OSError:  # the repository has none, or it cannot be had: then the defaults are taken
+        return None
+    return Path(found) if found else None

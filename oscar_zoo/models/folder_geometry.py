@@ -25,6 +25,6 @@ def geometry_of_folder(
     config = config or ConfigFile.of_folder(folder)
     if config_file.says_all(config) or importlib.util.find_spec("transformers") is None:
         return config_file.describe(config, model_id).geometry
-    from oscar_zoo.models.inspect import inspect_model
+    from oscar_zoo.models.model_source import inspect_model
 
     return inspect_model(str(folder.absolute()), model_id=model_id).geometry

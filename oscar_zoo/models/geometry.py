@@ -8,16 +8,17 @@ name.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pydantic import ValidationError
 
-from oscar_zoo.artifact.model_block import ModelBlock, WeightsInfo
+from oscar_zoo.artifact.formats import has_hadamard
+from oscar_zoo.artifact.manifest import ModelBlock, WeightsInfo
 from oscar_zoo.artifact.specs import Rope
 from oscar_zoo.errors import InvalidModel, UnsupportedModel
-from oscar_zoo.models.head_widths import refuse_widths
-from oscar_zoo.models.other_caches import refuse_other_caches
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
@@ -29,6 +30,10 @@ PER_LAYER = "per_layer_config"
 """Where newer releases of transformers write values of single layers, in place of `GLOBAL`."""
 GLOBAL = ("global_head_dim", "num_global_key_value_heads")
 """Where older releases write those of the full-attention layers of Gemma 4."""
+PER_LAYER_SINCE = (5, 15)
+"""The first transformers known to read `per_layer_config`."""
+
+
 MIXED = (
     "cohere2",
     "exaone4",
@@ -61,6 +66,13 @@ OUTPUT_GATE = frozenset(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))
 NEITHER = frozenset(("gpt_oss", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe"))
 """Model types that normalise queries and keys, that gate the attention output, and that do neither,
 where no configuration key says it. For other types it is not known."""
+
+
+STOCK = "serve it with SGLang alone, without an INT2 cache"
+
+
+STATES = frozenset(("falcon_mamba", "mamba", "mamba2", "rwkv", "xlstm"))
+"""Model types without any attention."""
 
 
 def model_block(
@@ -319,3 +331,125 @@ def _weights(config: Any, text: Any) -> WeightsInfo | None:
     quantization = getattr(config, "quantization_config", None)
     method = _entry(quantization, "quant_method") if quantization else None
     return WeightsInfo(dtype=str(dtype).removeprefix("torch."), quantization=method)
+
+
+@dataclass(frozen=True)
+class OtherCache:
+    """One kind of model.
+
+    Attributes:
+        uses: whether a configuration, and its part about the language model, describes one.
+        reason: ends the sentence that begins with the model's name.
+        instead: what works.
+    """
+
+    uses: Callable[[Any, Any], bool]
+    reason: str
+    instead: str
+
+
+OTHER_CACHES = (
+    OtherCache(
+        lambda config, text: getattr(text, "model_type", None) in STATES,
+        "has no attention; it keeps a state of fixed size, and there is no cache to compress",
+        STOCK,
+    ),
+    OtherCache(
+        lambda config, text: (
+            bool(getattr(config, "is_encoder_decoder", False))
+            or bool(getattr(text, "is_encoder_decoder", False))
+        ),
+        "is an encoder-decoder model; its decoder attends to the encoder, and only models that"
+        " attend to their own tokens have an INT2 cache",
+        "choose a decoder-only model",
+    ),
+    OtherCache(
+        lambda config, text: bool(getattr(text, "cross_attention_layers", None)),
+        "has cross-attention layers; they cache an image instead of tokens, and an INT2 cache holds"
+        " tokens",
+        "choose a model that puts its images among the tokens, such as Qwen3-VL or Gemma 3",
+    ),
+    OtherCache(
+        lambda config, text: bool(getattr(text, "kv_lora_rank", None)),
+        "uses multi-head latent attention (MLA); its cache is one latent row per token, and an INT2"
+        " cache needs K and V rows of heads",
+        f"{STOCK}: the latent row is already small",
+    ),
+    OtherCache(
+        lambda config, text: bool(getattr(text, "num_kv_shared_layers", 0)),
+        "shares one KV cache between layers; an INT2 cache needs rows of its own for every layer",
+        f"{STOCK}, or choose a larger model of the family, whose layers share nothing",
+    ),
+)
+"""The first row that holds is told."""
+
+
+def refuse_other_caches(config: Any, text: Any, model_id: str) -> None:
+    """Refuse a model that cannot have an INT2 cache.
+
+    Args:
+        config: a configuration, attributes only.
+    """
+    kind = getattr(text, "model_type", None) or getattr(config, "model_type", "of no type")
+    for row in OTHER_CACHES:
+        if row.uses(config, text):
+            raise UnsupportedModel(f"{model_id} ({kind}) {row.reason}.", hint=row.instead)
+
+
+def refuse_widths(widths: tuple[int, int], name: str) -> None:
+    """Refuse a model with heads that no transform fits.
+
+    Args:
+        widths: channels of a row of K and of V.
+    """
+    for width in widths:
+        if not has_hadamard(width):
+            raise UnsupportedModel(
+                f"{name} has heads of {width} channels; the transforms of an INT2 cache contain a"
+                " Hadamard matrix of that width, and none is known here.",
+                hint=f"{STOCK}, or choose a model with heads of 64, 96, 128 or 256 channels",
+            )
+
+
+def refuse_misread(text: Any, model_id: str) -> None:
+    """Refuse a model whose head sizes the installed transformers would replace by others.
+
+    Newer releases write `per_layer_config` for Gemma 4, and leave out the names that older ones
+    read. An older one takes its defaults without a word, and so does SGLang with it.
+    """
+    here = installed()
+    if here is None or reads_layers(here):
+        return
+    if isinstance(getattr(text, "per_layer_config", None), dict):
+        kind = getattr(text, "model_type", "of no type")
+        raise UnsupportedModel(
+            f"{model_id} ({kind}) gives the sizes of its heads as per_layer_config, which"
+            f" transformers {here} does not read.",
+            hint="install SGLang 0.5.23 with the transformers that it wants, or use a checkpoint"
+            " whose config.json has global_head_dim",
+        )
+
+
+def written_by_newer(config: Any) -> str | None:
+    """The release that wrote a configuration, where it is newer than the installed one."""
+    here, there = installed(), getattr(config, "transformers_version", None)
+    if here is None or not isinstance(there, str) or _numbers(there) <= _numbers(here):
+        return None
+    return there
+
+
+def installed() -> str | None:
+    """The release of transformers that is installed, if any."""
+    try:
+        return version("transformers")
+    except PackageNotFoundError:
+        return None
+
+
+def reads_layers(release: str) -> bool:
+    """Whether this release of transformers reads `per_layer_config`."""
+    return _numbers(release) >= PER_LAYER_SINCE
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release.split(".")[:3] if part.isdecimal())

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.errors import InvalidModel, UnsupportedModel
-from oscar_zoo.models.folder_code import refuse_chosen_code
+from oscar_zoo.models.config_file import refuse_chosen_code
 from oscar_zoo.models.geometry import float8_block
-from oscar_zoo.models.inspect import read_model_config
-from oscar_zoo.models.load_failures import unusable
-from oscar_zoo.models.model_folder import check_model_folder
 from oscar_zoo.models.model_source import (
     local_folder,
+    read_model_config,
     silent_transformers,
     source_options,
+    unusable,
 )
+from oscar_zoo.models.weight_files import check_model_folder
 
 # isort: split
 
@@ -28,10 +28,10 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils import cached_file
 
-from oscar_zoo.models import checkpoint, weight_names
-from oscar_zoo.models.exact_attention import EXACT
+from oscar_zoo.models import checkpoint, weight_files
+from oscar_zoo.models.attention import EXACT
 from oscar_zoo.models.memory import FreeMemory, Workload, free_memory
-from oscar_zoo.models.model_class import outline
+from oscar_zoo.models.model_source import outline
 from oscar_zoo.models.placement import PlacementRequest, place_model
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -154,12 +154,12 @@ def _fetch_weights(where: str, source: dict[str, Any]) -> Path:
     try:
         with silent_transformers():
             single = cached_file(
-                where, weight_names.SINGLE, _raise_exceptions_for_missing_entries=False, **source
+                where, weight_files.SINGLE, _raise_exceptions_for_missing_entries=False, **source
             )
             if single is not None:
                 return Path(single).parent
-            index = Path(cached_file(where, weight_names.INDEX, **source))
-            named = weight_names.index_files(index.read_bytes(), f"{weight_names.INDEX} of {where}")
+            index = Path(cached_file(where, weight_files.INDEX, **source))
+            named = weight_files.index_files(index.read_bytes(), f"{weight_files.INDEX} of {where}")
             for name in sorted(set(named.values())):
                 cached_file(where, name, **source)
     except (OSError, ValueError) as error:

@@ -1,6 +1,6 @@
-"""How much memory a model needs, and how much a device has.
+"""How much memory a model needs, how much a device has, and which device torch runs on.
 
-Both are known before weights are read, so a shortage is reported in one line.
+All is known before weights are read, so a shortage is reported in one line.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ from typing import Any
 
 import torch
 
-from oscar_zoo.errors import NotEnoughMemory
+from oscar_zoo.errors import NotEnoughMemory, UnsupportedMachine, UsageError
 from oscar_zoo.models.geometry import layer_config
-from oscar_zoo.models.host_memory import available_ram, resident_set
+from oscar_zoo.models.hardware import NAMES, available_ram, resident_set
 
 FreeMemory = Callable[[torch.device], int]
 """Device -> bytes that this process can still use there."""
+
+AUTO = "auto"
+"""All GPUs, then main memory; for engines that can spread a model over them."""
+
 
 RESERVE = 1 << 28
 """Bytes of a GPU for the context and the workspaces of its libraries."""
@@ -131,3 +135,38 @@ def _requested(text: str) -> int:
         return int(plain[1])
     scaled = re.search(r"[Tt]ried to allocate ([\d.]+) ([KMGT])iB", text)
     return int(float(scaled[1]) * 1024 ** " KMGT".index(scaled[2])) if scaled else 0
+
+
+def default_device() -> str:
+    """`cuda` when torch sees a GPU, else `cpu`."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def pick_device(wanted: str | None, *, several: bool = False) -> str:
+    """The torch device to run on: `wanted` if it is given, else the first GPU, else the CPU."""
+    if wanted is None:
+        return default_device()
+    check_device(wanted, several=several)
+    return wanted
+
+
+def hardware_name(device: torch.device | str) -> str:
+    """What people call `device`, such as `NVIDIA H200`; `CPU` for any processor."""
+    found = torch.device(device)
+    return torch.cuda.get_device_name(found) if found.type == "cuda" else "CPU"
+
+
+def check_device(name: str, *, several: bool = False) -> None:
+    """Refuse what is no device, a kind nothing here was tried on, and a GPU that is not there."""
+    if several and name == AUTO:
+        return
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"{name!r} is not a device.", hint=NAMES) from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {name} is not supported.", hint=NAMES)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UnsupportedMachine(
+            f"there is no device {name} here.", hint="use cpu, or a torch build that sees the GPU"
+        )

@@ -1,35 +1,66 @@
-"""Where transformers finds a model.
+"""Where transformers finds a model, what its configuration says, and which class runs it.
 
 Every module of this room that imports transformers imports this one first. It reports a missing
-torch or transformers, and it keeps an unsuitable torchvision from breaking the import.
+torch or transformers, and it keeps an unsuitable torchvision from breaking the import. What
+transformers raises for a file of anybody is no public type, and becomes an error of ours.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.errors import InvalidModel, MissingDependency, PathNotFound
+from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.artifact.names import cached_model, safe_part
+from oscar_zoo.errors import (
+    InvalidModel,
+    MissingDependency,
+    NetworkError,
+    OscarZooError,
+    PathNotFound,
+    UnsupportedModel,
+)
 from oscar_zoo.models import (
+    config_file,
     model_hub,
     torchvision_ops,  # noqa: F401  (transformers imports torchvision)
 )
+from oscar_zoo.models.config_file import ConfigFile, refuse_chosen_code
+from oscar_zoo.models.geometry import (
+    model_block,
+    refuse_misread,
+    refuse_other_caches,
+    written_by_newer,
+)
 
 try:
-    import torch  # noqa: F401  (a missing torch is reported like a missing transformers)
-    from transformers import (
-        AutoModelForCausalLM,  # noqa: F401  (fails without a usable torch)
+    import torch
+    import transformers
+    from transformers import (  # fails without a usable torch
+        CONFIG_MAPPING,
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
         dynamic_module_utils,
     )
+    from transformers.utils import cached_file
     from transformers.utils import logging as transformers_logging
 except ImportError as error:
     raise MissingDependency.for_extra(error.name or "transformers", "compute") from error
 
 
 dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # it never asks whether code of a model may run
+
+
+INTERFACE = "ALL_ATTENTION_FUNCTIONS"
+"""What a file of transformers imports when its attention can be watched and replaced."""
 
 
 def local_folder(path_or_id: str) -> Path | None:
@@ -76,3 +107,194 @@ def silent_transformers() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
         if bars:
             transformers_logging.enable_progress_bar()
+
+
+def unusable(where: str, what: str, error: Exception) -> InvalidModel | NetworkError:
+    """The error to raise when `what` of the model `where` could not be read because of `error`."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
+    cause = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    trouble = None if Path(where).is_dir() else model_hub.unreachable()
+    if trouble is not None:
+        return NetworkError(
+            f"{where} is not complete on this machine, and Hugging Face cannot be reached:"
+            f" {trouble}.",
+            hint="check the network, or give a local folder",
+        )
+    if not Path(where).is_dir() and ("connect" in cause or "offline" in cause):
+        return NetworkError(
+            f"cannot load {where}: {cause[:300]}", hint="check the network, or give a local folder"
+        )
+    return InvalidModel(
+        f"cannot load {where}: {what}: {cause[:300]}",
+        hint=(
+            "it needs config.json, *.safetensors and a tokenizer"
+            if Path(where).is_dir()
+            else "check its name, the revision and the network, or give a local folder"
+        ),
+    )
+
+
+def unread_config(
+    where: str, folder: Path | None, model_id: str, error: Exception
+) -> OscarZooError:
+    """The error to raise when the `config.json` of the model `where` could not be read because of
+    `error`.
+
+    Args:
+        folder: with the file, or `None` where it was not found.
+    """
+    told = unusable(where, "its config.json", error)
+    if folder is None:
+        return told
+    written = ConfigFile.of_folder(folder)
+    kind = getattr(written, "model_type", None)
+    if isinstance(kind, str) and kind not in CONFIG_MAPPING:
+        # a reason that holds for every release, if there is one
+        refuse_other_caches(written, written.get_text_config(), model_id)
+        return UnsupportedModel(
+            f"{model_id} ({kind}) is of a model type that transformers {transformers.__version__}"
+            " does not have, and code that ships with a model is never run.",
+            hint="serve it with SGLang alone, without an INT2 cache",
+        )
+    newer = written_by_newer(written)
+    if newer is None:
+        return told
+    return InvalidModel(told.message, hint=f"transformers {newer} wrote it: update transformers")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The configuration of a model, read once.
+
+    Attributes:
+        parsed: as transformers reads it.
+        block: its description.
+        folder: where the `config.json` lies.
+    """
+
+    parsed: Any
+    block: ModelBlock
+    folder: Path
+
+    @cached_property
+    def written(self) -> config_file.ConfigFile:
+        """The file as it is written; raises `InvalidModel` where transformers reads what is no
+        JSON."""
+        return config_file.ConfigFile.of_folder(self.folder)
+
+
+def inspect_model(
+    path_or_id: str, *, revision: str | None = None, model_id: str | None = None
+) -> ModelBlock:
+    """Describe a model from its `config.json` alone.
+
+    Args:
+        model_id: recorded as `id`; by default the Hugging Face id, or the name of the folder.
+    """
+    return read_model_config(path_or_id, revision, model_id).block
+
+
+def read_model_config(path_or_id: str, revision: str | None, model_id: str | None) -> ModelConfig:
+    """The configuration of a model; as `inspect_model`."""
+    folder = local_folder(path_or_id)
+    source: dict[str, Any] = {"local_files_only": True}
+    if folder is None:
+        source = {"revision": revision or "main", **model_hub.search_limits()}
+    if folder:
+        config_file.check_present(Path(path_or_id).expanduser())
+    where = str(folder or path_or_id)
+    cached = cached_model(folder) if folder else None
+    if model_id is None:
+        model_id = cached[0] if cached else safe_part(folder.name) if folder else path_or_id
+    file = None
+    try:
+        file = Path(cached_file(where, config_file.NAME, **source))
+        refuse_chosen_code(file.parent, model_id)
+        config_file.read_config(file.parent)
+        config = AutoConfig.from_pretrained(where, trust_remote_code=False, **source)
+    except InvalidModel:
+        raise
+    except Exception as error:  # anybody may have written this file; its reader raises any type
+        raise unread_config(path_or_id, file and file.parent, model_id, error) from None
+    refuse_misread(config.get_text_config(decoder=True), model_id)
+    block = model_block(
+        config,
+        model_id=model_id,
+        revision=(cached and cached[1]) if folder else getattr(config, "_commit_hash", None),
+        config_sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+    )
+    return ModelConfig(config, block, file.parent)
+
+
+def outline(config: Any, model_id: str) -> Any:
+    """The model with unread weights on the device in force; call it with `meta`.
+
+    Models with images are those of text and image together, and get text only.
+    """
+    kind = type(config)
+    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if kind in auto._model_mapping:
+            # transformers chooses, and not the file, which could name a kernel of a hub
+            config._experts_implementation = None
+            model = auto.from_config(config, trust_remote_code=False, attn_implementation=None)
+            _check_attention(model, model_id)
+            return model
+    raise UnsupportedModel(
+        f"transformers runs no language model for {model_id} ({config.model_type}).",
+        hint="choose a model that transformers runs",
+    )
+
+
+def _check_attention(model: Any, model_id: str) -> None:
+    files = {type(module).__module__ for module in model.modules()}
+    if not any(hasattr(sys.modules.get(file), INTERFACE) for file in files):
+        raise UnsupportedModel(
+            f"{model_id} ({type(model).__name__}) computes attention in code of its own, which"
+            " nothing can watch.",
+            hint="choose a model that transformers runs through its attention interface",
+        )
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Number of parameters of a model.
+
+    Attributes:
+        parameters: all parameters.
+        active: parameters that one token uses. A token of a mixture of experts uses only the
+            experts that its router picks.
+    """
+
+    parameters: int
+    active: int
+
+
+def model_size(config: Any, model_id: str) -> ModelSize | None:
+    """Count the parameters of the model of a `transformers` configuration.
+
+    The model is built on the meta device, so its weights take no memory.
+
+    Returns:
+        The size, or `None` when this model class cannot be built that way.
+    """
+    try:
+        with torch.device("meta"), silent_transformers():
+            model = outline(config, model_id)
+    except Exception:  # the size is only information; loading the model reports what is wrong
+        return None
+    text = config.get_text_config(decoder=True)
+    counts = (
+        getattr(text, name, None)
+        for name in ("num_experts", "num_local_experts", "n_routed_experts")
+    )
+    # a token uses `share` of the `number` experts; a dense model counts as one expert of one
+    share = getattr(text, "num_experts_per_tok", None) or 1
+    number = next((count for count in counts if count), share)
+    sizes = [
+        (parameter.numel(), ".experts." in name) for name, parameter in model.named_parameters()
+    ]
+    idle = sum(size for size, of_expert in sizes if of_expert) * (number - share) // number
+    total = sum(size for size, _ in sizes)
+    return ModelSize(total, total - idle)

@@ -1,4 +1,5 @@
-"""Whether the weight files of a model folder are all there and whole, from their headers and sizes.
+"""The files that a model folder needs, and whether its weight files are there and whole, from their
+headers and sizes.
 
 Needs no torch, and reads no number: headers of 200 GB of weights take less than two seconds.
 """
@@ -6,14 +7,102 @@ Needs no torch, and reads no number: headers of 200 GB of weights take less than
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Collection
 from pathlib import Path
 
-from oscar_zoo.errors import InvalidModel, StorageError
-from oscar_zoo.models.weight_names import AGAIN, LARGEST_INDEX, weight_files
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.errors import InvalidModel, MalformedFile, StorageError
+from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.weight_count import quantization
 
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+LARGEST_INDEX = 1 << 27
+AGAIN = "the checkpoint is incomplete or damaged; download it again"
 _LENGTH = 8
 """Bytes in front of a header, which say its length."""
+
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+READ = (
+    "config.json",
+    *TOKENIZER_FILES,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    INDEX,
+)
+"""What a reader takes, or leaves out without a word, where it is no such file."""
+
+POINTER = b"version https://git-lfs"
+
+
+def check_model_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be loaded or served, before anything reads its weights.
+
+    Its `config.json` is checked elsewhere.
+    """
+    if not any(folder.glob("*.safetensors")):
+        others = sorted(
+            p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf")
+        )
+        seen = f" (only {others[0]}, which is not read)" if others else ""
+        raise InvalidModel(
+            f"{folder} has no *.safetensors weights{seen}.", hint="convert or download them"
+        )
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise InvalidModel(
+            f"{folder} has no tokenizer.", hint=f"it needs one of {', '.join(TOKENIZER_FILES)}"
+        )
+    for name in READ:
+        check_is_file(folder / name)
+    for path in sorted(folder.glob("*.safetensors")):
+        if not os.access(path, os.R_OK):
+            raise StorageError(
+                f"cannot read {path}: permission denied, or a broken link.",
+                hint="check its permissions",
+            )
+        check_is_file(path)
+    index = folder / INDEX
+    if index.is_file():  # SGLang goes by it, also where all weights are in one file
+        named = index_files(index.read_bytes(), str(index))
+        check_all_there(folder, {folder / file for file in named.values()})
+
+
+def check_is_file(path: Path) -> None:
+    """Refuse an empty file, or a pointer that git left in place of a large file; one that is not
+    there passes. Raises `InvalidModel`."""
+    if not path.is_file():
+        return
+    with path.open("rb") as stream:
+        start = stream.read(len(POINTER))
+    if not start.strip():
+        raise InvalidModel(f"{path} is empty.", hint="download it again")
+    if start == POINTER:
+        raise InvalidModel(
+            f"{path} is a pointer of git-lfs and not the file itself.",
+            hint=f"fetch the files: git -C {path.parent} lfs pull",
+        )
+    if path.suffix == ".json" and not start.lstrip().startswith(b"{"):
+        raise InvalidModel(f"{path} holds no JSON object.", hint="download it again")
+
+
+def stored_weights(folder: Path, file: ConfigFile) -> tuple[int, str | None]:
+    """Bytes of the weight files of a folder, links followed, and the type of their numbers.
+
+    Returns:
+        The bytes, 0 where a file of the index is missing, and a type as `config.json` writes it, or
+        `None` when they are quantized.
+    """
+    config = file.as_written
+    parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
+    said = [part.get(name) for part in parts for name in ("dtype", "torch_dtype")]
+    kind = next((str(name) for name in said if name), "bfloat16")
+    files = weight_files(folder)
+    there = all(path.is_file() for path in files)
+    size = sum(path.stat().st_size for path in files) if there else 0
+    return size, None if quantization(file) else kind
 
 
 def check_weight_files(folder: Path) -> None:
@@ -66,3 +155,66 @@ def _data_bytes(header: bytes, path: Path) -> int:
         raise InvalidModel(
             f"cannot load {path}: it has no safetensors header.", hint=AGAIN
         ) from None
+
+
+def stored_names(folder: Path) -> frozenset[str] | None:
+    """The names of all weights; `None` where neither `SINGLE` nor `INDEX` is in `folder`."""
+    single, index = folder / SINGLE, folder / INDEX
+    try:
+        if single.is_file():
+            return _names_in(single)
+        if not index.is_file():
+            return None
+        data = index.read_bytes()
+    except OSError as error:
+        raise InvalidModel(f"cannot read the weights of {folder}: {error}.", hint=AGAIN) from None
+    return frozenset(index_files(data, str(index)))
+
+
+def index_files(index: bytes, what: str) -> dict[str, str]:
+    """Name of a tensor -> name of its file; raises `InvalidModel`."""
+    try:
+        named = strict_json.loads(index, what=what, max_bytes=LARGEST_INDEX)["weight_map"]
+        if not named or not all(
+            isinstance(file, str) and Path(file).name == file for file in named.values()
+        ):
+            raise ValueError("its weight_map names no files")
+    except (MalformedFile, LookupError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidModel(
+            f"{what} is no index of weights: {first_line(error)}.", hint=AGAIN
+        ) from None
+    return dict(named)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights: `SINGLE`, else those that `INDEX` names, there or not, else
+    every safetensors file.
+    """
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if not (folder / INDEX).is_file():
+        return sorted(folder.glob("*.safetensors"))
+    named = index_files((folder / INDEX).read_bytes(), str(folder / INDEX))
+    return [folder / file for file in sorted(set(named.values()))]
+
+
+def first_line(error: Exception) -> str:
+    """The first line of the text of `error`, without its full stop."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
+    return lines[0][:300].rstrip(".")
+
+
+def _names_in(file: Path) -> frozenset[str]:
+    """From the header of a safetensors file: 8 bytes with its length, then a JSON object."""
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = stream.read(length) if length <= LARGEST_INDEX else b""
+    try:
+        named = strict_json.loads(header, what=str(file), max_bytes=LARGEST_INDEX)
+    except MalformedFile as error:
+        raise InvalidModel(f"cannot load {file}: {first_line(error)}.", hint=AGAIN) from None
+    if not isinstance(named, dict):
+        raise InvalidModel(f"cannot load {file}: its header names no weights.", hint=AGAIN)
+    return frozenset(named) - {"__metadata__"}

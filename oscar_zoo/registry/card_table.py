@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from typing import Self
 from urllib.parse import quote
 
-from oscar_zoo.artifact.fit_block import Calibration
-from oscar_zoo.artifact.manifest import Status
+from oscar_zoo.artifact.manifest import Calibration, Status
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.registry.catalog import can_be_found

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Status, is_payload
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from oscar_zoo.artifact import signature_file
-from oscar_zoo.artifact.digest import FileDigest, sha256_hex
-from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES
+from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, FileDigest, sha256_hex
 from oscar_zoo.artifact.outcome import Verified, refuse
 from oscar_zoo.errors import DigestMismatchError, MalformedFile
 from oscar_zoo.hubs.base import HubFile, Progress

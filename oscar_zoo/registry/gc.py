@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from oscar_zoo.artifact import durable, strict_json
+from oscar_zoo.artifact.durable import STORE, held
 from oscar_zoo.artifact.files import read_file
-from oscar_zoo.artifact.locks import STORE, held
 from oscar_zoo.errors import MalformedFile, PathNotFound
 from oscar_zoo.registry import record as records
 from oscar_zoo.registry.record import Record

@@ -13,8 +13,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.closed_model import validated
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import (
     FormatVersion,
     HubLocation,
@@ -23,7 +22,7 @@ from oscar_zoo.artifact.manifest import (
     Status,
 )
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.artifact.specs import Digest, Hex64, ModelId, Score, Spec, Text
+from oscar_zoo.artifact.specs import Digest, Hex64, ModelId, Score, Spec, Text, validated
 from oscar_zoo.errors import MalformedFile, UsageError, malformed_hint
 from oscar_zoo.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
 from oscar_zoo.registry.measured import Measured

@@ -15,10 +15,9 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.closed_model import validated
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.artifact.specs import Digest, Hex40, Spec, Text
+from oscar_zoo.artifact.specs import Digest, Hex40, Spec, Text, validated
 from oscar_zoo.errors import malformed_hint
 from oscar_zoo.registry.payload_file import PayloadFile
 

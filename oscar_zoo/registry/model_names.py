@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.names import (
     cached_model,

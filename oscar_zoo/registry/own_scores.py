@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from oscar_zoo import paths
-from oscar_zoo.artifact import durable, locks, strict_json
+from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.errors import PathNotFound
@@ -43,7 +43,7 @@ def keep(path: Path, new: ScoreFile) -> ScoreFile:
     """
     with durable.storage_errors(f"cannot write {path}"):
         durable.make_folders(path.parent)
-        with locks.held(str(path), timeout=30):
+        with durable.held(str(path), timeout=30):
             there = read(path)
             same = there is not None and (there.digest, there.artifact) == (
                 new.digest,

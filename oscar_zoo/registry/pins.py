@@ -16,12 +16,10 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from oscar_zoo import paths
-from oscar_zoo.artifact import durable, locks, strict_json
-from oscar_zoo.artifact.closed_model import validated
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest
-from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact import durable, strict_json
+from oscar_zoo.artifact.files import FileDigest, artifact_digest, read_file
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.artifact.specs import Digest, Hex64, Spec, Text
+from oscar_zoo.artifact.specs import Digest, Hex64, Spec, Text, validated
 from oscar_zoo.errors import AmbiguousName, InvalidName, MalformedFile, PathNotFound, malformed_hint
 from oscar_zoo.hubs import address
 from oscar_zoo.registry.payload_file import PayloadFile
@@ -220,7 +218,7 @@ class PinFile:
         same."""
         with (
             durable.storage_errors(f"cannot write {self.path}"),
-            locks.held(str(self.path), timeout=30),
+            durable.held(str(self.path), timeout=30),
         ):
             before = self.read()
             after = change(before)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import (

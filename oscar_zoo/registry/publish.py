@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oscar_zoo.artifact.digest import FileDigest, file_digest
+from oscar_zoo.artifact.files import FileDigest, file_digest
 from oscar_zoo.artifact.manifest import SIGNATURE_NAME
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified

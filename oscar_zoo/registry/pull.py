@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from oscar_zoo.artifact import locks
+from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Outcome
 from oscar_zoo.errors import (
@@ -84,7 +84,7 @@ def pull(
         )
         return replace(here, warnings=(*status, *here.warnings))
     store.check_owner()  # before a hub is asked
-    with locks.held(locks.STORE, shared=True, timeout=30, root=store.root):
+    with durable.held(durable.STORE, shared=True, timeout=30, root=store.root):
         try:
             if offline and not job.hubs:
                 raise OfflineError.for_name(str(job.reference), go_online=go_online)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from oscar_zoo.artifact import locks
+from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.outcome import SignatureReport, Verified
@@ -171,7 +171,7 @@ class PullJob:
     def obtain(self, hub: Hub) -> PullResult:
         """Take what `hub` offers into the store, unless the same bytes are there."""
         offer = self.offer(hub)
-        with locks.held(f"pull {offer.resolved.id.key}", root=self.store.root):
+        with durable.held(f"pull {offer.resolved.id.key}", root=self.store.root):
             known = self.store.find(offer.resolved.id)
             same = known if known and _same(offer.resolved, known) else None
             stored = self.store.intact(same)

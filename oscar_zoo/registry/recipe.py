@@ -13,10 +13,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from oscar_kernels.spec import check_group_size
-from oscar_zoo.artifact.closed_model import validated
-from oscar_zoo.artifact.group_size import largest_group
 from oscar_zoo.artifact.names import check_part
-from oscar_zoo.artifact.specs import Clip, Count, Geometry, ServingRecipe, Spec, Text
+from oscar_zoo.artifact.specs import (
+    Clip,
+    Count,
+    Geometry,
+    ServingRecipe,
+    Spec,
+    Text,
+    largest_group,
+    validated,
+)
 from oscar_zoo.errors import InvalidName, MalformedFile
 
 DEFAULT_GROUP = 128

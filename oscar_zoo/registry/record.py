@@ -9,8 +9,7 @@ from shlex import quote
 from typing import Any, Self
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest
-from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.files import FileDigest, artifact_digest, read_file
 from oscar_zoo.artifact.names import ArtifactId, check_digest, check_part
 from oscar_zoo.errors import MalformedFile
 from oscar_zoo.registry.measured import Measured

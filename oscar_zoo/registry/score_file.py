@@ -12,9 +12,8 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.artifact.specs import Digest, Score, Spec, Text
+from oscar_zoo.artifact.specs import Digest, Score, Spec, Text, validated
 from oscar_zoo.errors import InvalidName, MalformedFile, malformed_hint
 from oscar_zoo.registry import score_rules
 

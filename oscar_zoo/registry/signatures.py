@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Self
 
 from oscar_zoo.artifact import signature_file
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.outcome import SignatureReport
 from oscar_zoo.artifact.signature_file import SignatureFile

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.files import read_file, sha256_hex
 from oscar_zoo.errors import MalformedFile, MissingDependency, UsageError
 
 VARIABLE = "OSCAR_ZOO_SIGN_KEY"

@@ -24,8 +24,14 @@ from pathlib import Path
 
 from oscar_zoo import paths
 from oscar_zoo.artifact import durable
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest, sha256_hex
-from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
+from oscar_zoo.artifact.files import (
+    MAX_PAYLOAD_BYTES,
+    FileDigest,
+    artifact_digest,
+    file_digest,
+    read_file,
+    sha256_hex,
+)
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, check_digest, check_part
 from oscar_zoo.errors import (

@@ -18,7 +18,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, ValidationError
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.specs import Hex64, Spec, Text
 from oscar_zoo.errors import (
     FrozenIndex,

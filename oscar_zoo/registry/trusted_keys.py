@@ -16,8 +16,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import Field, model_validator
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.closed_model import validated
-from oscar_zoo.artifact.specs import Spec, Text
+from oscar_zoo.artifact.specs import Spec, Text, validated
 from oscar_zoo.errors import malformed_hint
 
 FILE_NAME: Final = "trusted_keys.json"

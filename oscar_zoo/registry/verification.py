@@ -179,8 +179,7 @@ class Place:
 
 def artifacts_at(path: Path) -> Place:
     """The artifacts at and below a path that somebody named."""
-    from oscar_zoo.artifact.artifact_folder import refuse_links
-    from oscar_zoo.artifact.tree import find_artifacts
+    from oscar_zoo.artifact.artifact_folder import find_artifacts, refuse_links
 
     path = existing_path(path)
     found = [path] if path.is_file() else find_artifacts(path)

@@ -13,7 +13,7 @@ from typing import Self
 from pydantic import ValidationError
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest, sha256_hex
+from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest, sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, is_payload
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import ArtifactNotFound, DigestMismatchError, MalformedFile

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest, sha256_hex
+from oscar_zoo.artifact.files import FileDigest, artifact_digest, sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest, Status, is_payload
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Geometry

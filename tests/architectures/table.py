@@ -130,9 +130,9 @@ def _release(distribution: str) -> str:
 
 
 def _device_name(device: str) -> str:
-    from oscar_zoo.models import nvidia_smi
+    from oscar_zoo.models import hardware
 
-    gpus = nvidia_smi.gpus() if device == "cuda" else []
+    gpus = hardware.gpus() if device == "cuda" else []
     return f"an {gpus[0].name}" if gpus else "this machine"
 
 

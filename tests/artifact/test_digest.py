@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
+from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest
 
 FILES = [
     FileDigest("k_rotation_qqt_r_h_pbr.pt", "a" * 64, 2399261),

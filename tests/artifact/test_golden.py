@@ -10,12 +10,10 @@ import pytest
 import tiny_rotations as tiny
 
 from oscar_zoo.artifact.artifact_folder import verify_path
-from oscar_zoo.artifact.digest import sha256_hex
-from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.files import read_file, sha256_hex
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.outcome import Verified
-from oscar_zoo.artifact.reader import read_rotation
-from oscar_zoo.artifact.rotation_schema import GROUPINGS
+from oscar_zoo.artifact.reader import GROUPINGS, read_rotation
 from oscar_zoo.artifact.writer import rotation_bytes
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from oscar_zoo.artifact.hadamard import bit_reversal, hadamard, has_hadamard, pbr_permutation
+from oscar_zoo.artifact.formats import bit_reversal, hadamard, has_hadamard, pbr_permutation
 from oscar_zoo.errors import UsageError
 
 SIZES = [1, 2, 4, 8, 64, 128, 256]

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from oscar_zoo.artifact.locks import held
+from oscar_zoo.artifact.durable import held
 from oscar_zoo.errors import MalformedFile
 
 HOLD = """
 import sys
-from oscar_zoo.artifact.locks import held
+from oscar_zoo.artifact.durable import held
 with held(sys.argv[1], shared=sys.argv[2] == "shared") as locked:
     print(locked, flush=True)
     sys.stdin.readline()
@@ -81,7 +81,7 @@ def test_a_waiter_goes_on_when_the_holder_is_killed() -> None:
 def test_ctrl_c_ends_the_wait_at_once_and_leaves_the_lock_free() -> None:
     code = (
         "import os, signal, threading\n"
-        "from oscar_zoo.artifact.locks import held\n"
+        "from oscar_zoo.artifact.durable import held\n"
         "try:\n"
         "    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         "    with held('a', timeout=600): pass\n"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import tiny_artifacts as artifacts
 
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import Manifest, Registry, Status, json_schema
-from oscar_zoo.artifact.rotation_schema import GROUPINGS
+from oscar_zoo.artifact.reader import GROUPINGS
 from oscar_zoo.errors import MalformedFile
 
 Change = Callable[[dict[str, Any]], object]

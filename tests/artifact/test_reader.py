@@ -12,7 +12,7 @@ import tiny_rotations as tiny
 from hostile_archives import Record, archive, good_file, good_records
 from hostile_pickles import Raw, Tensor, layer, of, op, top
 
-from oscar_zoo.artifact import pickle_reader, rotation_schema
+from oscar_zoo.artifact import pickle_reader, reader
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.writer import rotation_bytes
@@ -209,9 +209,9 @@ def test_a_large_model_of_many_layers_is_far_from_the_limits() -> None:
 def test_matrices_that_take_long_to_multiply_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = rotation_bytes(tiny.rotation_set())
     two = len(tiny.LAYERS) * tiny.D**3
-    monkeypatch.setattr(rotation_schema, "MAX_MULTIPLICATIONS", two)
+    monkeypatch.setattr(reader, "MAX_MULTIPLICATIONS", two)
     assert_reads(data)
-    monkeypatch.setattr(rotation_schema, "MAX_MULTIPLICATIONS", two - 1)
+    monkeypatch.setattr(reader, "MAX_MULTIPLICATIONS", two - 1)
     with pytest.raises(MalformedFile) as caught:
         read_rotation(data, what="a")
     assert caught.value.reason == "layers.work"

@@ -11,7 +11,7 @@ import pytest
 from hostile_archives import Record, archive
 from hostile_pickles import Tensor, op, top
 
-from oscar_zoo.artifact.hadamard import hadamard
+from oscar_zoo.artifact.formats import hadamard
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.errors import MalformedFile
 

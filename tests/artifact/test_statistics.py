@@ -13,8 +13,7 @@ from mistakes import spectra
 from numpy.typing import NDArray
 
 from oscar_zoo.artifact import statistics, tensor_file
-from oscar_zoo.artifact.formats import LayerTransform, RotationSet
-from oscar_zoo.artifact.hadamard import hadamard, pbr_permutation
+from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard, pbr_permutation
 from oscar_zoo.artifact.statistics import (
     compare,
     fingerprint_bytes,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.artifact.tree import artifact_of_model
+from oscar_zoo.artifact.artifact_folder import artifact_of_model
 from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, PathNotFound
 
 

@@ -14,8 +14,8 @@ import tiny_artifacts as artifacts
 import tiny_rotations as tiny
 
 from oscar_zoo.artifact import artifact_folder
-from oscar_zoo.artifact.artifact_folder import verify_path
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest, sha256_hex
+from oscar_zoo.artifact.artifact_folder import find_artifacts, verify_path
+from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest, sha256_hex
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import FileEntry, Manifest, StatisticsBlock
 from oscar_zoo.artifact.outcome import (
@@ -28,7 +28,6 @@ from oscar_zoo.artifact.outcome import (
 )
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.statistics import fingerprint_bytes
-from oscar_zoo.artifact.tree import find_artifacts
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.errors import PathNotFound

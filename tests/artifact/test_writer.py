@@ -16,8 +16,7 @@ import pytest
 import tiny_rotations as tiny
 
 from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.reader import read_rotation
-from oscar_zoo.artifact.rotation_schema import GROUPINGS
+from oscar_zoo.artifact.reader import GROUPINGS, read_rotation
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.errors import MalformedFile, UsageError
 

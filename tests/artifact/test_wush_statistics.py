@@ -12,18 +12,17 @@ import tiny_artifacts as artifacts
 import tiny_rotations as tiny
 from numpy.typing import NDArray
 
-from oscar_zoo.artifact.fit_block import Composition, Estimator, Estimators
-from oscar_zoo.artifact.formats import LayerTransform, RotationSet
-from oscar_zoo.artifact.hadamard import hadamard
-from oscar_zoo.artifact.manifest import Manifest
+from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard
+from oscar_zoo.artifact.manifest import Composition, Estimator, Estimators, Manifest
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.statistics import (
     LIMIT,
+    WUSH_MATRICES,
     FingerprintMatch,
+    compare_wush,
     fingerprint_bytes,
     read_fingerprint,
 )
-from oscar_zoo.artifact.wush_statistics import MATRICES, compare
 
 Matrix = NDArray[np.float64]
 LAYERS = (1, 4)
@@ -62,7 +61,7 @@ def head(
 def wush_set(
     role: str, gamma: float = 1e-2, damping: str = "identity", descending: bool = False
 ) -> RotationSet:
-    gram, hessian = (RECORDED[name] for name in MATRICES[role])  # type: ignore[index]
+    gram, hessian = (RECORDED[name] for name in WUSH_MATRICES[role])  # type: ignore[index]
     layers = []
     for position, layer_id in enumerate(LAYERS):
         heads = [
@@ -98,7 +97,7 @@ def fingerprint(**changes: Matrix) -> dict[str, NDArray[np.float32]]:
 
 
 def found(rotations: RotationSet, **changes: Matrix) -> list[FingerprintMatch]:
-    result = compare(rotations, fingerprint(**changes), manifest())
+    result = compare_wush(rotations, fingerprint(**changes), manifest())
     assert result is not None
     return result
 
@@ -108,9 +107,9 @@ def found(rotations: RotationSet, **changes: Matrix) -> list[FingerprintMatch]:
     ("gamma", "damping"), [(0, "identity"), (1e-2, "identity"), (0.5, "diagonal")]
 )
 def test_right_files_pass_with_a_wide_margin(role: str, gamma: float, damping: str) -> None:
-    result = compare(wush_set(role, gamma, damping), fingerprint(), manifest(gamma, damping))
+    result = compare_wush(wush_set(role, gamma, damping), fingerprint(), manifest(gamma, damping))
     assert result is not None
-    assert [one.matrix for one in result] == [*MATRICES[role]]  # type: ignore[index]
+    assert [one.matrix for one in result] == [*WUSH_MATRICES[role]]  # type: ignore[index]
     assert max(one.worst for one in result) < LIMIT / 20
 
 
@@ -121,7 +120,7 @@ def test_the_order_in_which_eigenvectors_met_h_is_the_recorded_one(role: str) ->
     }
     for made, rotations in files.items():
         for said in files:
-            result = compare(rotations, fingerprint(), manifest(permutation=said))
+            result = compare_wush(rotations, fingerprint(), manifest(permutation=said))
             assert result is not None
             worst = max(one.worst for one in result)
             assert worst < LIMIT / 20 if said == made else worst > 100 * LIMIT
@@ -192,7 +191,7 @@ def test_layers_of_another_place_or_model_are_seen() -> None:
 
 def test_another_damping_than_the_recorded_one_is_seen() -> None:
     for wrong in (manifest(2e-2), manifest(damping="diagonal"), manifest(0)):
-        result = compare(wush_set("k"), fingerprint(), wrong)
+        result = compare_wush(wush_set("k"), fingerprint(), wrong)
         assert result is not None
         assert max(one.worst for one in result) > 100 * LIMIT
 
@@ -222,4 +221,4 @@ def test_what_cannot_be_compared_is_not() -> None:
         (right, fingerprint(), manifest(estimator="qqt/1")),
         (right, fingerprint(), artifacts.manifest(artifacts.payload(), geometry=GEOMETRY)),
     ):
-        assert compare(rotations, stored, described) is None
+        assert compare_wush(rotations, stored, described) is None

@@ -13,7 +13,7 @@ from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.bench import dummy
 from oscar_zoo.errors import InvalidModel, PathNotFound, UsageError
 from oscar_zoo.models import config_file
-from oscar_zoo.models.inspect import inspect_model
+from oscar_zoo.models.model_source import inspect_model
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.recipe import ModelRecipe
 

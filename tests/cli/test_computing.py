@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from saved_models import change_config
 from tiny_artifacts import artifact_files
 
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.cli.main import run
 from oscar_zoo.errors import UsageError

@@ -17,7 +17,7 @@ from quick_cli import QuickCli
 from signing import key_file
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import REPORT_NAME, Manifest
 from oscar_zoo.compute.report.page import HEAD
 

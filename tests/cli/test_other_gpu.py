@@ -14,7 +14,7 @@ from tiny_artifacts import artifact_files, write_folder
 from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang.launch import server
 from oscar_zoo.errors import ServerFailed
-from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models import hardware
 
 COMMANDS = {
     "eval": ["eval", "ROTATION", "--model", str(MODEL), "--engine", "sglang", "--windows=1"],
@@ -53,7 +53,7 @@ def test_the_engine_starts_on_the_gpu_that_was_named(
         started.append(json.loads(job.read_text())["arguments"] if job.is_file() else plan.argv)
         raise ServerFailed("this machine has no such GPU")
 
-    monkeypatch.setattr(nvidia_smi, "check_gpu", lambda number: None)
+    monkeypatch.setattr(hardware, "check_gpu", lambda number: None)
     monkeypatch.setattr(server, "running", running)
     rotation = str(write_folder(tmp_path / "rotation", artifact_files()))
     assert (

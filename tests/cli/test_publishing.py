@@ -11,7 +11,7 @@ from measured_artifacts import measured_files
 from own_cli import Cli
 from tiny_artifacts import FILE_NAME, manifest, payload, write_folder
 
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index
 

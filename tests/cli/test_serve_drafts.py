@@ -22,7 +22,7 @@ from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang.speculation_refusals import MOST_DRAFTS
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models.folder_geometry import geometry_of_folder
-from oscar_zoo.models.mtp_layers import PROJECTIONS
+from oscar_zoo.models.other_layers import PROJECTIONS
 from oscar_zoo.registry.catalog import Catalog
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"

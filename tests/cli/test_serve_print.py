@@ -19,7 +19,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import warning_text
 from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang import artifact_reading, setting_flags, settings
-from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models import hardware
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.store import Store
 
@@ -223,7 +223,7 @@ def test_no_key_is_ever_printed(
 def test_the_zoo_says_on_how_many_gpus(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvidia_smi, "default_device", lambda: "cpu")
+    monkeypatch.setattr(hardware, "default_device", lambda: "cpu")
     recipe = Catalog.packaged().recipe("Qwen3-32B")
     assert recipe is not None
     folder = str(write_folder(tmp_path / "Qwen3-32B", payload(geometry=recipe.geometry)))

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from random_moments import MODEL, NUMERICS, describe, random_moments
 
-from oscar_zoo.artifact.fit_block import MomentsFile
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.artifact.model_block import ModelBlock, WeightsInfo
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, ModelBlock, MomentsFile, WeightsInfo
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.reader import read_rotation

@@ -8,7 +8,7 @@ import torch
 from attention_rows import WINDOWS, random_rows
 
 from oscar_kernels.spec import QuantSpec
-from oscar_zoo.artifact.hadamard import hadamard_set
+from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.compute.capture.held_out_rows import LayerRows
 from oscar_zoo.compute.methods import identity

@@ -26,7 +26,7 @@ from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.models import placement
 from oscar_zoo.models.checkpoint import CheckpointFile
 from oscar_zoo.models.loading import LoadedModel, load_model
-from oscar_zoo.models.offload import Slot, place
+from oscar_zoo.models.placement import Slot, place
 
 ALL: frozenset[Need] = frozenset(("rows", "weighted", "outputs", "weights"))
 SUMS = ("qq", "kk", "k_sum", "vv", "v_sum", "oo", "sst_num", "sst_den", "wo")

@@ -20,10 +20,8 @@ from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.layer_moments import LayerMoments, Need
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import ComputeFailed, UnsupportedModel
-from oscar_zoo.models.attention import attention_scope
-from oscar_zoo.models.exact_attention import EXACT
+from oscar_zoo.models.attention import EXACT, Softmax, attention_scope
 from oscar_zoo.models.loading import LoadedModel, load_model
-from oscar_zoo.models.softmax import Softmax
 
 ALL: frozenset[Need] = frozenset(("rows", "weighted", "outputs", "weights"))
 DATA = sequences(40, 23, 1, 33)

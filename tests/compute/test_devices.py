@@ -21,8 +21,7 @@ import torch
 from random_qwen3 import EXAMPLE, write_model
 from torch import Tensor
 
-from oscar_zoo.artifact.formats import Role
-from oscar_zoo.artifact.hadamard import hadamard_set
+from oscar_zoo.artifact.formats import Role, hadamard_set
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified

@@ -17,8 +17,7 @@ from oscar_zoo.cli.render.course import Course
 from oscar_zoo.compute.estimate import LONGEST_TUNING, attention_flops, estimate, forward_flops
 from oscar_zoo.compute.options import ComputeOptions
 from oscar_zoo.compute.phases import expected_phases
-from oscar_zoo.models.inspect import read_model_config
-from oscar_zoo.models.model_size import ModelSize, model_size
+from oscar_zoo.models.model_source import ModelSize, model_size, read_model_config
 
 MODEL = Path(__file__).resolve().parents[2] / "examples" / "models" / "tiny-qwen3-hard"
 READ = read_model_config(str(MODEL), None, None)

@@ -20,8 +20,8 @@ from oscar_zoo.compute.capture.held_out_rows import (
     history_mask,
 )
 from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.models.attention import Softmax
 from oscar_zoo.models.loading import LoadedModel, load_model
-from oscar_zoo.models.softmax import Softmax
 
 WINDOWS = Windows(sink=4, recent=6)
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ import pytest
 import torch
 from random_qwen3 import EXAMPLE, write_model
 
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.reader import read_rotation

@@ -18,7 +18,7 @@ from oscar_zoo.compute.select import layer_errors
 from oscar_zoo.compute.select.layer_errors import LayerBench, geometric_mean
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.simulated_cache import Side
-from oscar_zoo.models.softmax import Softmax
+from oscar_zoo.models.attention import Softmax
 
 
 def cached(side: Side, x: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from random_moments import (
     weigh,
 )
 
-from oscar_zoo.artifact.fit_block import Disjoint
+from oscar_zoo.artifact.manifest import Disjoint
 from oscar_zoo.artifact.specs import Harness
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.fit import possible_methods

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from random_moments import GROUP, MODEL, NUMERICS, LayerRows, describe, layer_rows, random_moments
 
-from oscar_zoo.artifact.hadamard import hadamard
+from oscar_zoo.artifact.formats import hadamard
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified

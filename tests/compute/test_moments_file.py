@@ -18,7 +18,7 @@ from random_moments import MODEL, add, describe, layer_rows, random_moments, rec
 from safetensors.torch import load_file
 
 from oscar_zoo.artifact import strict_json, tensor_file
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
 from oscar_zoo.compute.moments import Moments

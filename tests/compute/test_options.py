@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tiny_artifacts import TINY
 
-from oscar_zoo.artifact.model_block import ModelBlock, WeightsInfo
+from oscar_zoo.artifact.manifest import ModelBlock, WeightsInfo
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.compute.options import ComputeOptions, sequence_length
 from oscar_zoo.compute.width_wish import WidthWish, check_wish

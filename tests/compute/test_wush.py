@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from random_moments import GROUP, MODEL, layer_rows, random_moments
 from torch import Tensor
 
-from oscar_zoo.artifact.hadamard import hadamard
+from oscar_zoo.artifact.formats import hadamard
 from oscar_zoo.compute.methods import wush
 from oscar_zoo.compute.methods.compose import r_h_pbr
 from oscar_zoo.errors import ComputeFailed

@@ -7,7 +7,7 @@ import pytest
 import torch
 from random_qwen3 import write_model
 
-from oscar_zoo.artifact.hadamard import hadamard_set
+from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.chunked_prefill import prefill_log_probabilities

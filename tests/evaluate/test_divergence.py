@@ -11,7 +11,7 @@ import torch
 from architectures import write_architecture
 from random_qwen3 import write_model
 
-from oscar_zoo.artifact.hadamard import hadamard_set
+from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Widths, Windows
 from oscar_zoo.compute.select.width_choice import widths_of
 from oscar_zoo.compute.select.width_runner import SIDES

@@ -10,7 +10,7 @@ import torch
 from random_qwen3 import write_model
 from torch import Tensor
 
-from oscar_zoo.artifact.hadamard import hadamard_set
+from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.generate import GenerationRequest, greedy_generate

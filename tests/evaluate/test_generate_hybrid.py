@@ -9,7 +9,7 @@ import pytest
 import torch
 from architectures import shorten_chunks, write_architecture
 
-from oscar_zoo.artifact.hadamard import hadamard_set
+from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.evaluate.generate import GenerationRequest, greedy_generate
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache

@@ -11,7 +11,7 @@ import pytest
 import torch
 from random_qwen3 import EXAMPLE, write_model
 
-from oscar_zoo.artifact.hadamard import hadamard_set
+from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
 from oscar_zoo.evaluate.ablation import TimeLeft, Values

@@ -15,7 +15,7 @@ import torch
 from architectures import write_architecture
 from random_qwen3 import write_model
 
-from oscar_zoo.artifact.hadamard import hadamard_set
+from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.engines.server_client import Answer, Scored, ServerFacts
 from oscar_zoo.evaluate.server_comparison import ComparisonRow, ReferenceRun, compare

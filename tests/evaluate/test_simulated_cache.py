@@ -12,9 +12,8 @@ from torch import Tensor
 
 from oscar_kernels.quantizer import fake_quantize
 from oscar_kernels.spec import QuantSpec
-from oscar_zoo.artifact.formats import LayerTransform, RotationSet
-from oscar_zoo.artifact.hadamard import hadamard_set
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard_set
+from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, SideWidths, Widths, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
 from oscar_zoo.evaluate.simulated_cache import (
@@ -22,7 +21,7 @@ from oscar_zoo.evaluate.simulated_cache import (
     SimulatedCache,
     SimulatedLayer,
 )
-from oscar_zoo.models.softmax import Softmax
+from oscar_zoo.models.attention import Softmax
 
 D, HEADS, KV_HEADS, TOKENS = 16, 6, 2, 300
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from failing_calls import Injection, killed_at, raise_error
 from hub_folders import put_version as put
 from publisher import content, publish_rounds
 
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import (
     ArtifactNotFound,

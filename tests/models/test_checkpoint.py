@@ -16,8 +16,7 @@ from saved_models import INDEX, change_config, float8_pair, save_model
 from torch import nn
 
 from oscar_zoo.errors import InvalidModel, UnsupportedModel
-from oscar_zoo.models.checkpoint import dequantize
-from oscar_zoo.models.lazy_tensor import LazyTensor, materialize, sources
+from oscar_zoo.models.checkpoint import LazyTensor, dequantize, materialize, sources
 from oscar_zoo.models.loading import load_model
 
 

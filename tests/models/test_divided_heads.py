@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oscar_zoo.models.config_file import DIVIDED, ConfigFile, describe, says_all
-from oscar_zoo.models.inspect import inspect_model
+from oscar_zoo.models.model_source import inspect_model
 
 SHAPE = {
     "hidden_size": 1152,

@@ -14,10 +14,10 @@ from oscar_zoo.app.refused_models import check_served, check_used
 from oscar_zoo.engines.sglang.launch.environment import set_variables
 from oscar_zoo.engines.sglang.launch.preflight import check_folder
 from oscar_zoo.errors import InvalidModel, UnsupportedModel
-from oscar_zoo.models.exact_attention import EXACT
-from oscar_zoo.models.folder_code import refuse_chosen_code
-from oscar_zoo.models.inspect import inspect_model
+from oscar_zoo.models.attention import EXACT
+from oscar_zoo.models.config_file import refuse_chosen_code
 from oscar_zoo.models.loading import load_model, load_tokenizer
+from oscar_zoo.models.model_source import inspect_model
 from oscar_zoo.registry.model_names import ModelChoice
 
 KERNEL = "kernels-community/flash-attn"

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from oscar_zoo.app.refused_models import check_served
 from oscar_zoo.errors import InvalidModel, OscarZooError, PathNotFound, UnsupportedModel
-from oscar_zoo.models.attention import attention_scope
+from oscar_zoo.models.attention import Softmax, attention_scope
 from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.models.inspect import inspect_model
 from oscar_zoo.models.loading import load_model
-from oscar_zoo.models.softmax import Softmax
+from oscar_zoo.models.model_source import inspect_model
 from oscar_zoo.registry.model_names import ModelChoice
 
 

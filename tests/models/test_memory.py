@@ -12,7 +12,7 @@ from saved_models import float8_pair, save_model
 
 from oscar_zoo.errors import NotEnoughMemory
 from oscar_zoo.models import checkpoint
-from oscar_zoo.models.host_memory import available_ram
+from oscar_zoo.models.hardware import available_ram
 from oscar_zoo.models.loading import load_model
 from oscar_zoo.models.memory import Workload, free_memory, memory_errors, work_bytes
 

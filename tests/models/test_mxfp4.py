@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from oscar_zoo.errors import InvalidModel
+from oscar_zoo.models.checkpoint import unpack
 from oscar_zoo.models.loading import load_model
-from oscar_zoo.models.mxfp4 import unpack
 
 WEIGHTS = "model.safetensors"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from oscar_zoo.errors import UnsupportedMachine, UsageError
-from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models import hardware
 
 ROWS = ("0, GPU-aa, NVIDIA H200, 143771, 140000", "1, GPU-bb, NVIDIA L4, 23034, 100")
 
@@ -20,16 +20,16 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in ROWS))
     tool.chmod(0o755)
-    monkeypatch.setattr(nvidia_smi, "torch_without_cuda", lambda: False)
-    monkeypatch.setattr(nvidia_smi, "driver_models", list)
+    monkeypatch.setattr(hardware, "torch_without_cuda", lambda: False)
+    monkeypatch.setattr(hardware, "driver_models", list)
     return {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
 
 def test_the_driver_names_them(machine: dict[str, str]) -> None:
-    first, second = nvidia_smi.gpus(machine)
+    first, second = hardware.gpus(machine)
     assert (first.name, first.memory, first.free) == ("NVIDIA H200", 143771 << 20, 140000 << 20)
     assert (second.index, second.uuid) == (1, "GPU-bb")
-    assert nvidia_smi.gpus({"PATH": "/nowhere"}) == []
+    assert hardware.gpus({"PATH": "/nowhere"}) == []
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ def test_compute_capabilities_come_from_the_driver(
     tool = tmp_path / "nvidia-smi"
     tool.write_text(f"#!/bin/sh\nprintf '%s\\n' '{said}'\n")
     tool.chmod(0o755)
-    assert nvidia_smi.compute_capabilities({"PATH": str(tmp_path)}) == want
-    assert nvidia_smi.compute_capabilities({"PATH": "/nowhere"}) == []
+    assert hardware.compute_capabilities({"PATH": str(tmp_path)}) == want
+    assert hardware.compute_capabilities({"PATH": "/nowhere"}) == []
 
 
 @pytest.mark.parametrize(
@@ -67,37 +67,37 @@ def test_which_of_them_a_server_sees(
     machine: dict[str, str], variable: str | None, seen: list[int]
 ) -> None:
     environ = machine if variable is None else machine | {"CUDA_VISIBLE_DEVICES": variable}
-    assert [gpu.index for gpu in nvidia_smi.visible(nvidia_smi.gpus(machine), environ)] == seen
+    assert [gpu.index for gpu in hardware.visible(hardware.gpus(machine), environ)] == seen
 
 
 def test_the_device_when_nobody_chose_one(
     machine: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert nvidia_smi.default_device(machine) == "cuda"
-    assert nvidia_smi.default_device(machine | {"CUDA_VISIBLE_DEVICES": ""}) == "cpu"
-    assert nvidia_smi.default_device({"PATH": "/nowhere"}) == "cpu"
-    monkeypatch.setattr(nvidia_smi, "driver_models", lambda: ["NVIDIA H200"])
-    assert nvidia_smi.default_device({"PATH": "/nowhere"}) == "cuda"
+    assert hardware.default_device(machine) == "cuda"
+    assert hardware.default_device(machine | {"CUDA_VISIBLE_DEVICES": ""}) == "cpu"
+    assert hardware.default_device({"PATH": "/nowhere"}) == "cpu"
+    monkeypatch.setattr(hardware, "driver_models", lambda: ["NVIDIA H200"])
+    assert hardware.default_device({"PATH": "/nowhere"}) == "cuda"
     monkeypatch.undo()
-    assert nvidia_smi.torch_without_cuda() == version("torch").endswith("+cpu")
+    assert hardware.torch_without_cuda() == version("torch").endswith("+cpu")
 
 
 def test_a_gpu_that_is_not_there(machine: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    nvidia_smi.check_gpu(1, machine)
+    hardware.check_gpu(1, machine)
     with pytest.raises(UnsupportedMachine, match="no device cuda:2, only 2"):
-        nvidia_smi.check_gpu(2, machine)
+        hardware.check_gpu(2, machine)
     with pytest.raises(UnsupportedMachine, match="no GPU here"):
-        nvidia_smi.check_gpu(0, {"PATH": "/nowhere"})
-    monkeypatch.setattr(nvidia_smi, "torch_without_cuda", lambda: True)
+        hardware.check_gpu(0, {"PATH": "/nowhere"})
+    monkeypatch.setattr(hardware, "torch_without_cuda", lambda: True)
     with pytest.raises(UnsupportedMachine, match="build for CPUs"):
-        nvidia_smi.check_gpu(0, machine)
+        hardware.check_gpu(0, machine)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cpu:1", "cuda:-1", ""])
 def test_what_is_no_device(name: str) -> None:
     with pytest.raises(UsageError, match="is not a device"):
-        nvidia_smi.parse_device(name)
-    assert nvidia_smi.parse_device("cuda:3") == ("cuda", 3) and nvidia_smi.parse_device("cpu") == (
+        hardware.parse_device(name)
+    assert hardware.parse_device("cuda:3") == ("cuda", 3) and hardware.parse_device("cpu") == (
         "cpu",
         0,
     )
@@ -105,8 +105,8 @@ def test_what_is_no_device(name: str) -> None:
 
 def test_one_look_asks_once(machine: dict[str, str]) -> None:
     script = Path(machine["PATH"].partition(":")[0]) / "nvidia-smi"
-    with nvidia_smi.one_look():
-        first = nvidia_smi.gpus(machine)
+    with hardware.one_look():
+        first = hardware.gpus(machine)
         script.unlink()
-        assert nvidia_smi.gpus(machine) == first != []
-    assert nvidia_smi.gpus(machine) == []
+        assert hardware.gpus(machine) == first != []
+    assert hardware.gpus(machine) == []

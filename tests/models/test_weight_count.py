@@ -9,9 +9,8 @@ import pytest
 from own_cli import Cli
 
 from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.models.model_folder import stored_weights
 from oscar_zoo.models.weight_count import weights_of_config
-from oscar_zoo.models.weight_names import INDEX
+from oscar_zoo.models.weight_files import INDEX, stored_weights
 
 MODELS = Path(__file__).parents[2] / "docs/figures/models"
 

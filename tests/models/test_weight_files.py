@@ -10,8 +10,7 @@ import pytest
 from saved_models import save_model
 
 from oscar_zoo.errors import InvalidModel
-from oscar_zoo.models.weight_files import check_weight_files
-from oscar_zoo.models.weight_names import INDEX
+from oscar_zoo.models.weight_files import INDEX, check_weight_files
 
 
 def last(folder: Path) -> Path:

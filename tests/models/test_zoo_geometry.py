@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from zoo_configs import write_config
 
-from oscar_zoo.models.inspect import inspect_model
+from oscar_zoo.models.model_source import inspect_model
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.recipe import ModelRecipe
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import Status
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.registry.card import BEGIN, END, escape, is_damaged, update_card

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from failing_calls import CALLS, Injection, killed_at, raise_error
 
-from oscar_zoo.artifact.locks import STORE, held
+from oscar_zoo.artifact.durable import STORE, held
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import StorageError
 from oscar_zoo.registry.gc import HUB_METADATA_SECONDS, gc
@@ -257,7 +257,7 @@ import sys
 from pathlib import Path
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.registry.gc import gc
-from oscar_zoo.artifact.locks import STORE, held
+from oscar_zoo.artifact.durable import STORE, held
 from oscar_zoo.registry.store import Store
 
 store, role, locked = Store(Path(sys.argv[1])), sys.argv[2], sys.argv[3] == "locked"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import HubLocation, Status
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score

@@ -13,7 +13,7 @@ from pulling import pull
 from real_files import ZOO
 from tiny_artifacts import K_NAME, payload
 
-from oscar_zoo.artifact.digest import file_digest
+from oscar_zoo.artifact.files import file_digest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.cli.main import exit_code
 from oscar_zoo.errors import DigestMismatchError, MalformedFile

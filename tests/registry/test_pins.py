@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from failing_calls import Injection, killed_at, raise_error
 
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest
+from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import AmbiguousName, MalformedFile, StorageError
 from oscar_zoo.registry.catalog import Catalog

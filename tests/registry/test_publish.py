@@ -13,7 +13,7 @@ from pulling import pull
 from scripted_hub import ScriptedHub, index_of, lose_reply
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, manifest, payload, write_folder
 
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import (

@@ -8,7 +8,7 @@ import pytest
 from hub_folders import put_version
 from tiny_artifacts import artifact_files
 
-from oscar_zoo.artifact.digest import artifact_digest, file_digest
+from oscar_zoo.artifact.files import artifact_digest, file_digest
 from oscar_zoo.artifact.manifest import Manifest, Registry, Status
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.errors import (

@@ -11,7 +11,7 @@ from pulling import plan, pull
 from tiny_artifacts import FILE_NAME, artifact_files, payload
 
 from oscar_zoo import paths
-from oscar_zoo.artifact.digest import artifact_digest, file_digest, sha256_hex
+from oscar_zoo.artifact.files import artifact_digest, file_digest, sha256_hex
 from oscar_zoo.artifact.manifest import Status
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import (

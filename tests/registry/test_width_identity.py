@@ -13,7 +13,7 @@ from pulling import pull
 from tiny_artifacts import artifact_files, manifest, payload, write_folder
 
 from oscar_zoo.artifact.artifact_folder import verify_path
-from oscar_zoo.artifact.digest import artifact_digest, file_digest
+from oscar_zoo.artifact.files import artifact_digest, file_digest
 from oscar_zoo.artifact.manifest import FILE_NAME, WIDTHS_NAME, Manifest
 from oscar_zoo.artifact.outcome import Rejected, Verified
 from oscar_zoo.artifact.specs import Clip, Widths

@@ -14,8 +14,7 @@ import tiny_rotations as tiny
 from experiment import Found, Scale
 
 from oscar_zoo.artifact.artifact_folder import verify_path
-from oscar_zoo.artifact.digest import file_digest
-from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.files import file_digest, read_file
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.reader import read_rotation

@@ -20,7 +20,7 @@ from tiny_artifacts import write_folder
 
 from oscar_zoo.app.artifacts import open_folder
 from oscar_zoo.app.progress import SILENT
-from oscar_zoo.artifact.digest import artifact_digest, file_digest
+from oscar_zoo.artifact.files import artifact_digest, file_digest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.writer import rotation_bytes

@@ -154,7 +154,7 @@ def _compared(model: Path, short: list[int], place: Place) -> Attempt:
 
 def _with_weights(name: str, model: Path) -> Path:
     """The checkpoint, or `model` as it is where its configuration alone is refused."""
-    from oscar_zoo.models.inspect import inspect_model
+    from oscar_zoo.models.model_source import inspect_model
 
     inspect_model(str(model))
     return write_architecture(name, model)

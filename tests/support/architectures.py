@@ -42,7 +42,7 @@ def write_architecture(name: str, folder: Path, *, dtype: str | None = None) -> 
     """
     import transformers
 
-    from oscar_zoo.models.model_class import outline
+    from oscar_zoo.models.model_source import outline
 
     tiny = ARCHITECTURES[name]
     torch.manual_seed(1)

@@ -9,7 +9,7 @@ from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.compute.capture.held_out_rows import LayerRows, Queries, SequenceRows
 from oscar_zoo.evaluate.simulated_cache import Side
-from oscar_zoo.models.softmax import Softmax
+from oscar_zoo.models.attention import Softmax
 
 WINDOWS = Windows(sink=3, recent=5)
 

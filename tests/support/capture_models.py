@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.compute.data import CalibrationData
-from oscar_zoo.models.exact_attention import EXACT
+from oscar_zoo.models.attention import EXACT, Softmax
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.models.loading import LoadedModel
-from oscar_zoo.models.softmax import Softmax
 
 VOCABULARY = 96
 HYBRID = ["linear_attention", "full_attention", "linear_attention", "full_attention"]

@@ -22,7 +22,7 @@ from pulling import pull
 from tiny_artifacts import FILE_NAME, K_NAME, V_NAME, artifact_files
 
 from oscar_zoo import paths
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.errors import IntegrityError, NetworkError, OscarZooError
 from oscar_zoo.hubs.address import open_hub
 from oscar_zoo.hubs.config import NetworkSettings

@@ -24,9 +24,9 @@ import tiny_rotations as tiny
 from hostile_archives import Case, Record, archive, good_records
 from hostile_pickles import Tensor, layer, of, of_layer, op, top
 
-from oscar_zoo.artifact.hadamard import hadamard
+from oscar_zoo.artifact.formats import hadamard
 from oscar_zoo.artifact.outcome import Outcome, Rejected, Unsupported
-from oscar_zoo.artifact.rotation_schema import GROUPINGS
+from oscar_zoo.artifact.reader import GROUPINGS
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.artifact.writer import rotation_bytes
 

@@ -9,8 +9,7 @@ import numpy as np
 import tiny_rotations as tiny
 from numpy.typing import NDArray
 
-from oscar_zoo.artifact.formats import LayerTransform, RotationSet
-from oscar_zoo.artifact.hadamard import hadamard, pbr_permutation
+from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard, pbr_permutation
 
 Matrix = NDArray[np.float64]
 Change = Callable[[RotationSet], RotationSet]

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from oscar_zoo.artifact.fit_block import Calibration, LengthStats, Numerics
-from oscar_zoo.artifact.model_block import ModelBlock, WeightsInfo
+from oscar_zoo.artifact.manifest import Calibration, LengthStats, ModelBlock, Numerics, WeightsInfo
 from oscar_zoo.artifact.specs import Harness
 from oscar_zoo.compute.coverage import observed
 from oscar_zoo.compute.estimators import qqt

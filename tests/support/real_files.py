@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from oscar_zoo.artifact.artifact_folder import find_artifacts
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.artifact.tree import find_artifacts
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "real_artifacts"
 ZOO = SHARED / "OSCAR-RotationZoo"

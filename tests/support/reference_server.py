@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedLayer
-from oscar_zoo.models.attention import attention_scope
+from oscar_zoo.models.attention import Softmax, attention_scope
 from oscar_zoo.models.loading import LoadedModel
-from oscar_zoo.models.softmax import Softmax
 
 TIE = 0.03
 """Two tokens whose logits differ by less may change places."""

@@ -7,22 +7,21 @@ from pathlib import Path
 
 import numpy as np
 
-from oscar_zoo.artifact.digest import artifact_digest, file_digest
-from oscar_zoo.artifact.fit_block import Fit
-from oscar_zoo.artifact.formats import LayerTransform, RotationSet
-from oscar_zoo.artifact.hadamard import hadamard, pbr_permutation
+from oscar_zoo.artifact.files import artifact_digest, file_digest
+from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard, pbr_permutation
 from oscar_zoo.artifact.manifest import (
     FILE_NAME,
     WIDTHS_NAME,
     FileEntry,
     FileRole,
+    Fit,
     License,
     Manifest,
+    ModelBlock,
     Provenance,
     SideTransform,
     Transform,
 )
-from oscar_zoo.artifact.model_block import ModelBlock
 from oscar_zoo.artifact.specs import Clip, Geometry, Harness, ServingRecipe, Widths
 from oscar_zoo.artifact.writer import rotation_bytes
 

@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from oscar_zoo.artifact.formats import LayerTransform, RotationSet
-from oscar_zoo.artifact.hadamard import hadamard, pbr_permutation
+from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard, pbr_permutation
 
 D = 8
 LAYERS = (0, 1)

@@ -22,9 +22,8 @@ from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedLayer
-from oscar_zoo.models.attention import attention_scope
+from oscar_zoo.models.attention import Softmax, attention_scope
 from oscar_zoo.models.loading import LoadedModel, load_model
-from oscar_zoo.models.softmax import Softmax
 
 FIRST_POSITION = {"gemma4": 1}
 """Where SGLang begins to count positions, by family; in other families from 0. Attention does not

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.artifact.formats import Role
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.compute.capture.held_out_rows import watch
 from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.models.attention import Softmax
 from oscar_zoo.models.loading import LoadedModel
-from oscar_zoo.models.softmax import Softmax
 from oscar_zoo.next_step import AddOption
 
 MOST_TOKENS = 16_384

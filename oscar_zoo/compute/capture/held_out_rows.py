@@ -19,10 +19,9 @@ from torch import Tensor
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.compute.capture.transformers import output_weights
 from oscar_zoo.errors import ComputeFailed
-from oscar_zoo.models.attention import attention_scope
-from oscar_zoo.models.layer_by_layer import run_by_layer
+from oscar_zoo.models.attention import Softmax, attend, attention_scope
+from oscar_zoo.models.layer_replay import run_by_layer
 from oscar_zoo.models.loading import LoadedModel
-from oscar_zoo.models.softmax import Softmax, attend
 from oscar_zoo.next_step import AddOption
 
 EVEN, FOCUSED = 64, 64

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import UnsupportedModel
-from oscar_zoo.models.lazy_tensor import LazyTensor, materialize
+from oscar_zoo.models.checkpoint import LazyTensor, materialize
 
 _EXACT = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

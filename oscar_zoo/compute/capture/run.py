@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from oscar_zoo.artifact.fit_block import Coverage, Numerics
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.manifest import Coverage, ModelBlock, Numerics
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.compute.capture import transformers as in_process
 from oscar_zoo.compute.capture.base import Progress, no_progress

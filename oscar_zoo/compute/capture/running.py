@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.compute import coverage
 from oscar_zoo.compute.capture import transformers as with_transformers

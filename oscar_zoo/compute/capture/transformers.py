@@ -32,8 +32,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils import logging as transformers_logging
 
 from oscar_zoo.artifact import durable
-from oscar_zoo.artifact.fit_block import Numerics
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.manifest import ModelBlock, Numerics
 from oscar_zoo.artifact.specs import Harness
 from oscar_zoo.compute.capture import layerwise, whole
 from oscar_zoo.compute.capture.base import Progress, Run, Sums, no_progress
@@ -46,9 +45,8 @@ from oscar_zoo.compute.layer_moments import LayerMoments, Need
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
 from oscar_zoo.compute.products import accumulation
-from oscar_zoo.models.exact_attention import exact_attention
-from oscar_zoo.models.layer_by_layer import remember_plan
-from oscar_zoo.models.layer_replay import ReplayPlan, plan_replay
+from oscar_zoo.models.attention import exact_attention
+from oscar_zoo.models.layer_replay import ReplayPlan, plan_replay, remember_plan
 
 STORE = "capture"
 """Folder with the state of a capture, in that of the work."""

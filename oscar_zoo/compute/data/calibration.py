@@ -10,7 +10,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Literal
 
-from oscar_zoo.artifact.fit_block import Calibration, Disjoint, LengthStats
+from oscar_zoo.artifact.manifest import Calibration, Disjoint, LengthStats
 from oscar_zoo.compute.data.documents import Document
 from oscar_zoo.compute.data.encoding import Encoder, Tokenizer
 from oscar_zoo.compute.data.packing import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.compute.data.dataset_names import DatasetName
 
 DEFAULT = "default"

@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from oscar_zoo.artifact.fit_block import Disjoint
+from oscar_zoo.artifact.manifest import Disjoint
 from oscar_zoo.compute.data.calibration import CalibrationData
 from oscar_zoo.compute.data.evaluation_sets import EvaluationSet, sets_on_this_machine
 from oscar_zoo.errors import UsageError

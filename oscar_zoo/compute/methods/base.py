@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oscar_zoo.artifact.fit_block import Composition, Estimators
 from oscar_zoo.artifact.formats import Role, RotationSet
+from oscar_zoo.artifact.manifest import Composition, Estimators
 from oscar_zoo.artifact.specs import StatisticName
 from oscar_zoo.compute.layer_moments import Need
 from oscar_zoo.compute.moments import Moments

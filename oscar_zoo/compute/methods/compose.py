@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oscar_zoo.artifact.fit_block import Composition
-from oscar_zoo.artifact.hadamard import hadamard, pbr_permutation
+from oscar_zoo.artifact.formats import hadamard, pbr_permutation
+from oscar_zoo.artifact.manifest import Composition
 
 R_H_PBR = Composition(
     id="r_h_pbr", hadamard="sylvester", permutation="bit-reversal", signs="max-abs-positive"

@@ -5,8 +5,8 @@ Every comparison uses it as the baseline.
 
 from __future__ import annotations
 
-from oscar_zoo.artifact.fit_block import Composition
-from oscar_zoo.artifact.hadamard import hadamard_set
+from oscar_zoo.artifact.formats import hadamard_set
+from oscar_zoo.artifact.manifest import Composition
 from oscar_zoo.compute.methods.base import FittedPair, Method
 from oscar_zoo.compute.moments import Moments
 

@@ -10,7 +10,7 @@ Source: OSCAR: Offline Spectral Covariance-Aware Rotation for 2-bit KV Cache Qua
 
 from __future__ import annotations
 
-from oscar_zoo.artifact.fit_block import Estimator, Estimators
+from oscar_zoo.artifact.manifest import Estimator, Estimators
 from oscar_zoo.compute.methods.base import FittedPair, Method
 from oscar_zoo.compute.methods.compose import R_H_PBR
 from oscar_zoo.compute.methods.orthogonal import fit_shared

@@ -34,8 +34,8 @@ from torch import Tensor
 from oscar_kernels.quantizer import fake_quantize
 from oscar_kernels.spec import LEVELS, MIN_RANGE, QuantSpec, group_channels
 from oscar_zoo.artifact.checks import CONDITION_LIMIT, FP32_LIMIT
-from oscar_zoo.artifact.fit_block import Estimator, Estimators
 from oscar_zoo.artifact.formats import LayerTransform, Role, RotationSet
+from oscar_zoo.artifact.manifest import Estimator, Estimators
 from oscar_zoo.artifact.specs import StatisticName
 from oscar_zoo.compute.methods import wush
 from oscar_zoo.compute.methods.base import FittedPair, Forecast, RowsOfText

@@ -32,8 +32,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oscar_zoo.artifact.fit_block import Composition, Estimator, Estimators
 from oscar_zoo.artifact.formats import LayerTransform, Role, RotationSet
+from oscar_zoo.artifact.manifest import Composition, Estimator, Estimators
 from oscar_zoo.compute.estimators import estimate
 from oscar_zoo.compute.methods.base import FittedPair, Forecast, Method
 from oscar_zoo.compute.methods.compose import eigenbasis, hadamard_matrix

@@ -16,9 +16,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.closed_model import validated
 from oscar_zoo.artifact.files import mistaken_content
-from oscar_zoo.artifact.specs import Count, Spec, Text
+from oscar_zoo.artifact.specs import Count, Spec, Text, validated
 from oscar_zoo.artifact.width_selection import WidthSelection
 from oscar_zoo.errors import MalformedFile, malformed_hint
 

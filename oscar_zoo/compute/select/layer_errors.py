@@ -44,7 +44,7 @@ from oscar_zoo.compute.capture.held_out_rows import (
 )
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.simulated_cache import Side
-from oscar_zoo.models.softmax import Softmax
+from oscar_zoo.models.attention import Softmax
 from oscar_zoo.next_step import AddOption
 
 LARGEST_NOISE = 60.0

@@ -9,7 +9,7 @@ from itertools import product
 
 import torch
 
-from oscar_zoo.artifact.model_block import ModelBlock
+from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.compute.capture.held_out_rows import HeldOutRows
 from oscar_zoo.compute.capture.running import RunningModel

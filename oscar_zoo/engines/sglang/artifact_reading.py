@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oscar_zoo.artifact import tree
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
-from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact import artifact_folder
+from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest, read_file
 from oscar_zoo.artifact.formats import Role, RotationSet
 from oscar_zoo.artifact.manifest import FILE_NAME, SUFFIX, WIDTHS_NAME, Manifest
 from oscar_zoo.artifact.names import Reference
@@ -90,8 +89,8 @@ def _of_model(folder: Path, model: str) -> Path:
     """
     if any(folder.glob(f"*{SUFFIX}")):
         return folder
-    recipe = recipe_for(tree.hub_id(model))
-    return tree.artifact_of_model(folder, model if recipe is None else recipe.hf_id)
+    recipe = recipe_for(artifact_folder.hub_id(model))
+    return artifact_folder.artifact_of_model(folder, model if recipe is None else recipe.hf_id)
 
 
 def _from_folder(folder: Path) -> ServedArtifact:

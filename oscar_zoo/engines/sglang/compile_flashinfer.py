@@ -23,7 +23,7 @@ from oscar_zoo import children
 from oscar_zoo.children import Child
 from oscar_zoo.engines.sglang.compile_child import cause, end_with_parent, say
 from oscar_zoo.engines.sglang.worker_errors import DEBUG
-from oscar_zoo.models import host_memory
+from oscar_zoo.models import hardware
 
 BYTES_TO_COMPILE_ALL = 64 << 30
 """Free memory with which all modules are compiled at once, some 16 compilers of up to 4 GB."""
@@ -104,7 +104,7 @@ def compile_missing(wanted: Wanted) -> int:
     )
     missing = [x for x in modules if not (x.is_aot or x.jit_library_path.exists())]
     if missing:
-        enough = host_memory.available_ram() >= BYTES_TO_COMPILE_ALL
+        enough = hardware.available_ram() >= BYTES_TO_COMPILE_ALL
         with ThreadPoolExecutor(len(missing) if enough else 1) as pool:
             list(pool.map(_build, missing))
     return len(missing)

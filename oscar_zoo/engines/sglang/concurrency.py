@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.engines.sglang.flags import SizeFlags
-from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models import hardware
 
 SHARE = 0.05
 """Share of a GPU's memory that request rows get."""
@@ -104,5 +104,5 @@ def gpu_memory(first: int, number: int, environ: Mapping[str, str] = os.environ)
     """
     if "MIG-" in environ.get("CUDA_VISIBLE_DEVICES", ""):
         return None
-    seen = nvidia_smi.visible(nvidia_smi.gpus(environ), environ)
+    seen = hardware.visible(hardware.gpus(environ), environ)
     return min((card.memory for card in seen[first : first + number]), default=None)

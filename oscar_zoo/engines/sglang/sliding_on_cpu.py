@@ -14,7 +14,7 @@ from torch import Tensor
 
 from oscar_zoo.engines.sglang.compat import radix_attention
 from oscar_zoo.engines.sglang.compat.forward_batch import step_input
-from oscar_zoo.models.softmax import Softmax, attend
+from oscar_zoo.models.attention import Softmax, attend
 from oscar_zoo.runtime.engine import StepInput
 
 _Stock: Any = radix_attention.attention_backend_class()

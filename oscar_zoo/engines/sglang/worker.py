@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec, group_channels
-from oscar_zoo.artifact.group_size import check_groups
+from oscar_zoo.artifact.specs import check_groups
 from oscar_zoo.engines.sglang import (
     artifact_reading,
     compile_lock,

@@ -12,8 +12,7 @@ Groups, the type of scales, and windows are those of the recipe. 3 bits are keys
 
 from __future__ import annotations
 
-from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.hadamard import hadamard_set
+from oscar_zoo.artifact.formats import RotationSet, hadamard_set
 from oscar_zoo.artifact.specs import Clip, CodeBits, ServingRecipe, Widths
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.alternatives.base import Subject

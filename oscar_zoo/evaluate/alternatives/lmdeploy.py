@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from oscar_zoo.artifact.hadamard import hadamard, has_hadamard
+from oscar_zoo.artifact.formats import hadamard, has_hadamard
 from oscar_zoo.evaluate.alternatives.base import Alternative, Arrays, EqualWindows, Stored, Subject
 from oscar_zoo.evaluate.alternatives.turboquant import NORM_BITS, looked_up, nearest, norms
 

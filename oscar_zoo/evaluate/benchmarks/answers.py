@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.artifact import durable, locks, strict_json
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact import durable, strict_json
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.errors import OscarZooError, StorageError, UsageError
 
 FORMAT = "oscar-zoo.answers/1"
@@ -126,7 +126,7 @@ def open_answers(
     with durable.storage_errors(f"cannot write {path}"):
         durable.make_folders(path.parent, mode=0o700)
         descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-    with locks.held_descriptor(descriptor, timeout=0) as state:
+    with durable.held_descriptor(descriptor, timeout=0) as state:
         if state == "late":
             raise UsageError(
                 "another command is asking the same questions now.", hint="wait for its end"

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.errors import (
     GatedRepository,
     HubUnreachable,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oscar_zoo.artifact.digest import sha256_hex
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.specs import Harness, Paired, Score, TokenCounts
 from oscar_zoo.evaluate.benchmarks import statistics
 from oscar_zoo.evaluate.benchmarks.answers import responses_bytes

@@ -17,7 +17,7 @@ from torch import Tensor
 from oscar_zoo.evaluate.reading import Simulated
 from oscar_zoo.evaluate.simulated_cache import SimulatedCache
 from oscar_zoo.models.attention import attention_scope
-from oscar_zoo.models.layer_by_layer import run_by_layer
+from oscar_zoo.models.layer_replay import run_by_layer
 from oscar_zoo.models.loading import LoadedModel
 
 LOSS_BLOCK = 256

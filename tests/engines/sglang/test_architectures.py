@@ -10,7 +10,7 @@ from zoo_configs import write_config
 from oscar_zoo.engines.sglang import config_refusals
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models import config_file
-from oscar_zoo.models.inspect import inspect_model
+from oscar_zoo.models.model_source import inspect_model
 from oscar_zoo.registry.architectures import ARCHITECTURES, architecture
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.recipe import ModelRecipe

@@ -18,7 +18,7 @@ from alive import alive
 
 from oscar_zoo.engines.sglang import compile_flashinfer
 from oscar_zoo.engines.sglang.compile_flashinfer import Wanted
-from oscar_zoo.models import host_memory
+from oscar_zoo.models import hardware
 from oscar_zoo.runtime import flashinfer_prefill
 
 WANTED = Wanted(gpu=0, head_dims=(128, 128), dtype="bfloat16", capped=False)
@@ -152,7 +152,7 @@ def test_all_modules_are_compiled_at_once_where_memory_is_enough(
 
     module = SimpleNamespace(is_aot=False, jit_library_path=tmp_path / "missing", build=build)
     monkeypatch.setattr(flashinfer_prefill, "modules", lambda *_, **__: [module] * 3)
-    monkeypatch.setattr(host_memory, "available_ram", lambda: free)
+    monkeypatch.setattr(hardware, "available_ram", lambda: free)
     assert compile_flashinfer.compile_missing(WANTED) == 3
     assert most[0] == at_once
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscar_zoo.artifact.formats import LayerTransform
-from oscar_zoo.artifact.hadamard import hadamard_set
+from oscar_zoo.artifact.formats import LayerTransform, hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.alternatives.base import Alternative, Subject

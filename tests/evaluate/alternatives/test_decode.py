@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from oscar_zoo.artifact.hadamard import hadamard, hadamard_set
+from oscar_zoo.artifact.formats import hadamard, hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
 from oscar_zoo.evaluate.alternatives.base import Subject
 from oscar_zoo.evaluate.alternatives.codebook import codebook
 from oscar_zoo.evaluate.alternatives.table import choices
 from oscar_zoo.evaluate.alternatives.turboquant import gaussian, rotation
 from oscar_zoo.evaluate.simulated_cache import SimulatedCache
-from oscar_zoo.models.softmax import Softmax
+from oscar_zoo.models.attention import Softmax
 
 D, HEADS, KV_HEADS, TOKENS, SCALING = 32, 4, 2, 401, 0.3
 SINK, RECENT = 70, 50

@@ -14,7 +14,7 @@ from pathlib import Path
 from oscar_zoo.engines.sglang.compat.versions import COUNTS_ALL_CPU_RANKS, installed_from
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.errors import UnsupportedMachine
-from oscar_zoo.models import nvidia_smi
+from oscar_zoo.models import hardware
 
 CORES = "SGLANG_CPU_OMP_THREADS_BIND"
 """Variable that names the cores of every rank, with `|` between them; `all` is its default."""
@@ -44,13 +44,13 @@ def check_devices(
 
 def check_gpus(
     gpu: int, number: int, environ: Mapping[str, str], *, tensor_parallel: int | None = None
-) -> list[nvidia_smi.Gpu]:
+) -> list[hardware.Gpu]:
     """The `number` GPUs from `gpu` on; none where the driver's tool names none at all.
 
     Args:
         tensor_parallel: how many of them share the model; `None` for all.
     """
-    seen = nvidia_smi.visible(nvidia_smi.gpus(environ), environ)
+    seen = hardware.visible(hardware.gpus(environ), environ)
     if seen and gpu + number > len(seen):
         left = len(seen) - gpu
         hint = None
@@ -73,7 +73,7 @@ def _check_cpu(layout: Layout, environ: Mapping[str, str], nodes: Path) -> None:
     places = len(cores.split("|")) if listed else _numa_nodes(nodes)
     if ranks <= places:
         return
-    seen = len(nvidia_smi.visible(nvidia_smi.gpus(environ), environ))
+    seen = len(hardware.visible(hardware.gpus(environ), environ))
     gpus = "no GPU is" if not seen else "1 GPU is" if seen == 1 else f"{seen} GPUs are"
     room = f"{CORES} names" if listed else "its NUMA nodes are enough for"
     split = "|".join(map(str, range(ranks)))

@@ -18,9 +18,8 @@ from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags, device_flags
 from oscar_zoo.engines.sglang.head_split import splits
 from oscar_zoo.engines.sglang.launch.devices import check_gpus
 from oscar_zoo.errors import NotEnoughMemory
-from oscar_zoo.models import host_memory, model_folder
-from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.models.folder_code import refuse_chosen_code
+from oscar_zoo.models import hardware, weight_files
+from oscar_zoo.models.config_file import ConfigFile, refuse_chosen_code
 from oscar_zoo.models.weight_files import check_weight_files
 
 ALL_OF_A_GPU = 0.95
@@ -129,7 +128,7 @@ def check_folder(folder: Path, model_id: str) -> ConfigFile:
     refuse_chosen_code(folder, model_id)
     config = ConfigFile.of_folder(folder)
     config_refusals.check_config(config, model_id)
-    model_folder.check_model_folder(folder)
+    weight_files.check_model_folder(folder)
     check_weight_files(folder)
     return config
 
@@ -160,7 +159,7 @@ def free_memory(
 ) -> int | None:
     """Free bytes on the CPU, or on the fullest of `number` GPUs from `gpu`; `None` if unknown."""
     if device == "cpu":
-        return host_memory.available_ram()
+        return hardware.available_ram()
     return min((card.free for card in check_gpus(gpu, number, environ)), default=None)
 
 

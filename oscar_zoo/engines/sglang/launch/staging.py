@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from oscar_zoo import paths
-from oscar_zoo.artifact.digest import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.durable import (
     check_private,
     make_folders,
@@ -23,7 +22,7 @@ from oscar_zoo.artifact.durable import (
     storage_errors,
     write_new,
 )
-from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest, read_file
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.engines.sglang.front.settings import FrontSettings

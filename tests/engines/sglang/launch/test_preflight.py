@@ -28,7 +28,7 @@ from oscar_zoo.errors import (
 )
 from oscar_zoo.models import config_file
 from oscar_zoo.models.geometry import model_block
-from oscar_zoo.models.model_folder import stored_weights
+from oscar_zoo.models.weight_files import stored_weights
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.runtime.window_store import WindowShape
 
@@ -178,7 +178,7 @@ def test_fewer_gpus_than_wanted(tmp_path: Path) -> None:
 
 
 def test_a_configuration_read_as_it_is_written_and_as_transformers_reads_it(tmp_path: Path) -> None:
-    from oscar_zoo.models.inspect import inspect_model
+    from oscar_zoo.models.model_source import inspect_model
 
     example = Path(__file__).resolve().parents[4] / "examples/models/tiny-qwen3-hard"
     assert config_file.describe(read(example), "x").geometry == inspect_model(str(example)).geometry
