@@ -20,11 +20,14 @@ if TYPE_CHECKING:
         allocate,
     )
     from oscar_kernels.decode_attention.dispatch import decode_attention, decode_workspace_numel
-    from oscar_kernels.decode_attention.launcher import extend_attention, extend_workspace_numel
-    from oscar_kernels.decode_attention.workspace import Workspace
-    from oscar_kernels.kv_read.launcher import materialize_prefix
+    from oscar_kernels.decode_attention.launcher import (
+        Workspace,
+        extend_attention,
+        extend_workspace_numel,
+    )
+    from oscar_kernels.kv_read import materialize_prefix
     from oscar_kernels.kv_write.dispatch import write_kv_int2
-    from oscar_kernels.slot_table.launcher import pack_slots
+    from oscar_kernels.slots import pack_slots
     from oscar_kernels.spec import QuantSpec
 
 __all__ = [
@@ -47,35 +50,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(
-        (
-            "BatchView",
-            "Drafts",
-            "LayerCache",
-            "TokenTargets",
-            "Transforms",
-            "WindowState",
-            "allocate",
-        ),
-        "cache",
-    ),
     "QuantSpec": "spec",
-    "Workspace": "decode_attention.workspace",
+    "Workspace": "decode_attention.launcher",
     "decode_workspace_numel": "decode_attention.dispatch",
     "extend_attention": "decode_attention.launcher",
     "extend_workspace_numel": "decode_attention.launcher",
-    "materialize_prefix": "kv_read.launcher",
-    "pack_slots": "slot_table.launcher",
+    "materialize_prefix": "kv_read",
+    "pack_slots": "slots",
     "write_kv_int2": "kv_write.dispatch",
 }
+"""Modules of the names that are not of `cache`."""
 
 
 def __getattr__(name: str) -> Any:
     if name == "decode_attention":  # the folder of that name, which can be called
         return importlib.import_module(".decode_attention", __name__)
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(importlib.import_module(f".{_HOMES.get(name, 'cache')}", __name__), name)
 
 
 def __dir__() -> list[str]:

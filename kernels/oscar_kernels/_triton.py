@@ -10,6 +10,7 @@ import os
 import torch
 
 from oscar_kernels.chips import LOWEST, Target
+from oscar_kernels.spec import QuantSpec
 
 _target: Target | None = None
 
@@ -54,6 +55,13 @@ def multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+def require(device: torch.device) -> None:
+    """Refuse a device on which Triton kernels cannot run."""
+    reason = missing(device)
+    if reason is not None:
+        raise ValueError(f"the Triton path cannot run: {reason}")
+
+
 def missing(device: torch.device | str) -> str | None:
     """Why Triton kernels cannot run on a device, in one line; `None` if they can."""
     if importlib.util.find_spec("triton") is None:
@@ -71,3 +79,8 @@ def missing(device: torch.device | str) -> str | None:
             f" {LOWEST[0]}.{LOWEST[1]}"
         )
     return None
+
+
+def quarter(spec: QuantSpec) -> int:
+    """Channels of a quarter of a row, padded to a power of two."""
+    return 1 << (spec.head_dim // 4 - 1).bit_length()

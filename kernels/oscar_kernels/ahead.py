@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from oscar_kernels import _triton
 from oscar_kernels.chips import Target
-from oscar_kernels.nvrtc.compile import Build
+from oscar_kernels.nvrtc import Build
 
 WARP = 32
 MOST_PROCESSES = 16

@@ -15,7 +15,7 @@ rejected must not overwrite what the window of an earlier length reads.
 
 Row 0 and slot 0 are dummies, which the padding of a CUDA graph reads and writes.
 
-Record of one slot and KV head, `[K codes | V codes]`, each packed as `layout` says; its affine
+Record of one slot and KV head, `[K codes | V codes]`, each packed as `spec` says; its affine
 parameters are `[K scale, K offset] * K groups, [V scale, V offset] * V groups` in 16 bits.
 """
 
@@ -24,8 +24,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from oscar_kernels.layout import code_bytes
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.spec import QuantSpec, code_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +55,11 @@ class LayerCache:
     recent: int
 
     @property
+    def stores(self) -> tuple[Tensor, ...]:
+        """Codes, affine parameters, rings and sinks."""
+        return self.codes, self.affine, self.ring_k, self.ring_v, self.sink_k, self.sink_v
+
+    @property
     def num_kv_heads(self) -> int:
         """Local KV heads."""
         return int(self.codes.shape[1])
@@ -84,6 +88,11 @@ class WindowState:
     sink_block: Tensor
     sink_from: Tensor
     ring_start: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """In this order."""
+        return self.sink_block, self.sink_from, self.ring_start
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def dequantize_codes(codes: Tensor, affine: Tensor, spec: QuantSpec) -> Tensor:
 
 
 def pack(codes: Tensor, bits: int = BITS) -> Tensor:
-    """Codes to bytes in the order of `layout`.
+    """Codes to bytes in the order of `spec`.
 
     Args:
         codes: `[..., head_dim]`, in `0 .. 2^bits - 1`.

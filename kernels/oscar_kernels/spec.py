@@ -2,6 +2,16 @@
 
 Identifiers: quantizer `asym-minmax-u2/1` where every code has 2 bits, `asym-minmax-u24/1` where a
 side of a layer has 2 or 4, and clip `absrank-floor/1`. A change of any code needs a new identifier.
+
+Order of the codes of a row in its bytes, with `q = head_dim // 4`:
+
+* 2 bits: byte `j` of a row holds the codes of channels `j, j + q, j + 2q, j + 3q` in bits 0-1, 2-3,
+  4-5, 6-7.
+* 4 bits: byte `j` holds channels `j, j + q` in bits 0-3 and 4-7, and byte `q + j` holds channels
+  `j + 2q, j + 3q`.
+
+So a kernel unpacks contiguous quarters of a row with shifts and no shuffle. Scale and offset of
+each group follow in their own tensor, interleaved `[scale, offset]` per group.
 """
 
 from __future__ import annotations
@@ -20,8 +30,6 @@ CLIP_ALGORITHM = "absrank-floor/1"
 MIN_RANGE = 1e-8
 """Smallest `max - min` of a group; keeps the scale of a constant row above zero (OSCAR, INT2
 quantizer)."""
-
-
 GROUPS = (1, 2, 4)
 """Groups that a row may have: the quarters that are packed together are not cut."""
 
@@ -113,3 +121,13 @@ class QuantSpec:
         if self.clip_ratio == 0.0:
             return None
         return min(math.floor(self.clip_ratio * self.head_dim), self.head_dim - 1)
+
+
+def code_bytes(spec: QuantSpec) -> int:
+    """Bytes of packed codes of one row."""
+    return spec.head_dim * spec.bits // 8
+
+
+def row_bytes(spec: QuantSpec) -> int:
+    """Bytes of one token and KV head, of K or V: codes, then a scale and an offset per group."""
+    return code_bytes(spec) + spec.num_groups * 2 * (4 if spec.scale_dtype == "float32" else 2)

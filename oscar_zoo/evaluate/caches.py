@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from oscar_kernels.layout import row_bytes
+from oscar_kernels.spec import row_bytes
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.evaluate.alternatives.base import Subject

@@ -12,32 +12,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oscar_kernels import kv_read as read_launcher
+from oscar_kernels import reference as attention_reference
+from oscar_kernels import reference as commit_reference
+from oscar_kernels import reference as read_reference
+from oscar_kernels import reference as slot_reference
+from oscar_kernels import reference as write_reference
+from oscar_kernels import slots as commit_launcher
+from oscar_kernels import slots as slot_launcher
 from oscar_kernels.cache import LayerCache, Transforms
 from oscar_kernels.decode_attention import dispatch as decode_dispatch
 from oscar_kernels.decode_attention import launcher as attention_launcher
-from oscar_kernels.decode_attention import reference as attention_reference
-from oscar_kernels.draft_commit import launcher as commit_launcher
-from oscar_kernels.draft_commit import reference as commit_reference
-from oscar_kernels.kv_read import launcher as read_launcher
-from oscar_kernels.kv_read import reference as read_reference
 from oscar_kernels.kv_write import dispatch as write_dispatch
-from oscar_kernels.kv_write import reference as write_reference
-from oscar_kernels.slot_table import launcher as slot_launcher
-from oscar_kernels.slot_table import reference as slot_reference
 from oscar_zoo.errors import UnsupportedMachine
 
 
 @dataclass(frozen=True)
 class Ops:
-    """The ops of one device. Shapes and types are in the `reference.py` files of `oscar_kernels`.
+    """The ops of one device. Shapes and types are in `oscar_kernels.reference`.
 
     Attributes:
         write: `kv_write`: transform, quantize and store new tokens.
         decode: `decode_attention.decode_attention`.
         extend: `decode_attention.extend_attention`.
         materialize: `kv_read`: read cached tokens back as transformed rows.
-        pack: `slot_table`: copy the slots of requests from a table into one list.
-        make_commit: `(caches)` to `draft_commit`: make accepted drafts of a tree the next tokens.
+        pack: copy the slots of requests from a table into one list.
+        make_commit: `(caches)` to a call: make accepted drafts of a tree the next tokens.
         workspace_numel: `(cache, num_q_heads, max_batch, drafts, max_extend_tokens)` to the
             workspace sizes of `decode` and of `extend`, in float32 elements; `drafts` is the most
             query tokens of a request in a decode or verify step.

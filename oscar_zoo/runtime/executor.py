@@ -24,8 +24,8 @@ from torch import Tensor
 
 from oscar_kernels.cache import LayerCache, Transforms, WindowState, allocate
 from oscar_kernels.decode_attention import tuning
-from oscar_kernels.decode_attention.reference import apply_o_partner, with_sink
-from oscar_kernels.decode_attention.workspace import Workspace
+from oscar_kernels.decode_attention.launcher import Workspace
+from oscar_kernels.reference import apply_o_partner, with_sink
 from oscar_zoo.runtime.batch import Batch, PrefixPiece
 from oscar_zoo.runtime.dispatch import Ops
 from oscar_zoo.runtime.prefill import Prefill

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oscar_kernels import layout, quantizer
+from oscar_kernels import quantizer
 from oscar_kernels.cache import LayerCache
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.spec import QuantSpec, code_bytes, row_bytes
 
 if TYPE_CHECKING:
     from oscar_zoo.runtime.window_store import WindowStore
@@ -62,7 +62,7 @@ class SlotShape:
 
     def token_bytes(self) -> int:
         """Bytes of one token over all layers and heads."""
-        rows = (layout.row_bytes(spec) for both in self.specs for spec in both)
+        rows = (row_bytes(spec) for both in self.specs for spec in both)
         return self.num_kv_heads * sum(rows)
 
 
@@ -86,7 +86,7 @@ class SlotStore:
 
     def __init__(self, shape: SlotShape, device: str | torch.device) -> None:
         self.shape = shape
-        codes = [layout.code_bytes(k) + layout.code_bytes(v) for k, v in shape.specs]
+        codes = [code_bytes(k) + code_bytes(v) for k, v in shape.specs]
         affine = [2 * (k.num_groups + v.num_groups) for k, v in shape.specs]
         self.codes = self.rows(codes, torch.uint8, device)
         self.affine = self.rows(affine, quantizer.SCALE_DTYPES[shape.k.scale_dtype], device)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from oscar_kernels.cache import BatchView, Drafts, TokenTargets, WindowState
-from oscar_kernels.draft_commit.nodes import accepted_nodes
+from oscar_kernels.slots import accepted_nodes
 from oscar_zoo.runtime.batch import Batch, BatchTables
 from oscar_zoo.runtime.engine import SlotSource, StepInput
 

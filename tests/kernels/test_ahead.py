@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from oscar_kernels import ahead
-from oscar_kernels.decode_attention.cuda import launcher, variant
-from oscar_kernels.nvrtc import compile as nvrtc
+from oscar_kernels import ahead, nvrtc
+from oscar_kernels.decode_attention import cuda, variant
 from oscar_kernels.spec import QuantSpec
 
 CHILD = Path(__file__).parents[1] / "support/ahead_child.py"
@@ -36,7 +35,7 @@ def builds() -> list[nvrtc.Build]:
     spec = QuantSpec(64, 64)
     made = variant.AttentionVariant(spec, spec, 4, 8, "int", "int", "long long", 0, False)
     flags = (made.flags, replace(made, drafts=2).flags)
-    return [nvrtc.Build.of(launcher.SOURCE, x, "sm_80", 13000) for x in flags]
+    return [nvrtc.Build.of(cuda.SOURCE, x, "sm_80", 13000) for x in flags]
 
 
 def kept(folder: Path) -> dict[str, bytes]:

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from random_caches import assert_as_good_as_torch, poisoned_allocations, random_cache
 
-from oscar_kernels import quantizer, testing
+from oscar_kernels import quantizer, reference
 from oscar_kernels.cache import BatchView, Drafts
-from oscar_kernels.decode_attention import reference
 from oscar_kernels.spec import QuantSpec
 
 SPEC = QuantSpec(16, 8, 0.96)
@@ -32,7 +32,7 @@ def test_every_position_is_read_where_the_rules_say(
     sink_from: int, ring_start: int, sizes: tuple[int, int]
 ) -> None:
     lengths = [1, 3, 4, 6, 7, 10, 12]
-    filling = testing.random_cache(
+    filling = random_cache(
         lengths, SPEC, sink=sizes[0], recent=sizes[1], sink_from=sink_from, ring_start=ring_start
     )
     stored_k, stored_v = (quantizer.fake_quantize(x, SPEC) for x in (filling.keys, filling.values))
@@ -50,7 +50,7 @@ def test_every_position_is_read_where_the_rules_say(
 @pytest.mark.parametrize("cap", [0.0, 1.5])
 def test_decode_is_the_softmax_of_every_head_on_its_own(cap: float) -> None:
     lengths = [5, 1, 9]
-    filling = testing.random_cache(lengths, SPEC, QuantSpec(8, 8), sink=2, recent=3)
+    filling = random_cache(lengths, SPEC, QuantSpec(8, 8), sink=2, recent=3)
     query = torch.randn(3, 6, 16, dtype=torch.float64)
     partner = torch.randn(2, 8, 8)
     got = reference.decode_attention(
@@ -79,7 +79,7 @@ def test_a_draft_is_the_last_token_of_a_decode_step_over_its_ancestors(
     chain: bool, sizes: tuple[int, int]
 ) -> None:
     lengths, count = [5, 8, 0, 12, 40], len(TREE)
-    filling = testing.random_cache(
+    filling = random_cache(
         lengths, SPEC, sink=sizes[0], recent=sizes[1], drafts=count, sink_from=0, ring_start=0
     )
     seen = [list(range(node + 1)) for node in range(count)] if chain else TREE
@@ -121,7 +121,7 @@ def test_a_draft_is_the_last_token_of_a_decode_step_over_its_ancestors(
 
 
 def test_extend_is_decode_over_a_growing_exact_tail() -> None:
-    filling = testing.random_cache([0, 7, 11], SPEC, sink=2, recent=4)
+    filling = random_cache([0, 7, 11], SPEC, sink=2, recent=4)
     qo_indptr = torch.tensor([0, 3, 3, 8])
     query, key, value = torch.randn(9, 4, 16), torch.randn(9, 2, 16), torch.randn(9, 2, 16)
     got, lse = reference.extend_attention(
@@ -143,7 +143,7 @@ def test_extend_is_decode_over_a_growing_exact_tail() -> None:
 
 
 def test_an_empty_request_gets_zeros() -> None:
-    filling = testing.random_cache([0, 2], SPEC, sink=2, recent=4)
+    filling = random_cache([0, 2], SPEC, sink=2, recent=4)
     got = reference.decode_attention(
         torch.randn(2, 4, 16), filling.cache, filling.batch, sm_scale=1.0
     )
@@ -152,14 +152,14 @@ def test_an_empty_request_gets_zeros() -> None:
 
 def test_the_tolerance_rule_sees_an_error_and_nan() -> None:
     x = torch.randn(8, 8)
-    testing.assert_as_good_as_torch(x @ x, torch.matmul, [x, x])
+    assert_as_good_as_torch(x @ x, torch.matmul, [x, x])
     for wrong in (x @ x + 1e-3, (x @ x) * math.nan, (x @ x)[:4]):
         with pytest.raises(AssertionError):
-            testing.assert_as_good_as_torch(wrong, torch.matmul, [x, x])
+            assert_as_good_as_torch(wrong, torch.matmul, [x, x])
 
 
 def test_allocations_inside_the_block_are_poison() -> None:
-    with testing.poisoned_allocations():
+    with poisoned_allocations():
         made = [torch.empty(3), torch.zeros(3).new_empty(2), torch.empty(2, dtype=torch.uint8)]
     assert made[0].isnan().all() and made[1].isnan().all() and (made[2] == 255).all()
     assert not torch.zeros(3).isnan().any()

@@ -14,14 +14,10 @@ pytest.importorskip("triton")
 MODULES = (
     "decode_attention.kernel",
     "decode_attention.codes_kernel",
-    "decode_attention.merge_kernel",
-    "draft_commit.kernel",
-    "kv_read.kernel",
+    "kv_read_kernel",
     "kv_write.kernel",
-    "kv_write.order_kernel",
-    "kv_write.rows_kernel",
     "kv_write.slot_kernel",
-    "slot_table.kernel",
+    "slots_kernel",
 )
 PROGRAM = """
 import importlib, sys, triton

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from oscar_kernels import chips
-from oscar_kernels.decode_attention.cuda import launcher
-from oscar_kernels.decode_attention.cuda import variant as variants
-from oscar_kernels.nvrtc import compile as nvrtc
+from oscar_kernels import chips, nvrtc
+from oscar_kernels.decode_attention import cuda
+from oscar_kernels.decode_attention import variant as variants
 from oscar_kernels.spec import QuantSpec
 
 ALL = pytest.mark.parametrize("capability", chips.CHIPS, ids=lambda x: f"sm_{x[0]}{x[1]}")
@@ -36,7 +35,7 @@ def test_decode_compiles_with_enough_registers(
     monkeypatch.setenv("OSCAR_KERNELS_CACHE", str(own_state / "kernels"))
     made = variants.fitting(variant(), chips.CHIPS[capability].shared_bytes)
     arch = "sm_{}{}".format(*capability)
-    code = nvrtc.compiled(launcher.SOURCE, made.flags, arch)
+    code = nvrtc.Build.of(cuda.SOURCE, made.flags, arch).code()
     (own_state / "code.cubin").write_bytes(code)
     told = subprocess.run(
         [program, "-res-usage", own_state / "code.cubin"],

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from oscar_kernels.nvrtc import cubins
+from oscar_kernels import nvrtc
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(cubins.VARIABLE, str(tmp_path / "a" / "kernels"))
+    monkeypatch.setenv(nvrtc.VARIABLE, str(tmp_path / "a" / "kernels"))
     return tmp_path / "a" / "kernels"
 
 
@@ -25,14 +25,14 @@ def forbidden() -> bytes:
 
 
 def test_what_was_made_once_is_read(folder: Path) -> None:
-    assert cubins.kept(["source", "sm_90"], lambda: b"code") == b"code"
-    assert cubins.kept(["source", "sm_90"], forbidden) == b"code"
-    assert cubins.kept(["source", "sm_80"], lambda: b"other") == b"other"
-    assert cubins.kept(["sources", "m_90"], lambda: b"third") == b"third"
+    assert nvrtc.kept(["source", "sm_90"], lambda: b"code") == b"code"
+    assert nvrtc.kept(["source", "sm_90"], forbidden) == b"code"
+    assert nvrtc.kept(["source", "sm_80"], lambda: b"other") == b"other"
+    assert nvrtc.kept(["sources", "m_90"], lambda: b"third") == b"third"
 
 
 def test_folder_and_files_are_private(folder: Path) -> None:
-    cubins.kept(["x"], lambda: b"code")
+    nvrtc.kept(["x"], lambda: b"code")
     assert folder.stat().st_mode & 0o777 == 0o700
     assert [x.stat().st_mode & 0o077 for x in folder.iterdir()] == [0]
 
@@ -41,12 +41,12 @@ def test_folder_and_files_are_private(folder: Path) -> None:
     "damage", [b"", b"short", b"\0" * 200, None], ids=["empty", "cut", "zeros", "one bit"]
 )
 def test_a_damaged_file_is_made_again(folder: Path, damage: bytes | None) -> None:
-    cubins.kept(["x"], lambda: b"code" * 50)
+    nvrtc.kept(["x"], lambda: b"code" * 50)
     (file,) = folder.iterdir()
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if damage is None else damage)
-    assert cubins.kept(["x"], lambda: b"new") == b"new"
-    assert cubins.kept(["x"], forbidden) == b"new"
+    assert nvrtc.kept(["x"], lambda: b"new") == b"new"
+    assert nvrtc.kept(["x"], forbidden) == b"new"
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
@@ -55,7 +55,7 @@ def test_a_folder_open_to_others_is_not_used(
 ) -> None:
     folder.mkdir(parents=True)
     folder.chmod(mode)
-    assert cubins.kept(["x"], lambda: b"code") == b"code"
+    assert nvrtc.kept(["x"], lambda: b"code") == b"code"
     assert list(folder.iterdir()) == []
     assert str(folder) in caplog.text
 
@@ -64,14 +64,14 @@ def test_a_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     folder.parent.mkdir()
     folder.symlink_to(tmp_path / "elsewhere")
-    assert cubins.kept(["x"], lambda: b"code") == b"code"
+    assert nvrtc.kept(["x"], lambda: b"code") == b"code"
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_place_that_cannot_be_a_folder_is_no_error(folder: Path) -> None:
     folder.parent.mkdir()
     folder.write_text("a file")
-    assert cubins.kept(["x"], lambda: b"code") == b"code"
+    assert nvrtc.kept(["x"], lambda: b"code") == b"code"
 
 
 def test_of_many_one_makes_it_and_the_others_wait(folder: Path) -> None:
@@ -86,7 +86,7 @@ def test_of_many_one_makes_it_and_the_others_wait(folder: Path) -> None:
 
     def ask(_: int) -> bytes:
         arrived.release()
-        return cubins.kept(["x"], make)
+        return nvrtc.kept(["x"], make)
 
     with ThreadPoolExecutor(others + 1) as pool:
         assert list(pool.map(ask, range(others + 1))) == [b"code"] * (others + 1)
@@ -103,13 +103,13 @@ def test_who_waited_for_a_failure_makes_it_again(folder: Path) -> None:
         raise RuntimeError("refused")
 
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(cubins.kept, ["x"], fail)
+        first = pool.submit(nvrtc.kept, ["x"], fail)
         making.wait()
         asked.set()
-        assert cubins.kept(["x"], lambda: b"code") == b"code"
+        assert nvrtc.kept(["x"], lambda: b"code") == b"code"
         with pytest.raises(RuntimeError, match="refused"):
             first.result()
-    assert cubins.kept(["x"], forbidden) == b"code"
+    assert nvrtc.kept(["x"], forbidden) == b"code"
 
 
 def _holds(told: Connection) -> None:
@@ -118,7 +118,7 @@ def _holds(told: Connection) -> None:
         threading.Event().wait()
         return b""
 
-    cubins.kept(["x"], make)
+    nvrtc.kept(["x"], make)
 
 
 def test_a_killed_process_holds_nobody_up(folder: Path) -> None:
@@ -130,16 +130,16 @@ def test_a_killed_process_holds_nobody_up(folder: Path) -> None:
     child.kill()
     child.join()
     assert [x.suffix for x in folder.iterdir()] == [".lock"]
-    assert cubins.kept(["x"], lambda: b"code") == b"code"
+    assert nvrtc.kept(["x"], lambda: b"code") == b"code"
     assert [x.suffix for x in folder.iterdir()] == [".cubin"]
 
 
 def test_without_patience_both_make_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cubins, "PATIENCE", 0.05)
+    monkeypatch.setattr(nvrtc, "PATIENCE", 0.05)
 
     def make() -> bytes:
-        assert cubins.kept(["x"], lambda: b"code") == b"code"  # waits for this very call
+        assert nvrtc.kept(["x"], lambda: b"code") == b"code"  # waits for this very call
         return b"code"
 
-    assert cubins.kept(["x"], make) == b"code"
+    assert nvrtc.kept(["x"], make) == b"code"
     assert [x.suffix for x in folder.iterdir()] == [".cubin"]

@@ -7,14 +7,13 @@ import dataclasses
 
 import pytest
 import torch
+from random_caches import Filling, assert_as_good_as_torch, poison, random_cache
 
-from oscar_kernels import testing
+from oscar_kernels import nvrtc, reference
 from oscar_kernels.cache import BatchView, Drafts
-from oscar_kernels.decode_attention import reference, tuning
-from oscar_kernels.decode_attention.cuda import launcher, parameters
-from oscar_kernels.decode_attention.cuda import variant as variants
-from oscar_kernels.decode_attention.workspace import Workspace
-from oscar_kernels.nvrtc import compile as nvrtc
+from oscar_kernels.decode_attention import cuda, tuning
+from oscar_kernels.decode_attention import variant as variants
+from oscar_kernels.decode_attention.launcher import Workspace
 from oscar_kernels.spec import QuantSpec
 
 
@@ -58,10 +57,10 @@ def test_source_compiles_without_a_gpu_and_is_kept(
     if reason:
         pytest.skip(reason)
     monkeypatch.setenv("OSCAR_KERNELS_CACHE", str(own_state / "kernels"))
-    code = nvrtc.compiled(launcher.SOURCE, made.flags, arch)
+    code = nvrtc.Build.of(cuda.SOURCE, made.flags, arch).code()
     assert code.startswith(b"\x7fELF")
     assert all(name.encode() in code for name in ("oscar_decode_stage1", "oscar_decode_stage2"))
-    assert nvrtc.compiled(launcher.SOURCE, made.flags, arch) == code
+    assert nvrtc.Build.of(cuda.SOURCE, made.flags, arch).code() == code
     assert len(list((own_state / "kernels").iterdir())) == 1
 
 
@@ -110,7 +109,7 @@ def test_tiles_share_a_block_of_eight_warps() -> None:
 
 def test_blocks_of_many_requests_with_narrow_rows_share_a_multiprocessor() -> None:
     def resident(requests: int, head_dim: int, drafts: int = 0) -> int:
-        filling = testing.random_cache(
+        filling = random_cache(
             [8] * requests, QuantSpec(head_dim, head_dim), num_kv_heads=8, drafts=drafts
         )
         query = torch.zeros(requests * max(1, drafts), 16, head_dim)
@@ -128,7 +127,7 @@ def test_scratch_has_room_for_every_variant(heads: int, head_dim: int, dtype: to
     """For what all warps of a block leave of every segment, whatever shares a KV head."""
     spec, blocks = QuantSpec(head_dim, head_dim), 132
     for group, count in ((1, 0), (9, 0), (15, 0), (16, 0), (2, 17), (5, 3), (3, 11), (8, 8)):
-        filling = testing.random_cache(
+        filling = random_cache(
             [count], spec, num_kv_heads=heads, drafts=count, dtype=torch.bfloat16
         )
         query = torch.zeros(max(1, count), heads * group, head_dim, dtype=dtype)
@@ -138,7 +137,7 @@ def test_scratch_has_room_for_every_variant(heads: int, head_dim: int, dtype: to
             flags = dataclasses.replace(made, whole=whole).flags
             each = -(-made.rows // int(flags["VH"]))
             for requests in (1, 60, 1000):
-                sizes = parameters.scratch_sizes(filling.cache, made.rows * heads, requests, blocks)
+                sizes = cuda.scratch_sizes(filling.cache, made.rows * heads, requests, blocks)
                 segments = blocks + 2 * (heads // int(flags["HB"])) * requests
                 assert sizes[1] >= 2 * segments * variants.WARPS * each, (group, count, flags)
 
@@ -150,12 +149,12 @@ def test_refusals_name_what_was_seen() -> None:
         spec: QuantSpec | None = None,
         **batch: object,
     ) -> str:
-        filling = testing.random_cache(
+        filling = random_cache(
             [5], spec or QuantSpec(128, 128), sink=4, recent=4, dtype=torch.bfloat16
         )
         query = torch.zeros(1, heads, filling.cache.k_spec.head_dim, dtype=dtype)
         return (
-            launcher.unsupported(query, filling.cache, dataclasses.replace(filling.batch, **batch))
+            cuda.unsupported(query, filling.cache, dataclasses.replace(filling.batch, **batch))
             or "nothing"
         )
 
@@ -171,9 +170,9 @@ def test_refusals_name_what_was_seen() -> None:
     ("checked", "reason"), [(False, "needs an NVIDIA GPU"), (True, "out is not contiguous")]
 )
 def test_what_the_caller_has_checked_is_not_asked_again(checked: bool, reason: str) -> None:
-    filling = testing.random_cache([5], QuantSpec(128, 128), sink=4, recent=4, dtype=torch.bfloat16)
-    with pytest.raises(launcher.NoAttentionVariant, match=reason):
-        launcher.decode_attention(
+    filling = random_cache([5], QuantSpec(128, 128), sink=4, recent=4, dtype=torch.bfloat16)
+    with pytest.raises(cuda.NoAttentionVariant, match=reason):
+        cuda.decode_attention(
             torch.zeros(1, 4, 128, dtype=torch.bfloat16),
             filling.cache,
             filling.batch,
@@ -188,19 +187,19 @@ LENGTHS = (1, 17, 320, 63, 1000, 3001)
 
 
 def assert_right(
-    filling: testing.Filling, query: torch.Tensor, *, atol: float = 1e-6, **options: object
+    filling: Filling, query: torch.Tensor, *, atol: float = 1e-6, **options: object
 ) -> None:
     """Against plain torch in float64, with poisoned scratch and output; twice, because nothing may
     stay in scratch."""
     workspace = Workspace.allocate(
-        launcher.decode_workspace_numel(filling.cache, query.shape[1], query.shape[0]), "cuda"
+        cuda.decode_workspace_numel(filling.cache, query.shape[1], query.shape[0]), "cuda"
     )
-    testing.poison(workspace.scratch)
-    out = testing.poison(query.new_empty(*query.shape[:2], filling.cache.v_spec.head_dim))
+    poison(workspace.scratch)
+    out = poison(query.new_empty(*query.shape[:2], filling.cache.v_spec.head_dim))
     options.setdefault("sm_scale", query.shape[-1] ** -0.5)
     tiles = options.pop("tiles", tuning.CUDA)
     for _ in range(2):
-        launcher.decode_attention(
+        cuda.decode_attention(
             query,
             filling.cache,
             filling.batch,
@@ -209,7 +208,7 @@ def assert_right(
             tiles=tiles,
             **options,
         )
-    testing.assert_as_good_as_torch(
+    assert_as_good_as_torch(
         out,
         lambda q: reference.decode_attention(q, filling.cache, filling.batch, **options),
         [query],
@@ -226,7 +225,7 @@ def random_case(
     v_dim=None,
     dtype=torch.bfloat16,
     **options,
-) -> tuple[testing.Filling, torch.Tensor]:
+) -> tuple[Filling, torch.Tensor]:
     k_bits, v_bits = options.pop("bits", (2, 2))
     scale_dtype = options.pop("scale_dtype", "float16")
     k_spec = QuantSpec(head_dim, head_dim // groups, 0.96, scale_dtype, k_bits)
@@ -236,7 +235,7 @@ def random_case(
         group_size=(v_dim or head_dim) // groups,
         bits=v_bits,
     )
-    filling = testing.random_cache(
+    filling = random_cache(
         lengths, k_spec, v_spec, num_kv_heads=heads, dtype=torch.bfloat16, device="cuda", **options
     )
     query = torch.randn(len(lengths), heads * group, head_dim, device="cuda", dtype=torch.float32)
@@ -307,14 +306,14 @@ def test_a_graph_has_layers_of_different_widths() -> None:
     (narrow, query), (wide, _) = (random_case(bits=bits) for bits in ((2, 2), (4, 2)))
     layers = [dataclasses.replace(wide, batch=narrow.batch), narrow]
     workspace = Workspace.allocate(
-        max(launcher.decode_workspace_numel(x.cache, query.shape[1], len(LENGTHS)) for x in layers),
+        max(cuda.decode_workspace_numel(x.cache, query.shape[1], len(LENGTHS)) for x in layers),
         "cuda",
     )
     outs = [torch.empty_like(query) for _ in layers]
 
     def step() -> None:
         for layer, out in zip(layers, outs, strict=True):
-            launcher.decode_attention(
+            cuda.decode_attention(
                 query, layer.cache, layer.batch, sm_scale=0.1, workspace=workspace, out=out
             )
 
@@ -324,7 +323,7 @@ def test_a_graph_has_layers_of_different_widths() -> None:
     with torch.cuda.graph(graph):
         step()
     for out in outs:
-        testing.poison(out)
+        poison(out)
     graph.replay()
     assert all(torch.equal(out, expected) for out, expected in zip(outs, want, strict=True))
     assert not torch.equal(*want)
@@ -438,8 +437,8 @@ def test_a_launch_that_starts_early_reads_what_the_one_before_wrote(
     def chain(wait: bool) -> torch.Tensor:
         x, options = query, {"sm_scale": 0.1, "tiles": tiles, "prefix_stable": prefix_stable}
         for _ in range(20):
-            x = launcher.decode_attention(10 * x, filling.cache, filling.batch, **options)
-            x = launcher.decode_attention(x, filling.cache, filling.batch, **options)
+            x = cuda.decode_attention(10 * x, filling.cache, filling.batch, **options)
+            x = cuda.decode_attention(x, filling.cache, filling.batch, **options)
             if wait:
                 torch.cuda.synchronize()
         return x
@@ -457,21 +456,19 @@ def test_a_graph_follows_lengths_slots_and_padding() -> None:
     batch, cache = filling.batch, filling.cache
     cache.codes[0], cache.affine[0], cache.ring_k[0], cache.ring_v[0] = 0, 0, 0, 0
     cache.sink_k[0], cache.sink_v[0] = 0, 0
-    workspace = Workspace.allocate(
-        launcher.decode_workspace_numel(cache, query.shape[1], 4), "cuda"
-    )
+    workspace = Workspace.allocate(cuda.decode_workspace_numel(cache, query.shape[1], 4), "cuda")
     out = torch.empty_like(query)
     run = {"sm_scale": 0.1, "workspace": workspace, "out": out}
-    launcher.decode_attention(query, cache, batch, **run)
+    cuda.decode_attention(query, cache, batch, **run)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out.zero_()
-        launcher.decode_attention(query, cache, batch, **run)
+        cuda.decode_attention(query, cache, batch, **run)
     batch.kv_indptr.copy_(torch.tensor([0, 1000, 1077, 1078, 1079]))
     batch.kv_indices[1077:1079] = 0
     batch.rows[2:] = 0
     query.normal_()
     graph.replay()
-    testing.assert_as_good_as_torch(
+    assert_as_good_as_torch(
         out, lambda q: reference.decode_attention(q, cache, batch, sm_scale=0.1), [query]
     )

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from emulation import Emulator
+from random_caches import Filling, assert_as_good_as_torch, poison, random_cache
 from torch import Tensor
 
-from oscar_kernels import testing
+from oscar_kernels import reference
 from oscar_kernels.cache import Drafts
-from oscar_kernels.decode_attention import reference, tuning
-from oscar_kernels.decode_attention.cuda import launcher, parameters
-from oscar_kernels.decode_attention.cuda import variant as variants
+from oscar_kernels.decode_attention import cuda, tuning
+from oscar_kernels.decode_attention import variant as variants
 from oscar_kernels.spec import QuantSpec
 
 SHARED = 227 << 10
@@ -36,13 +36,13 @@ runs = count()
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     folder = tmp_path_factory.mktemp("emulator")
-    return Emulator(launcher.SOURCE, "decode_emulator", parameters.Params, folder)
+    return Emulator(cuda.SOURCE, "decode_emulator", cuda.Params, folder)
 
 
 class Job(NamedTuple):
     """What a launch is given, and what it should give."""
 
-    filling: testing.Filling
+    filling: Filling
     query: Tensor
     drafts: Drafts | None
     options: dict[str, Any]
@@ -73,7 +73,7 @@ def job(
     """
     k_spec, v_spec = (QuantSpec(head_dim, head_dim, 0.96, bits=x) for x in bits)
     found = [*(length + nodes for length in lengths), 0]
-    filling = testing.random_cache(
+    filling = random_cache(
         found,
         k_spec,
         v_spec,
@@ -128,13 +128,11 @@ def emulate(
     flags = variants.fitting(replace(made, whole=made.whole or whole), SHARED).flags
     library, message = emulator.library(flags), ctypes.create_string_buffer(201)
     requests, heads = len(batch.rows), cache.num_kv_heads
-    sizes = parameters.scratch_sizes(cache, made.rows * heads, requests, blocks)
+    sizes = cuda.scratch_sizes(cache, made.rows * heads, requests, blocks)
     scratch = tuple(torch.full((n,), math.nan) for n in sizes)
-    out = testing.poison(query.new_empty(*query.shape[:2], cache.v_spec.head_dim))
+    out = poison(query.new_empty(*query.shape[:2], cache.v_spec.head_dim))
     options |= {"drafts": drafts, "prefix_stable": stable}
-    given = parameters.arguments(
-        query, cache, batch, scratch=scratch, out=out, blocks=blocks, **options
-    )
+    given = cuda.arguments(query, cache, batch, scratch=scratch, out=out, blocks=blocks, **options)
     windows = batch.windows
     stores = (cache.codes, cache.affine, cache.ring_k, cache.ring_v, cache.sink_k, cache.sink_v)
     lists = (batch.kv_indptr, batch.kv_indices, batch.rows)
@@ -145,7 +143,7 @@ def emulate(
         library.allow(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(_bytes(x)))
     rows, run = query.shape[0] * (query.shape[1] // heads), next(runs)
     shared = variants.ring_bytes(flags) + 28 * requests + 4
-    slices = launcher.slices(cache.v_spec.head_dim)
+    slices = cuda.slices(cache.v_spec.head_dim)
     for stage, columns, lines, size in (
         (0, blocks, 1, shared),
         (merged, -(-rows // merged) * slices, heads, 0),
@@ -169,7 +167,7 @@ def assert_right(emulator: Emulator, job: Job) -> None:
     nodes = job.drafts.count if job.drafts else 1
     for blocks, merged, stable in ((5, 1, False), (16, 8, True), (3, 24, True)):
         out = emulate(emulator, job, blocks=blocks, merged=merged, stable=stable)
-        testing.assert_as_good_as_torch(out, job.expected, [job.query])
+        assert_as_good_as_torch(out, job.expected, [job.query])
         assert not out[-nodes:].any()
 
 
@@ -233,7 +231,7 @@ def test_rows_of_256_channels(emulator: Emulator, merged: int) -> None:
     partner = torch.linalg.qr(torch.randn(1, 256, 256)).Q.contiguous()
     wide = job(group=8, heads=1, head_dim=256, lengths=(0, 17, 150), starts=0, o_partner=partner)
     out = emulate(emulator, wide, blocks=3, merged=merged, stable=True)
-    testing.assert_as_good_as_torch(out, wide.expected, [wide.query])
+    assert_as_good_as_torch(out, wide.expected, [wide.query])
 
 
 @pytest.mark.parametrize("merged", [2, 4, 16])
@@ -244,7 +242,7 @@ def test_a_request_alone(emulator: Emulator, merged: int) -> None:
     batch = replace(batch, kv_indptr=batch.kv_indptr[:2], rows=batch.rows[:1])
     alone = Job(replace(filling, batch=batch), query[:4], Drafts(4), options)
     out = emulate(emulator, alone, blocks=9, merged=merged, stable=True)
-    testing.assert_as_good_as_torch(out, alone.expected, [alone.query])
+    assert_as_good_as_torch(out, alone.expected, [alone.query])
 
 
 @pytest.mark.parametrize(("group", "most"), [(4, 0.003), (8, 0.012), (16, 0.012)])
@@ -274,7 +272,7 @@ def test_one_block_takes_more_tiles_than_it_has_stages(emulator: Emulator) -> No
     long = job(bits=(4, 2), lengths=(900, 700), starts=0)
     for stable in (False, True):
         out = emulate(emulator, long, blocks=1, merged=8, stable=stable)
-        testing.assert_as_good_as_torch(out, long.expected, [long.query])
+        assert_as_good_as_torch(out, long.expected, [long.query])
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 3, 5, 9, 40])
@@ -286,7 +284,7 @@ def test_the_beginning_of_a_segment_counts_as_tiles(
     tiles = replace(tuning.CUDA, start=start)
     case = job(group=4, head_dim=head_dim, lengths=(300, 0, 40, 5), starts=0)
     out = emulate(emulator, case, blocks=blocks, merged=4, stable=blocks % 2 == 0, tiles=tiles)
-    testing.assert_as_good_as_torch(out, case.expected, [case.query])
+    assert_as_good_as_torch(out, case.expected, [case.query])
 
 
 def test_token_groups_without_room_to_merge(
@@ -299,7 +297,7 @@ def test_token_groups_without_room_to_merge(
     flags = variants.fitting(replace(made, whole=True), SHARED).flags
     assert flags["TW"] == 8 and variants.ring_bytes(flags) < 8 * 16 * (4 * 136 + 8)
     out = emulate(emulator, narrow, blocks=3, merged=4, stable=True, whole=True)
-    testing.assert_as_good_as_torch(out, narrow.expected, [narrow.query])
+    assert_as_good_as_torch(out, narrow.expected, [narrow.query])
 
 
 def test_a_mistake_in_a_launch_is_told(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:

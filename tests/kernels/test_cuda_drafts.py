@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from random_caches import Filling, assert_as_good_as_torch, poison, random_cache
 
-from oscar_kernels import testing
+from oscar_kernels import nvrtc, reference
 from oscar_kernels.cache import Drafts
-from oscar_kernels.decode_attention import dispatch, reference
-from oscar_kernels.decode_attention.cuda import launcher
-from oscar_kernels.decode_attention.cuda import variant as variants
-from oscar_kernels.decode_attention.workspace import Workspace
-from oscar_kernels.nvrtc import compile as nvrtc
+from oscar_kernels.decode_attention import cuda, dispatch
+from oscar_kernels.decode_attention import variant as variants
+from oscar_kernels.decode_attention.launcher import Workspace
 from oscar_kernels.spec import QuantSpec
 
 LENGTHS = (1000, 0, 4, 17, 61, 66, 300, 3001)
@@ -54,8 +53,8 @@ def test_variants_for_drafts_compile_and_spill_no_registers(
     except nvrtc.CompilerMissing as error:
         pytest.skip(str(error))
     monkeypatch.setenv("OSCAR_KERNELS_CACHE", str(own_state / "kernels"))
-    code = nvrtc.compiled(launcher.SOURCE, variant(group, drafts).flags, "sm_90")
-    assert stack_bytes(code, own_state) == [0] * (1 + len(launcher.MERGED_ROWS))
+    code = nvrtc.Build.of(cuda.SOURCE, variant(group, drafts).flags, "sm_90").code()
+    assert stack_bytes(code, own_state) == [0] * (1 + len(cuda.MERGED_ROWS))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_refusals_name_what_was_seen() -> None:
         ring_rows: int = 71,
         mask: torch.Tensor | None = None,
     ) -> str | None:
-        filling = testing.random_cache(
+        filling = random_cache(
             [50],
             QuantSpec(head_dim, head_dim),
             drafts=32,
@@ -127,11 +126,11 @@ def case(
     bits: tuple[int, int] = (2, 2),
     dtype: torch.dtype = torch.bfloat16,
     **cache: int,
-) -> tuple[testing.Filling, torch.Tensor, Drafts]:
+) -> tuple[Filling, torch.Tensor, Drafts]:
     """A cache whose drafts have codes of poison, a query, and the drafts."""
     k_spec, v_spec = (QuantSpec(head_dim, head_dim // groups, 0.96, bits=x) for x in bits)
     found = sizes(count, lengths)
-    filling = testing.random_cache(
+    filling = random_cache(
         found,
         k_spec,
         v_spec,
@@ -150,7 +149,7 @@ def case(
 
 
 def assert_right(
-    filling: testing.Filling,
+    filling: Filling,
     query: torch.Tensor,
     drafts: Drafts,
     *,
@@ -160,16 +159,16 @@ def assert_right(
     """Against plain torch in float64, with poisoned scratch and output; twice, because nothing may
     stay in scratch."""
     cache, batch = filling.cache, filling.batch
-    numel = launcher.decode_workspace_numel(cache, query.shape[1], len(batch.rows), drafts.count)
+    numel = cuda.decode_workspace_numel(cache, query.shape[1], len(batch.rows), drafts.count)
     workspace = Workspace.allocate(numel, "cuda")
-    testing.poison(workspace.scratch)
-    out = testing.poison(query.new_empty(*query.shape[:2], cache.v_spec.head_dim))
+    poison(workspace.scratch)
+    out = poison(query.new_empty(*query.shape[:2], cache.v_spec.head_dim))
     options = {"sm_scale": 0.1, "drafts": drafts, **options}
     for stable in (False, True):
-        launcher.decode_attention(
+        cuda.decode_attention(
             query, cache, batch, workspace=workspace, out=out, prefix_stable=stable, **options
         )
-        testing.assert_as_good_as_torch(
+        assert_as_good_as_torch(
             out,
             lambda q: reference.decode_attention(q, cache, batch, **options),
             [query],
@@ -254,8 +253,8 @@ def test_a_request_alone(length: int) -> None:
         filling.batch, kv_indptr=filling.batch.kv_indptr[:2], rows=filling.batch.rows[:1]
     )
     options = {"sm_scale": 0.1, "drafts": Drafts(4, drafts.mask[:4])}
-    testing.assert_as_good_as_torch(
-        launcher.decode_attention(query[:4], filling.cache, batch, **options),
+    assert_as_good_as_torch(
+        cuda.decode_attention(query[:4], filling.cache, batch, **options),
         lambda q: reference.decode_attention(q, filling.cache, batch, **options),
         [query[:4]],
     )
@@ -264,10 +263,8 @@ def test_a_request_alone(length: int) -> None:
 @pytest.mark.gpu
 def test_a_chain_of_one_draft_is_a_decode_step() -> None:
     filling, query, _ = case(1, tree=False, sink=0, ring_start=0)
-    got = launcher.decode_attention(
-        query, filling.cache, filling.batch, sm_scale=0.1, drafts=Drafts(1)
-    )
-    want = launcher.decode_attention(query, filling.cache, filling.batch, sm_scale=0.1)
+    got = cuda.decode_attention(query, filling.cache, filling.batch, sm_scale=0.1, drafts=Drafts(1))
+    want = cuda.decode_attention(query, filling.cache, filling.batch, sm_scale=0.1)
     torch.testing.assert_close(got, want)
 
 
@@ -278,15 +275,15 @@ def test_a_graph_follows_lengths_masks_and_padding() -> None:
     filling, query, drafts = case(4, lengths=lengths)
     cache, batch, mask = filling.cache, filling.batch, drafts.mask
     assert mask is not None
-    numel = launcher.decode_workspace_numel(cache, query.shape[1], len(batch.rows), 4)
+    numel = cuda.decode_workspace_numel(cache, query.shape[1], len(batch.rows), 4)
     workspace, out = Workspace.allocate(numel, "cuda"), torch.empty_like(query)
     run = {"sm_scale": 0.1, "workspace": workspace, "out": out, "drafts": drafts}
-    launcher.decode_attention(query, cache, batch, **run)
+    cuda.decode_attention(query, cache, batch, **run)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out.zero_()
-        launcher.decode_attention(query, cache, batch, **run)
-    other = testing.random_cache(
+        cuda.decode_attention(query, cache, batch, **run)
+    other = random_cache(
         [9, 1200, 0, 99, 4],
         cache.k_spec,
         num_kv_heads=2,
@@ -297,9 +294,9 @@ def test_a_graph_follows_lengths_masks_and_padding() -> None:
     )
     for name in ("codes", "affine", "ring_k", "ring_v", "sink_k", "sink_v"):
         target, source = getattr(cache, name), getattr(other.cache, name)
-        testing.poison(target)
+        poison(target)
         target[: len(source)].copy_(source)
-    testing.poison(batch.kv_indices)[: len(other.batch.kv_indices)] = other.batch.kv_indices
+    poison(batch.kv_indices)[: len(other.batch.kv_indices)] = other.batch.kv_indices
     batch.kv_indptr.copy_(other.batch.kv_indptr)
     batch.rows.copy_(other.batch.rows)
     for name in ("sink_block", "sink_from", "ring_start"):
@@ -307,7 +304,7 @@ def test_a_graph_follows_lengths_masks_and_padding() -> None:
     mask.copy_(trees(6, 4)[4:])
     query.normal_()
     graph.replay()
-    testing.assert_as_good_as_torch(
+    assert_as_good_as_torch(
         out,
         lambda q: reference.decode_attention(q, cache, batch, sm_scale=0.1, drafts=drafts),
         [query],
@@ -320,8 +317,6 @@ def test_the_dispatcher_takes_the_kernel_for_drafts(caplog: pytest.LogCaptureFix
     got = dispatch.decode_attention(
         query, filling.cache, filling.batch, sm_scale=0.1, drafts=drafts
     )
-    want = launcher.decode_attention(
-        query, filling.cache, filling.batch, sm_scale=0.1, drafts=drafts
-    )
+    want = cuda.decode_attention(query, filling.cache, filling.batch, sm_scale=0.1, drafts=drafts)
     assert torch.equal(got, want)
     assert not [x for x in caplog.records if x.name == dispatch.__name__]

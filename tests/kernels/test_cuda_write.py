@@ -14,21 +14,20 @@ from hypothesis import strategies as st
 from kv_write_jobs import LONG, PLAIN, STORES, assert_same, bfloat16_job, bits
 from torch import Tensor
 
+from oscar_kernels import nvrtc
 from oscar_kernels.cache import BatchView, Transforms
+from oscar_kernels.decode_attention import cuda as decode
 from oscar_kernels.decode_attention import tuning
-from oscar_kernels.decode_attention.cuda import launcher as decode
-from oscar_kernels.kv_write import dispatch
+from oscar_kernels.kv_write import cuda, dispatch
+from oscar_kernels.kv_write import cuda as variants
 from oscar_kernels.kv_write import launcher as triton_launcher
-from oscar_kernels.kv_write.cuda import launcher, parameters
-from oscar_kernels.kv_write.cuda import variant as variants
-from oscar_kernels.kv_write.cuda.prepared import prepared
-from oscar_kernels.nvrtc import compile as nvrtc
+from oscar_kernels.kv_write.prepared import prepared
 from oscar_kernels.spec import QuantSpec
 
 
 @pytest.mark.parametrize("divisor", [2, 3, 5, 6, 7, 8, 12, 48, 96, 1000])
 def test_division_by_multiplication_is_exact(divisor: int) -> None:
-    magic, shift = parameters.divider(divisor)
+    magic, shift = cuda.divider(divisor)
     assert magic < 1 << 32
     top = (1 << 31) - 1
     for n in [*range(5000), *range(top - 2000, top + 1), *range(top // divisor * divisor - 3, top)]:
@@ -36,9 +35,9 @@ def test_division_by_multiplication_is_exact(divisor: int) -> None:
 
 
 def test_blocks_are_shared_by_cost_and_no_tile_is_without_one() -> None:
-    assert parameters.shares((8, 8, 32), (1, 1, 1), (10, 10, 10), 132) == (8, 8, 32)
-    assert parameters.shares((1024, 1024), (1, 1), (13, 11), 132) == (71, 61)
-    assert parameters.shares((1024, 1024, 4), (8, 8, 8), (10, 10, 10), 132) == (64, 64, 4)
+    assert cuda.shares((8, 8, 32), (1, 1, 1), (10, 10, 10), 132) == (8, 8, 32)
+    assert cuda.shares((1024, 1024), (1, 1), (13, 11), 132) == (71, 61)
+    assert cuda.shares((1024, 1024, 4), (8, 8, 8), (10, 10, 10), 132) == (64, 64, 4)
 
 
 @settings(max_examples=200)
@@ -52,7 +51,7 @@ def test_blocks_are_shared_by_cost_and_no_tile_is_without_one() -> None:
 def test_no_block_is_left_that_a_side_could_use(sides: list[tuple[int, int, int]]) -> None:
     matrices, costs = tuple(m for _, m, _ in sides), tuple(cost for _, _, cost in sides)
     tiles = tuple(m * -(-n // m) for n, m, _ in sides)
-    found = parameters.shares(tiles, matrices, costs, 132)
+    found = cuda.shares(tiles, matrices, costs, 132)
     assert all(0 < x <= n and x % m == 0 for x, n, m in zip(found, tiles, matrices, strict=True))
     assert sum(found) <= 132 and all(
         x == n or sum(found) + m > 132 for x, n, m in zip(found, tiles, matrices, strict=True)
@@ -63,10 +62,10 @@ def test_few_rows_have_a_kernel_of_their_own() -> None:
     """The one for few rows where every block of it has a multiprocessor: 128 requests of an 8B
     model, not 256."""
 
-    def launch(tokens: int) -> parameters.Launch:
+    def launch(tokens: int) -> cuda.Launch:
         job = bfloat16_job(*PLAIN, tokens=tokens, heads=8, group=4, mean=False)
         rows = job.key, job.value, job.cache, job.transforms, job.targets, job.windows
-        return parameters.arguments(*rows, "all", job.query, torch.empty_like(job.query), None, 132)
+        return cuda.arguments(*rows, "all", job.query, torch.empty_like(job.query), None, 132)
 
     found = {n: launch(n) for n in (1, 23, 64, 128, 256)}
     assert {n: (x.step, x.blocks) for n, x in found.items()} == {
@@ -93,7 +92,7 @@ def test_source_compiles_without_a_gpu(dim: int, warpgroups: int) -> None:
     )
     flags = [f"-D{name}={value}" for name, value in made.flags.items()]
     code = nvrtc.compile_source(
-        launcher.SOURCE.files(), "write.cu", ["-arch=sm_90a", "--std=c++17", *flags]
+        cuda.SOURCE.files(), "write.cu", ["-arch=sm_90a", "--std=c++17", *flags]
     )
     assert b"oscar_write" in code
     assert max(made.shared_bytes(step=step) for step in (False, True)) <= 227 * 1024
@@ -103,7 +102,7 @@ def test_what_the_kernel_does_not_have_is_told() -> None:
     job = bfloat16_job(QuantSpec(128, 128, 0.96))
 
     def reason(job: Any, **options: Any) -> str:
-        return str(launcher.unsupported(job.key, job.value, job.cache, job.targets, **options))
+        return str(cuda.unsupported(job.key, job.value, job.cache, job.targets, **options))
 
     assert "float16" in reason(replace(job, key=job.key.half()))
     assert "head_dim 96" in reason(bfloat16_job(QuantSpec(96, 96)))
@@ -180,13 +179,11 @@ def test_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec, per_head: bool, tokens: 
     job = bfloat16_job(k_spec, v_spec, tokens=tokens, **options)
     values = tokens * 8 * (k_spec.head_dim + v_spec.head_dim)
     for parts in ("all", "slots", "windows"):
-        assert_same(
-            launcher, job, error=2**-16, allowed=values // 5000 + 5, rows=2**-7, parts=parts
-        )
-    together, _ = job.write(launcher)
+        assert_same(cuda, job, error=2**-16, allowed=values // 5000 + 5, rows=2**-7, parts=parts)
+    together, _ = job.write(cuda)
     for chosen in (slice(0, 1), slice(tokens // 3, tokens // 2 + 1), slice(0, tokens)):
         some = job.only(chosen)
-        alone, slots = some.write(launcher)[0], some.targets.out_loc.long()
+        alone, slots = some.write(cuda)[0], some.targets.out_loc.long()
         assert torch.equal(alone.codes[slots], together.codes[slots])
         assert torch.equal(bits(alone.affine[slots]), bits(together.affine[slots]))
 
@@ -207,14 +204,14 @@ def test_the_kernel_for_few_rows_writes_the_same_bytes(
         "mean": per_head,
     }
     job = bfloat16_job(k_spec, v_spec, tokens=tokens, **options)
-    slots, _ = job.write(launcher, parts="slots", query=None, step=False)
-    whole, _ = job.write(launcher, step=False)
+    slots, _ = job.write(cuda, parts="slots", query=None, step=False)
+    whole, _ = job.write(cuda, step=False)
     assert torch.equal(slots.codes, whole.codes) and torch.equal(
         bits(slots.affine), bits(whole.affine)
     )
     for parts in ("all", "slots", "windows"):
         (few, query), (many, other) = (
-            job.write(launcher, parts=parts, step=step) for step in (True, False)
+            job.write(cuda, parts=parts, step=step) for step in (True, False)
         )
         assert all(
             torch.equal(bits(getattr(few, name)), bits(getattr(many, name))) for name in STORES
@@ -225,7 +222,7 @@ def test_the_kernel_for_few_rows_writes_the_same_bytes(
 @pytest.mark.gpu
 def test_both_kernels_give_nearly_the_same_codes_and_the_same_each_time() -> None:
     job = bfloat16_job(*PLAIN, tokens=8192, heads=8, mean=False)
-    first, again = (job.write(launcher, query=None)[0] for _ in "ab")
+    first, again = (job.write(cuda, query=None)[0] for _ in "ab")
     assert torch.equal(first.codes, again.codes) and torch.equal(
         bits(first.affine), bits(again.affine)
     )
@@ -244,7 +241,7 @@ def test_attention_right_behind_a_write_sees_it(
     With `prefix_stable` only the newest token is written, as in a decode step.
     """
     job = bfloat16_job(*PLAIN, tokens=2000, heads=8, group=4, sink=64, recent=256, mean=False)
-    cache, _ = job.write(launcher)
+    cache, _ = job.write(cuda)
     one = (job.targets.rows == 3).nonzero()[:, 0]  # the request that begins at position 0
     new = one[-1:] if prefix_stable else one
     batch = BatchView(
@@ -257,7 +254,7 @@ def test_attention_right_behind_a_write_sees_it(
         for i in range(10):
             rows = (job.key[one].roll(i, 0)[-len(new) :], job.value[one].roll(i, 0)[-len(new) :])
             torch.cuda.synchronize()
-            x = launcher.write_kv_int2(
+            x = cuda.write_kv_int2(
                 *rows,
                 cache,
                 job.transforms,
@@ -282,7 +279,7 @@ def test_attention_right_behind_a_write_sees_it(
 @pytest.mark.gpu
 def test_a_graph_replays_the_cuda_kernel_with_new_tokens() -> None:
     job = bfloat16_job(QuantSpec(128, 128, 0.96), tokens=64, heads=8, sink=64, recent=256)
-    want, want_query = job.write(launcher)
+    want, want_query = job.write(cuda)
     held = replace(job, key=torch.zeros_like(job.key), value=torch.zeros_like(job.value))
     cache, out = (
         replace(job.cache, **{name: getattr(job.cache, name).clone() for name in STORES}),
@@ -291,9 +288,9 @@ def test_a_graph_replays_the_cuda_kernel_with_new_tokens() -> None:
     options = {"windows": job.windows, "query": job.query, "query_out": out.zero_()}
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        launcher.write_kv_int2(held.key, held.value, cache, job.transforms, job.targets, **options)
+        cuda.write_kv_int2(held.key, held.value, cache, job.transforms, job.targets, **options)
     held.key.copy_(job.key), held.value.copy_(job.value)
     graph.replay()
     for name in STORES:
         assert torch.equal(bits(getattr(cache, name)), bits(getattr(want, name)))
-    assert torch.equal(out, job.write(launcher)[1])
+    assert torch.equal(out, job.write(cuda)[1])

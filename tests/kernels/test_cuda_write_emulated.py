@@ -14,14 +14,13 @@ from emulation import Emulator
 from kv_write_jobs import LONG, PLAIN, STORES, assert_same, bfloat16_job, bits
 from torch import Tensor
 
+from oscar_kernels import reference
 from oscar_kernels.cache import Transforms
-from oscar_kernels.kv_write import reference
-from oscar_kernels.kv_write.arguments import clip_rank
-from oscar_kernels.kv_write.cuda import launcher, parameters
-from oscar_kernels.kv_write.cuda import variant as variants
-from oscar_kernels.layout import code_bytes
+from oscar_kernels.kv_write import cuda
+from oscar_kernels.kv_write import cuda as variants
+from oscar_kernels.kv_write.launcher import clip_rank
 from oscar_kernels.quantizer import clip_rows, unpack
-from oscar_kernels.spec import WIDTHS, QuantSpec
+from oscar_kernels.spec import WIDTHS, QuantSpec, code_bytes
 
 EXACT = {"error": 2**-16, "allowed": 3, "rows": 2**-7}
 """Of bfloat16 rows: ties within the error of a matrix in two bfloat16 halves, and few of them."""
@@ -33,7 +32,7 @@ def build(
 ) -> Callable[[variants.WriteVariant], ctypes.CDLL]:
     """Compiles the kernel for the emulator, once per variant."""
     folder = tmp_path_factory.mktemp("emulator")
-    emulator = Emulator(launcher.SOURCE, "emulator", parameters.Params, folder)
+    emulator = Emulator(cuda.SOURCE, "emulator", cuda.Params, folder)
 
     def library(variant: variants.WriteVariant) -> ctypes.CDLL:
         found = emulator.library(variant.flags)
@@ -81,7 +80,7 @@ class Emulated:
         options = {"query": query, "query_out": query_out, "rows_out": rows_out}
         assert variants.misfit(key, value, cache, targets, **options) is None
         variant = variants.variant(cache, targets, self.warpgroups)
-        launch = parameters.arguments(
+        launch = cuda.arguments(
             key,
             value,
             cache,

@@ -11,11 +11,12 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from random_caches import assert_as_good_as_torch, poison, poisoned_allocations, random_cache
 
-from oscar_kernels import testing
+from oscar_kernels import reference
 from oscar_kernels.cache import BatchView, Drafts
-from oscar_kernels.decode_attention import launcher, reference
-from oscar_kernels.decode_attention.workspace import Workspace
+from oscar_kernels.decode_attention import launcher
+from oscar_kernels.decode_attention.launcher import Workspace
 from oscar_kernels.spec import QuantSpec
 
 pytest.importorskip("triton")
@@ -39,7 +40,7 @@ def check(
 ) -> None:
     """Decode of a random batch, with poisoned scratch, is as good as the reference in the same
     dtype."""
-    filling = testing.random_cache(lengths, k_spec, v_spec, dtype=DTYPE, device=DEVICE, **cache)  # type: ignore[arg-type]
+    filling = random_cache(lengths, k_spec, v_spec, dtype=DTYPE, device=DEVICE, **cache)  # type: ignore[arg-type]
     heads, head_dim = filling.cache.num_kv_heads, v_spec.head_dim
     query = torch.randn(len(lengths), heads * group, k_spec.head_dim, device=DEVICE, dtype=dtype)
     partner = torch.randn(
@@ -50,13 +51,13 @@ def check(
         own = torch.randn(heads * group, device=DEVICE)
         each = torch.randn(len(lengths), heads * group, device=DEVICE)
         options["sink_logits"] = each if shared_partner else own.expand(len(lengths), -1)
-    with testing.poisoned_allocations():
+    with poisoned_allocations():
         got = launcher.decode_attention(query, filling.cache, filling.batch, **options)
 
     def op(query: torch.Tensor) -> torch.Tensor:
         return reference.decode_attention(query, filling.cache, filling.batch, **options)
 
-    testing.assert_as_good_as_torch(got, op, [query], atol=4e-6)
+    assert_as_good_as_torch(got, op, [query], atol=4e-6)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def check_drafts(
     lengths: list[int], *, group: int, count: int = DRAFTS, tree: bool = True, **cache: int
 ) -> None:
     k_spec, v_spec = QuantSpec(32, 32, 0.96), QuantSpec(16, 16)
-    filling = testing.random_cache(
+    filling = random_cache(
         lengths, k_spec, v_spec, drafts=count, dtype=DTYPE, device=DEVICE, **cache
     )
     heads, tokens = filling.cache.num_kv_heads * group, len(lengths) * count
@@ -128,13 +129,13 @@ def check_drafts(
         "sink_logits": torch.randn(tokens, heads, device=DEVICE),
         "drafts": Drafts(count, random_trees(len(lengths), count) if tree else None),
     }
-    with testing.poisoned_allocations():
+    with poisoned_allocations():
         got = launcher.decode_attention(query, filling.cache, filling.batch, **options)
 
     def op(query: torch.Tensor) -> torch.Tensor:
         return reference.decode_attention(query, filling.cache, filling.batch, **options)
 
-    testing.assert_as_good_as_torch(got, op, [query], atol=4e-6)
+    assert_as_good_as_torch(got, op, [query], atol=4e-6)
     empty = [i for i, length in enumerate(lengths) if not length]
     assert not got.unflatten(0, (-1, count))[empty].any()
 
@@ -162,7 +163,7 @@ def test_fewest_and_most_drafts(count: int, tree: bool) -> None:
 
 
 def test_drafts_that_do_not_fit_are_refused() -> None:
-    filling = testing.random_cache(
+    filling = random_cache(
         [20], QuantSpec(32, 32), drafts=3, sink=4, recent=8, dtype=DTYPE, device=DEVICE
     )
 
@@ -232,7 +233,7 @@ def test_random_shapes(data: st.DataObject) -> None:
 def test_small_and_large_values_keep_their_precision(scale: float) -> None:
     """The probabilities meet the codes in float16: neither tiny nor huge V scales may cost bits."""
     spec = QuantSpec(64, 64)
-    filling = testing.random_cache([300], spec, sink=0, recent=0, dtype=DTYPE, device=DEVICE)
+    filling = random_cache([300], spec, sink=0, recent=0, dtype=DTYPE, device=DEVICE)
     filling.cache.affine[..., 2:] *= scale
     query = torch.randn(1, 8, 64, device=DEVICE, dtype=DTYPE)
     got = launcher.decode_attention(query, filling.cache, filling.batch, sm_scale=0.5)
@@ -240,12 +241,12 @@ def test_small_and_large_values_keep_their_precision(scale: float) -> None:
     def op(query: torch.Tensor) -> torch.Tensor:
         return reference.decode_attention(query, filling.cache, filling.batch, sm_scale=0.5)
 
-    testing.assert_as_good_as_torch(got / scale, lambda q: op(q) / scale, [query], atol=4e-6)
+    assert_as_good_as_torch(got / scale, lambda q: op(q) / scale, [query], atol=4e-6)
 
 
 def test_padding_of_a_cuda_graph_changes_nothing() -> None:
     spec = QuantSpec(32, 32)
-    filling = testing.random_cache([50, 3], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
+    filling = random_cache([50, 3], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
     cache, batch = filling.cache, filling.batch
     query = torch.randn(5, 4, 32, device=DEVICE, dtype=DTYPE)
     ends = batch.kv_indptr[-1] + torch.arange(1, 4, device=DEVICE, dtype=batch.kv_indptr.dtype)
@@ -267,15 +268,15 @@ def test_padding_of_a_cuda_graph_changes_nothing() -> None:
 
 def test_a_poisoned_workspace_serves_every_batch_it_was_made_for() -> None:
     spec = QuantSpec(16, 16)
-    filling = testing.random_cache([40, 1, 0], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
+    filling = random_cache([40, 1, 0], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
     workspace = Workspace(
         torch.empty(launcher.decode_workspace_numel(filling.cache, 4, 3), device=DEVICE)
     )
     for batch in (1, 2, 3):
-        testing.poison(workspace.scratch)
+        poison(workspace.scratch)
         rows = dataclasses.replace(filling.batch, rows=filling.batch.rows[:batch])
         query = torch.randn(batch, 4, 16, device=DEVICE, dtype=DTYPE)
-        out = testing.poison(torch.empty(batch, 4, 16, device=DEVICE, dtype=DTYPE))
+        out = poison(torch.empty(batch, 4, 16, device=DEVICE, dtype=DTYPE))
         got = launcher.decode_attention(
             query, filling.cache, rows, sm_scale=0.2, workspace=workspace, out=out
         )
@@ -294,7 +295,7 @@ def test_a_poisoned_workspace_serves_every_batch_it_was_made_for() -> None:
 
 def test_query_and_out_may_be_slices() -> None:
     spec = QuantSpec(16, 16)
-    filling = testing.random_cache([30, 9], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
+    filling = random_cache([30, 9], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
     wide, target = (torch.randn(2, 8, 16, device=DEVICE, dtype=DTYPE) for _ in range(2))
     kept = target.clone()
     got = launcher.decode_attention(
@@ -313,7 +314,7 @@ def test_query_and_out_may_be_slices() -> None:
      (2, QuantSpec(12, 12), "head_dim 12"), (2, QuantSpec(1024, 1024), "head_dim 1024")],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused(heads: int, spec: QuantSpec, words: str) -> None:
-    filling = testing.random_cache([3], spec, sink=2, recent=2, dtype=DTYPE, device=DEVICE)
+    filling = random_cache([3], spec, sink=2, recent=2, dtype=DTYPE, device=DEVICE)
     query = torch.randn(1, heads, spec.head_dim, device=DEVICE, dtype=DTYPE)
     with pytest.raises(ValueError, match=words):
         launcher.decode_attention(query, filling.cache, filling.batch, sm_scale=1.0)
@@ -333,7 +334,7 @@ def test_a_million_tokens() -> None:
 @pytest.mark.gpu
 def test_offsets_beyond_32_bits() -> None:
     spec = QuantSpec(128, 128)
-    small = testing.random_cache([1000], spec, num_kv_heads=8, dtype=DTYPE, device=DEVICE)
+    small = random_cache([1000], spec, num_kv_heads=8, dtype=DTYPE, device=DEVICE)
     slots = 10_000_000  # 2.56 billion 16-bit lanes
     codes = torch.zeros(slots, *small.cache.codes.shape[1:], dtype=torch.uint8, device=DEVICE)
     affine = torch.zeros(slots, *small.cache.affine.shape[1:], dtype=torch.float16, device=DEVICE)
@@ -349,7 +350,7 @@ def test_offsets_beyond_32_bits() -> None:
 @pytest.mark.gpu
 def test_a_cuda_graph_follows_new_lengths() -> None:
     spec = QuantSpec(128, 128, 0.96)
-    filling = testing.random_cache(
+    filling = random_cache(
         [5000, 700], spec, num_kv_heads=8, sink_from=0, dtype=DTYPE, device=DEVICE
     )
     cache, batch = filling.cache, filling.batch
@@ -367,8 +368,8 @@ def test_a_cuda_graph_follows_new_lengths() -> None:
     batch.windows.ring_start.fill_(10_000)
     for lengths in ([5000, 700], [64, 1], [4000, 1700]):
         batch.kv_indptr.copy_(torch.tensor([0, *lengths]).cumsum(0))
-        testing.poison(workspace.scratch)
-        testing.poison(out)
+        poison(workspace.scratch)
+        poison(out)
         graph.replay()
         want = reference.decode_attention(query.double(), cache, batch, sm_scale=0.1)
         assert (out - want).abs().max() < 0.02

@@ -6,11 +6,11 @@ import logging
 
 import pytest
 import torch
+from random_caches import assert_as_good_as_torch, random_cache
 
-from oscar_kernels import testing
-from oscar_kernels.decode_attention import dispatch, reference
-from oscar_kernels.decode_attention.cuda import launcher
-from oscar_kernels.decode_attention.workspace import Workspace
+from oscar_kernels import reference
+from oscar_kernels.decode_attention import cuda, dispatch
+from oscar_kernels.decode_attention.launcher import Workspace
 from oscar_kernels.spec import QuantSpec
 
 
@@ -27,7 +27,7 @@ def test_the_reason_is_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    filling = testing.random_cache([5], QuantSpec(128, 128), sink=4, recent=4, dtype=torch.bfloat16)
+    filling = random_cache([5], QuantSpec(128, 128), sink=4, recent=4, dtype=torch.bfloat16)
     query = torch.zeros(1, 4, 128, dtype=torch.bfloat16)
     for _ in range(2):
         with pytest.raises(ValueError, match=r"cpu|triton"):
@@ -40,7 +40,7 @@ def test_rows_of_512_take_the_only_path_without_a_word(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    filling = testing.random_cache([5], QuantSpec(512, 128), sink=4, recent=4, dtype=torch.bfloat16)
+    filling = random_cache([5], QuantSpec(512, 128), sink=4, recent=4, dtype=torch.bfloat16)
     query = torch.zeros(1, 4, 512, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match=r"cpu|triton"):
         dispatch.decode_attention(query, filling.cache, filling.batch, sm_scale=1.0)
@@ -54,7 +54,7 @@ def test_both_paths_are_right_in_one_workspace(
     head_dim: int, learned_sinks: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    filling = testing.random_cache(
+    filling = random_cache(
         [1000, 3, 400], QuantSpec(head_dim, head_dim), dtype=torch.bfloat16, device="cuda"
     )
     query = torch.randn(3, 8, head_dim, device="cuda").bfloat16()
@@ -64,7 +64,7 @@ def test_both_paths_are_right_in_one_workspace(
     out = dispatch.decode_attention(
         query, filling.cache, filling.batch, workspace=workspace, **options
     )
-    testing.assert_as_good_as_torch(
+    assert_as_good_as_torch(
         out,
         lambda q: reference.decode_attention(q, filling.cache, filling.batch, **options),
         [query],
@@ -87,7 +87,7 @@ def test_both_paths_are_right_in_one_workspace(
 )
 def test_blocks_of_stage_2(rows: int, heads: int, value_dim: int, merged: int) -> None:
     """What was fastest on 132 multiprocessors, and a block for every row and slice."""
-    found, blocks = launcher.merge_grid(rows, heads, value_dim, 132)
+    found, blocks = cuda.merge_grid(rows, heads, value_dim, 132)
     assert found == merged
     assert blocks == -(-rows // merged) * (4 if value_dim == 256 else 1)
 
@@ -95,6 +95,6 @@ def test_blocks_of_stage_2(rows: int, heads: int, value_dim: int, merged: int) -
 @pytest.mark.parametrize("places", [1, 20, 132])
 @pytest.mark.parametrize("rows", [1, 7, 16, 33, 100, 4096])
 def test_stage_2_has_a_block_for_every_row(rows: int, places: int) -> None:
-    found, blocks = launcher.merge_grid(rows, 2, 128, places)
+    found, blocks = cuda.merge_grid(rows, 2, 128, places)
     assert found * (blocks - 1) < rows <= found * blocks
     assert found > 1 or rows * 2 <= places

@@ -10,9 +10,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from oscar_kernels import testing
-from oscar_kernels.draft_commit import launcher, reference
-from oscar_kernels.draft_commit.nodes import accepted_nodes
+from random_caches import Filling, random_cache
+
+from oscar_kernels import reference
+from oscar_kernels import slots as launcher
 from oscar_kernels.spec import QuantSpec
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -23,14 +24,14 @@ LENGTHS = [35, 9, 6, 20]
 ACCEPTED = [[0, 2, 3, -1, -1], [0, 1, 2, 3, 4], [0, 1, 4, -1, -1], [-1] * COUNT]
 
 
-def random_filling(seed: int) -> testing.Filling:
-    return testing.random_cache(
+def random_filling(seed: int) -> Filling:
+    return random_cache(
         LENGTHS, QuantSpec(32, 16), QuantSpec(24, 12, bits=4), drafts=COUNT, sink=4, recent=8,
         seed=seed, device=DEVICE, sink_from=0, ring_start=0,
     )  # fmt: skip
 
 
-def committed(module: object, fillings: list[testing.Filling]) -> list[testing.Filling]:
+def committed(module: object, fillings: list[Filling]) -> list[Filling]:
     done = copy.deepcopy(fillings)
     batch = done[0].batch
     module.DraftCommit([one.cache for one in done])(  # type: ignore[attr-defined]
@@ -44,7 +45,7 @@ def committed(module: object, fillings: list[testing.Filling]) -> list[testing.F
     return done
 
 
-def slots(filling: testing.Filling) -> torch.Tensor:
+def slots(filling: Filling) -> torch.Tensor:
     """Of the drafts, `[B, n]`."""
     ends = filling.batch.kv_indptr[1:].tolist()
     return torch.stack([filling.batch.kv_indices[end - COUNT : end] for end in ends]).long()
@@ -93,5 +94,5 @@ def test_accepted_nodes_are_found_by_their_slots() -> None:
     out_loc = torch.tensor([7, 3, 9, 4, 8, 5], device=DEVICE)  # two requests with three drafts
     pairs = [(7, 7), (3, 9), (4, 4), (8, 5), (0, 0), (0, 9), (9, 4), (6, 3), (5, 99)]
     target, source = torch.tensor(pairs, device=DEVICE).T
-    accepted = accepted_nodes(out_loc, 3, target, source)
+    accepted = launcher.accepted_nodes(out_loc, 3, target, source)
     assert accepted.tolist() == [0, 2, -1, 0, 2, -1]

@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from random_caches import assert_as_good_as_torch, poison, poisoned_allocations, random_cache
 
-from oscar_kernels import testing
-from oscar_kernels.decode_attention import launcher, reference, tuning
-from oscar_kernels.decode_attention.workspace import Workspace
+from oscar_kernels import reference
+from oscar_kernels.decode_attention import launcher, tuning
+from oscar_kernels.decode_attention.launcher import Workspace
 from oscar_kernels.spec import QuantSpec
 
 pytest.importorskip("triton")
@@ -32,7 +33,7 @@ def check(
 ) -> None:
     """Outputs and lse of a random batch, with poisoned scratch; tokens after the last cut are left
     alone."""
-    filling = testing.random_cache(prefixes, k_spec, v_spec, dtype=DTYPE, device=DEVICE, **cache)  # type: ignore[arg-type]
+    filling = random_cache(prefixes, k_spec, v_spec, dtype=DTYPE, device=DEVICE, **cache)  # type: ignore[arg-type]
     heads, tokens = filling.cache.num_kv_heads, sum(new) + padding
     query, key, value = (
         torch.randn(tokens, h, spec.head_dim, device=DEVICE, dtype=DTYPE)
@@ -41,7 +42,7 @@ def check(
     qo_indptr = torch.tensor([0, *new], device=DEVICE).cumsum(0).int()
     out = torch.full((tokens, heads * group, v_spec.head_dim), 7.0, device=DEVICE, dtype=DTYPE)
     options = {"qo_indptr": qo_indptr, "sm_scale": k_spec.head_dim**-0.5, "logit_cap": cap}
-    with testing.poisoned_allocations():
+    with poisoned_allocations():
         got, lse = launcher.extend_attention(
             query, key, value, filling.cache, filling.batch, out=out, **options
         )
@@ -53,8 +54,8 @@ def check(
             q, k, v, filling.cache, filling.batch, **options
         )[index][used]
 
-    testing.assert_as_good_as_torch(got[used], op(0), [query, key, value], atol=4e-6)
-    testing.assert_as_good_as_torch(lse[used], op(1), [query, key, value], atol=4e-6)
+    assert_as_good_as_torch(got[used], op(0), [query, key, value], atol=4e-6)
+    assert_as_good_as_torch(lse[used], op(1), [query, key, value], atol=4e-6)
 
 
 @pytest.mark.parametrize(
@@ -129,13 +130,13 @@ def test_any_number_of_query_rows_in_a_program(
 
 def test_a_workspace_of_the_announced_size_is_enough() -> None:
     spec = QuantSpec(16, 16)
-    filling = testing.random_cache([20, 9, 5], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
+    filling = random_cache([20, 9, 5], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
     workspace = Workspace(
         torch.empty(launcher.extend_workspace_numel(filling.cache, 4, 9), device=DEVICE)
     )
     query, key, value = (torch.randn(9, h, 16, device=DEVICE, dtype=DTYPE) for h in (4, 2, 2))
     for qo_indptr in ([0, 9], [0, 3, 9], [0, 1, 2, 9]):
-        testing.poison(workspace.scratch)
+        poison(workspace.scratch)
         bounds = torch.tensor(qo_indptr, device=DEVICE)
         got, _ = launcher.extend_attention(
             query,

@@ -11,18 +11,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_caches import Filling, random_cache
 from torch import Tensor
 
-from oscar_kernels import quantizer, testing
-from oscar_kernels.kv_read import launcher, reference
+from oscar_kernels import kv_read, quantizer, reference
 from oscar_kernels.spec import QuantSpec
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def read(
-    module: Any, filling: testing.Filling, capacity: int, **options: Any
-) -> tuple[Tensor, Tensor]:
+def read(module: Any, filling: Filling, capacity: int, **options: Any) -> tuple[Tensor, Tensor]:
     cache = filling.cache
     out_k, out_v = (
         torch.full(
@@ -37,9 +35,9 @@ def read(
     return out_k, out_v
 
 
-def assert_same(filling: testing.Filling, capacity: int, **options: Any) -> tuple[Tensor, Tensor]:
+def assert_same(filling: Filling, capacity: int, **options: Any) -> tuple[Tensor, Tensor]:
     got, want = (
-        read(launcher, filling, capacity, **options),
+        read(kv_read, filling, capacity, **options),
         read(reference, filling, capacity, **options),
     )
     for a, b in zip(got, want, strict=True):
@@ -60,7 +58,7 @@ def assert_same(filling: testing.Filling, capacity: int, **options: Any) -> tupl
     (QuantSpec(96, 48, bits=4), QuantSpec(96, 24, bits=4)),
 ], ids=str)  # fmt: skip
 def test_every_tier_is_read(k_spec: QuantSpec, v_spec: QuantSpec | None) -> None:
-    filling = testing.random_cache(
+    filling = random_cache(
         [1, 30, 0, 7, 12], k_spec, v_spec, num_kv_heads=3, sink=4, recent=6, device=DEVICE
     )
     got, _ = assert_same(filling, 57)
@@ -72,7 +70,7 @@ def test_every_tier_is_read(k_spec: QuantSpec, v_spec: QuantSpec | None) -> None
     [(0, 0, 0), (0, 5, 5), (5, 0, 0), (40, 40, 40), (3, 5, 8), (0, 0, 3)],
 )
 def test_any_windows(sink: int, recent: int, ring_rows: int) -> None:
-    filling = testing.random_cache(
+    filling = random_cache(
         [33, 2], QuantSpec(16, 16), sink=sink, recent=recent, ring_rows=ring_rows, device=DEVICE
     )
     assert_same(filling, 35)
@@ -80,10 +78,8 @@ def test_any_windows(sink: int, recent: int, ring_rows: int) -> None:
 
 def test_a_request_in_int2_alone_gives_what_the_quantizer_gives() -> None:
     spec = QuantSpec(32, 16, 0.9)
-    filling = testing.random_cache(
-        [9], spec, sink=2, recent=3, sink_from=2, ring_start=9, device=DEVICE
-    )
-    keys, values = read(launcher, filling, 9)
+    filling = random_cache([9], spec, sink=2, recent=3, sink_from=2, ring_start=9, device=DEVICE)
+    keys, values = read(kv_read, filling, 9)
     assert torch.equal(keys, quantizer.fake_quantize(filling.keys, spec))
     assert torch.equal(values, quantizer.fake_quantize(filling.values, spec))
 
@@ -102,8 +98,8 @@ def pieces(lengths: Sequence[int], size: int, device: str) -> list[tuple[Tensor,
 
 def test_pieces_give_the_whole() -> None:
     lengths = [20, 0, 3, 11]
-    filling = testing.random_cache(lengths, QuantSpec(16, 8), sink=3, recent=4, device=DEVICE)
-    whole, _ = read(launcher, filling, sum(lengths))
+    filling = random_cache(lengths, QuantSpec(16, 8), sink=3, recent=4, device=DEVICE)
+    whole, _ = read(kv_read, filling, sum(lengths))
     for first, out_indptr in pieces(lengths, 8, DEVICE):
         keys, _ = assert_same(filling, 4 * 8, first=first, out_indptr=out_indptr)
         for b, start in enumerate(itertools.accumulate([0, *lengths[:-1]])):
@@ -116,9 +112,7 @@ def test_pieces_give_the_whole() -> None:
 
 
 def test_outputs_may_be_smaller_than_the_batch() -> None:
-    assert_same(
-        testing.random_cache([9, 9], QuantSpec(16, 16), sink=2, recent=3, device=DEVICE), 13
-    )
+    assert_same(random_cache([9, 9], QuantSpec(16, 16), sink=2, recent=3, device=DEVICE), 13)
 
 
 @given(
@@ -135,17 +129,17 @@ def test_random_batches(
     lengths: list[int], head_dim: int, groups: int, heads: int, sink: int, recent: int, seed: int
 ) -> None:
     spec = QuantSpec(head_dim, head_dim // groups, 0.9)
-    filling = testing.random_cache(
+    filling = random_cache(
         lengths, spec, num_kv_heads=heads, sink=sink, recent=recent, seed=seed, device=DEVICE
     )
     assert_same(filling, sum(lengths) + 3)
 
 
 def test_an_output_that_does_not_fit_is_refused() -> None:
-    filling = testing.random_cache([4], QuantSpec(16, 16), device=DEVICE)
+    filling = random_cache([4], QuantSpec(16, 16), device=DEVICE)
     out = torch.zeros(4, 2, 32, device=DEVICE)
     with pytest.raises(ValueError, match="out_k"):
-        launcher.materialize_prefix(filling.cache, filling.batch, out_k=out, out_v=out)
+        kv_read.materialize_prefix(filling.cache, filling.batch, out_k=out, out_v=out)
 
 
 @pytest.mark.gpu
@@ -153,7 +147,7 @@ def test_an_output_that_does_not_fit_is_refused() -> None:
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
 def test_bfloat16_on_a_gpu(head_dim: int, scale_dtype: str) -> None:
     spec = QuantSpec(head_dim, head_dim // 2, 0.92, scale_dtype)
-    filling = testing.random_cache(
+    filling = random_cache(
         [700, 0, 1, 300, 65], spec, num_kv_heads=8, dtype=torch.bfloat16, device="cuda"
     )
     assert_same(filling, 1100)

@@ -15,8 +15,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from kv_write_jobs import STORES, assert_same, bits, integers, make_job
 
+from oscar_kernels import reference
 from oscar_kernels.cache import TokenTargets
-from oscar_kernels.kv_write import dispatch, launcher, reference
+from oscar_kernels.kv_write import dispatch, launcher
 from oscar_kernels.spec import QuantSpec
 
 SHAPES = [
@@ -175,7 +176,7 @@ def run_network(wires: Sequence[int], values: Sequence[int]) -> list[int]:
 
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_sorting_networks_sort_every_sequence_of_zeros_and_ones(size: int) -> None:
-    from oscar_kernels.kv_write.order_kernel import sorting
+    from oscar_kernels.kv_write.slot_kernel import sorting
 
     for values in itertools.product((0, 1), repeat=size):
         assert run_network(sorting(size), values) == sorted(values, reverse=True)
@@ -183,7 +184,7 @@ def test_sorting_networks_sort_every_sequence_of_zeros_and_ones(size: int) -> No
 
 @pytest.mark.parametrize("size", [4, 6, 8, 12, 16])
 def test_merging_networks_sort_what_falls_and_then_rises(size: int) -> None:
-    from oscar_kernels.kv_write.order_kernel import merging
+    from oscar_kernels.kv_write.slot_kernel import merging
 
     wires = merging(size)
     for fall in range(size + 1):

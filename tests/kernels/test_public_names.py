@@ -36,11 +36,11 @@ def test_the_folder_of_decode_attention_is_the_op_and_still_a_package() -> None:
 
 
 def test_an_op_has_the_signature_of_its_definition() -> None:
+    from oscar_kernels import reference as decode_reference
+    from oscar_kernels import reference as write_reference
     from oscar_kernels.decode_attention import dispatch as decode
     from oscar_kernels.decode_attention import launcher as triton_decode
-    from oscar_kernels.decode_attention import reference as decode_reference
     from oscar_kernels.kv_write import dispatch as write
-    from oscar_kernels.kv_write import reference as write_reference
 
     for op, definition in (
         (write.write_kv_int2, write_reference.write_kv_int2),

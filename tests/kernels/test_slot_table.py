@@ -8,8 +8,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from oscar_kernels.slot_table import launcher, reference
-from oscar_kernels.slot_table.launcher import BLOCK
+from oscar_kernels import reference, slots
+from oscar_kernels.slots import BLOCK
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -23,7 +23,7 @@ def test_rows_are_packed_in_order(lengths: list[int], dtype: torch.dtype) -> Non
     expected = torch.cat(
         [table[row, :n].int() for row, n in zip(rows.tolist(), lengths, strict=True)]
     )
-    for module in (launcher, reference):
+    for module in (slots, reference):
         out = torch.full((sum(lengths) + 4,), -1, dtype=torch.int32, device=DEVICE)
         module.pack_slots(table.to(DEVICE), rows.to(DEVICE), kv_indptr.to(DEVICE), out)
         assert out.tolist() == [*expected.tolist(), -1, -1, -1, -1], module.__name__
@@ -31,6 +31,6 @@ def test_rows_are_packed_in_order(lengths: list[int], dtype: torch.dtype) -> Non
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     tensors = [torch.zeros(n, dtype=torch.int32, device=DEVICE) for n in (4, 2, 2, 4)]
-    for module in (launcher, reference):
+    for module in (slots, reference):
         with pytest.raises(ValueError, match="kv_indptr"):
             module.pack_slots(*tensors)

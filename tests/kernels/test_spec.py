@@ -8,34 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscar_kernels.layout import bits_per_element, code_bytes, row_bytes, scale_bytes
-from oscar_kernels.spec import QuantSpec, check_group_size, group_channels
+from oscar_kernels.spec import QuantSpec, check_group_size, code_bytes, group_channels, row_bytes
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "ratio", "index"),
-    [
-        (128, 0.96, 122),
-        (128, 0.92, 117),
-        (256, 0.96, 245),
-        (256, 0.92, 235),
-        (64, 0.96, 61),
-        (64, 0.92, 58),
-        (128, 1.0, 127),
-        (128, 0.001, 0),
-        (128, 0.0, None),
-    ],
-)
+@pytest.mark.parametrize(("head_dim", "ratio", "index"), [
+    (128, 0.96, 122), (128, 0.92, 117), (256, 0.96, 245), (256, 0.92, 235), (64, 0.96, 61),
+    (64, 0.92, 58), (128, 1.0, 127), (128, 0.001, 0), (128, 0.0, None),
+])  # fmt: skip
 def test_clip_index(head_dim: int, ratio: float, index: int | None) -> None:
     assert QuantSpec(head_dim, head_dim, ratio).clip_index == index
-
-
-@given(st.sampled_from([16, 64, 128, 256]), st.data())
-def test_a_ratio_in_the_middle_of_an_index_names_that_index(
-    head_dim: int, data: st.DataObject
-) -> None:
-    index = data.draw(st.integers(0, head_dim - 1))
-    assert QuantSpec(head_dim, head_dim, (index + 0.5) / head_dim).clip_index == index
 
 
 @given(st.floats(0, 1, exclude_min=True))
@@ -43,49 +24,26 @@ def test_the_index_is_the_exact_floor_of_the_product(ratio: float) -> None:
     assert QuantSpec(128, 128, ratio).clip_index == min(int(Fraction(ratio) * 128), 127)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (0, 1),
-        (6, 6),
-        (-4, 4),
-        (64, 0),
-        (64, 48),
-        (64, 8),
-        (64, -64),
-        (64, 64, -0.1),
-        (64, 64, 1.1),
-        (64, 64, float("nan")),
-        (64, 64, 0.0, "float16", 3),
-        (64, 64, 0.0, "float16", 8),
-    ],
-)
+@pytest.mark.parametrize("arguments", [
+    (0, 1), (6, 6), (-4, 4), (64, 0), (64, 48), (64, 8), (64, -64), (64, 64, -0.1), (64, 64, 1.1),
+    (64, 64, float("nan")), (64, 64, 0.0, "float16", 3), (64, 64, 0.0, "float16", 8),
+    (64, 64, 0.5, "float8"),
+], ids=str)  # fmt: skip
 def test_rows_that_no_kernel_could_store_are_refused(arguments: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=r"head_dim|group|clip_ratio|bits"):
+    with pytest.raises(ValueError, match=r"head_dim|group|clip_ratio|bits|float8"):
         QuantSpec(*arguments)
 
 
-def test_other_scale_types_are_refused() -> None:
-    with pytest.raises(ValueError, match="float8"):
-        QuantSpec(64, 64, 0.5, "float8")
-
-
-@pytest.mark.parametrize(
-    ("spec", "codes", "scales", "bits"),
-    [
-        (QuantSpec(128, 128), 32, 4, 2.25),
-        (QuantSpec(128, 128, 0.9, "bfloat16"), 32, 4, 2.25),
-        (QuantSpec(128, 128, 0.0, "float32"), 32, 8, 2.5),
-        (QuantSpec(128, 32), 32, 16, 3.0),
-        (QuantSpec(64, 64), 16, 4, 2.5),
-        (QuantSpec(256, 128), 64, 8, 2.25),
-        (QuantSpec(128, 128, bits=4), 64, 4, 4.25),
-        (QuantSpec(192, 96, bits=4), 96, 8, 4 + 1 / 3),
-    ],
-)
-def test_bytes_of_a_row(spec: QuantSpec, codes: int, scales: int, bits: float) -> None:
-    assert (code_bytes(spec), scale_bytes(spec), row_bytes(spec)) == (codes, scales, codes + scales)
-    assert bits_per_element(spec) == bits
+@pytest.mark.parametrize(("spec", "codes", "scales"), [
+    (QuantSpec(128, 128), 32, 4),
+    (QuantSpec(128, 128, 0.9, "bfloat16"), 32, 4),
+    (QuantSpec(128, 128, 0.0, "float32"), 32, 8),
+    (QuantSpec(128, 32), 32, 16),
+    (QuantSpec(256, 128), 64, 8),
+    (QuantSpec(192, 96, bits=4), 96, 8),
+], ids=str)  # fmt: skip
+def test_bytes_of_a_row(spec: QuantSpec, codes: int, scales: int) -> None:
+    assert (code_bytes(spec), row_bytes(spec)) == (codes, codes + scales)
 
 
 @pytest.mark.parametrize(

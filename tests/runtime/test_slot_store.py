@@ -12,9 +12,8 @@ from torch import Tensor
 
 from oscar_kernels import quantizer
 from oscar_kernels.cache import TokenTargets, Transforms
-from oscar_kernels.kv_read.reference import stored_rows
-from oscar_kernels.layout import code_bytes
-from oscar_kernels.spec import QuantSpec
+from oscar_kernels.reference import stored_rows
+from oscar_kernels.spec import QuantSpec, code_bytes
 from oscar_zoo.runtime.dispatch import REFERENCES, Ops
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
 from oscar_zoo.runtime.window_store import WindowShape, WindowStore

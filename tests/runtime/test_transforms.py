@@ -11,8 +11,7 @@ import torch
 from cache_oracle import general_set
 from tiny_artifacts import rotation
 
-from oscar_kernels.decode_attention.reference import apply_o_partner
-from oscar_kernels.kv_write.reference import transform_rows
+from oscar_kernels.reference import apply_o_partner, transform_rows
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
 from oscar_zoo.errors import GeometryMismatch, VerificationFailed
 from oscar_zoo.runtime.transforms import TransformTable, transform_bytes

@@ -10,8 +10,7 @@ from int2_test_plugin.reads import WindowCoverage, coverage, covers
 from torch import Tensor
 
 from oscar_kernels.cache import BatchView, LayerCache, TokenTargets, Transforms
-from oscar_kernels.kv_read.reference import cached_rows
-from oscar_kernels.kv_write.reference import write_kv_int2
+from oscar_kernels.reference import cached_rows, write_kv_int2
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.sink_blocks import PromptKey
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore

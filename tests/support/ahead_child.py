@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from oscar_kernels import ahead, chips
-from oscar_kernels.slot_table.launcher import pack_slots
+from oscar_kernels.slots import pack_slots
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from oscar_kernels.decode_attention.reference import attend
+from oscar_kernels.reference import attend
 from oscar_zoo.runtime.batch import Batch
 from oscar_zoo.runtime.softmax import Softmax
 

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from oscar_kernels.decode_attention.kernel import _attention_stage1_kernel
-from oscar_kernels.kv_read.kernel import _materialize_prefix_kernel
+from oscar_kernels.kv_read_kernel import _materialize_prefix_kernel
 from oscar_kernels.kv_write.kernel import _write_kv_int2_kernel
 
 DIM, HEADS, GROUP, SINK, RECENT = 128, 8, 4, 64, 256

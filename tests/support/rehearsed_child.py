@@ -9,9 +9,8 @@ import torch
 from cache_oracle import general_set
 from plain_prefill import PlainPrefill
 
-from oscar_kernels import ahead
+from oscar_kernels import ahead, nvrtc
 from oscar_kernels.cache import Drafts
-from oscar_kernels.nvrtc import driver
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime import rehearsal
 from oscar_zoo.runtime.dispatch import KERNELS
@@ -45,7 +44,7 @@ def main(what: str, dim: int, drafts: int, tree: bool) -> None:
     device = "cpu" if what == "ahead" else "cuda"
     table = TransformTable.build(*sets, range(1), kv_heads=range(HEADS), device=device)
     if what == "ahead":
-        assert ahead.compile_all(rehearsal.jobs(worker, table, driver.target(0))) == []
+        assert ahead.compile_all(rehearsal.jobs(worker, table, nvrtc.target(0))) == []
     else:
         _serve(worker, table)
 

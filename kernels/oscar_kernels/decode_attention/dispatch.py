@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from oscar_kernels._signature import signature_of
 from oscar_kernels.cache import BatchView, Drafts, LayerCache
 from oscar_kernels.chips import Target
+from oscar_kernels.decode_attention import cuda as cuda_launcher
 from oscar_kernels.decode_attention import launcher as triton_launcher
-from oscar_kernels.decode_attention.cuda import launcher as cuda_launcher
-from oscar_kernels.decode_attention.cuda.variant import misfit, variant
-from oscar_kernels.nvrtc.compile import Build
+from oscar_kernels.decode_attention.variant import misfit, variant
+from oscar_kernels.nvrtc import Build
+from oscar_kernels.reference import signature_of
 
 logger = logging.getLogger(__name__)
 WIDEST = 256

@@ -104,9 +104,9 @@ FUSED_TOKENS = 96
 """New tokens of a request up to which an extend reads its INT2 prefix directly. This takes longer
 with every new token.
 
-Measured on one H200 by `benchmarks/run.py --variants --only crossover`: both ways are equally fast
-at about 140 new tokens over a prefix of 100,000, at 120 over 32,768, and at 40 over 8,192, where
-both take 0.2 ms.
+Measured on one H200 by `contrib/kernel_bench/run.py --variants --only crossover`: both ways are
+equally fast at about 140 new tokens over a prefix of 100,000, at 120 over 32,768, and at 40 over
+8,192, where both take 0.2 ms.
 """
 
 FUSED_TOKENS_OF_A_STEP = 256
@@ -191,7 +191,7 @@ LEAST_STAGES = 3
 MOST_RESIDENT = 2
 CUDA = CudaTiles()
 """The tiles in use, measured on one H200 with batches of 1 to 16 and 2,048 to 100,000 tokens by
-`benchmarks/run.py --variants`.
+`contrib/kernel_bench/run.py --variants`.
 
 One block per multiprocessor is faster than two at ten of eleven shapes, by 20 to 30 % for a single
 request of up to 30,000 tokens; at 4 x 30,000 it is 5 % slower. Two blocks share the registers and

@@ -12,15 +12,15 @@ from typing import Any
 
 from torch import Tensor
 
-from oscar_kernels._signature import signature_of
+from oscar_kernels import reference
 from oscar_kernels.cache import LayerCache, TokenTargets, Transforms
 from oscar_kernels.chips import WRITE, Target
+from oscar_kernels.kv_write import cuda as cuda_launcher
 from oscar_kernels.kv_write import launcher as triton_launcher
-from oscar_kernels.kv_write import reference
-from oscar_kernels.kv_write.cuda import launcher as cuda_launcher
-from oscar_kernels.kv_write.cuda.prepared import prepared
-from oscar_kernels.kv_write.cuda.variant import has_matrices, misfit, variant
-from oscar_kernels.nvrtc.compile import Build
+from oscar_kernels.kv_write.cuda import has_matrices, misfit, variant
+from oscar_kernels.kv_write.prepared import prepared
+from oscar_kernels.nvrtc import Build
+from oscar_kernels.reference import signature_of
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oscar_kernels.layout import row_bytes
-from oscar_kernels.spec import QuantSpec, group_channels
+from oscar_kernels.spec import QuantSpec, group_channels, row_bytes
 from oscar_zoo.artifact.formats import Role
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.engines.sglang.concurrency import Layout

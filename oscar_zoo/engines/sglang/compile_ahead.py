@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from oscar_kernels.nvrtc import driver
+from oscar_kernels import nvrtc
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo import children
 from oscar_zoo.children import Child
@@ -44,7 +44,7 @@ def start(args: Any) -> None:
     if not str(resolved.device).startswith("cuda"):
         return
     try:
-        driver.version()
+        nvrtc.version()
         wanted = request(args, resolved)
         compile_flashinfer.spawn(prefill(wanted))
         spawn(wanted)

@@ -13,9 +13,8 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from oscar_kernels import ahead
+from oscar_kernels import ahead, nvrtc
 from oscar_kernels.chips import Target
-from oscar_kernels.nvrtc import driver
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.engines.sglang import compile_lock, served_artifact, worker
 from oscar_zoo.engines.sglang.compile_child import cause, end_with_parent, say
@@ -70,7 +69,7 @@ def main() -> None:
     signal.alarm(int(compile_lock.PATIENCE))
     began = time.monotonic()
     try:
-        wanted = jobs(request, worker.served()[1], driver.target(request.gpu))
+        wanted = jobs(request, worker.served()[1], nvrtc.target(request.gpu))
         failed = ahead.compile_all(wanted)
     except Exception as error:  # workers compile for themselves, and say what is wrong
         say(f"nothing is compiled ahead ({cause(error)})")

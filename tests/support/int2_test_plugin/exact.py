@@ -10,9 +10,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from oscar_kernels import reference as read_reference
 from oscar_kernels.cache import LayerCache, TokenTargets, Transforms
-from oscar_kernels.draft_commit.reference import DraftCommit
-from oscar_kernels.kv_read import reference as read_reference
+from oscar_kernels.reference import DraftCommit
 from oscar_zoo.runtime.dispatch import REFERENCES
 from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
 from oscar_zoo.runtime.window_store import WindowStore

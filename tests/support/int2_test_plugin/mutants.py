@@ -11,9 +11,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from oscar_kernels import reference as attention_reference
 from oscar_kernels.cache import BatchView, Drafts, LayerCache
-from oscar_kernels.decode_attention import reference as attention_reference
-from oscar_kernels.kv_read.reference import cached_rows
+from oscar_kernels.reference import cached_rows
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.dispatch import Ops
 from oscar_zoo.runtime.sink_blocks import Place, PromptKey, SinkBlocks

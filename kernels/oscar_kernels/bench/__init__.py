@@ -1,1 +1,0 @@
-"""Benchmarks of the kernels against the time that their bytes need."""

@@ -1,0 +1,324 @@
+// Stage 2: partial results to outputs, with the inverse of the value transform as a product of merged rows with the
+// partner.
+#pragma once
+
+#include "work.cuh"
+
+// Slices of the output channels, one of which a block has, so that no block reads all of a large partner.
+constexpr int SLICES = DV > 128 ? DV / 64 : 1;
+
+// How COUNT warps of a block share the outputs of ROWS rows: tiles of sixteen channels, of which SPLIT warps have one,
+// each STEPS sixteenths of the sum.
+template <int COUNT, int ROWS>
+struct Outputs {
+  static constexpr int LINES = ROWS < 8 ? 8 : ROWS, TILES = DV / 16 / SLICES, SPLIT = COUNT / TILES,
+                       STEPS = (DV / 16 + SPLIT - 1) / SPLIT;
+};
+
+// Channel of row `at` of this block, if there is one.
+DEV void store_out(const Params& p, int head, int at, int rows, int channel, float x) {
+  const int row = blockIdx.x / SLICES * rows + at;
+  if (at >= rows || row >= p.batch * GROUP) return;
+  const size_t to = QueryRows(p, row / GROUP, head, 0)[row % GROUP] * DV + channel;
+  if constexpr (QUERY == 2)
+    static_cast<float*>(p.out)[to] = x;
+  else
+    static_cast<unsigned short*>(p.out)[to] = (unsigned short)(QUERY == 1 ? pack_f16(x, 0.f) : pack_bf16(x, 0.f));
+}
+
+// A tile of sixteen rows and columns of the partner, as A operands in bfloat16 halves when `split`.
+struct Halves {
+  float2 y[4];
+  u32 hi[4], lo[4];
+  DEV void load(const float* partner, int tile, int k, int lane) {
+    UNROLL for (int i = 0; i < 4; i++) {
+      const int row = 16 * tile + lane / 4 + 8 * (i & 1), column = 16 * k + 2 * (lane % 4) + 8 * (i >> 1);
+      y[i] = __ldg(reinterpret_cast<const float2*>(partner + (size_t)row * DV + column));
+    }
+  }
+  DEV void split() {
+    UNROLL for (int i = 0; i < 4; i++) {
+      not_before(y[i]);  // nothing waits for the loads until then
+      hi[i] = pack_bf16(y[i].x, y[i].y);
+      lo[i] = pack_bf16(y[i].x - low_bf16(hi[i]), y[i].y - high_bf16(hi[i]));
+    }
+  }
+};
+
+// What a warp multiplies, loaded before the kernel in front has ended.
+template <class OUT>
+struct Partner {
+  int tile, step;  // of output channels, and the first sixteenth of the sum
+  Halves all[OUT::STEPS];
+  DEV Partner(const Params& p, int head, int warp, int lane)
+      : tile((int)(blockIdx.x % SLICES) * OUT::TILES + warp % OUT::TILES), step(warp / OUT::TILES) {
+    if (!p.partner) return;
+    const float* from = p.partner + (p.partner_heads > 1 ? (size_t)head * DV * DV : 0);
+    UNROLL for (int i = 0; i < OUT::STEPS; i++) all[i].load(from, tile, min(step + i * OUT::SPLIT, DV / 16 - 1), lane);
+  }
+};
+
+// Merged rows as B operands, in bfloat16 halves: pairs of channels.
+template <int LINES>
+struct Merged {
+  u32 hi[LINES][DV / 2 + 4], lo[LINES][DV / 2 + 4];
+  DEV void set(int row, int pair, float x, float y) {
+    hi[row][pair] = pack_bf16(x, y);
+    lo[row][pair] = pack_bf16(x - low_bf16(hi[row][pair]), y - high_bf16(hi[row][pair]));
+  }
+};
+
+// out^T = partner o^T in bfloat16 halves: hi hi + (hi lo + lo hi). `spare` is memory that nobody reads any more once all
+// threads are here, or have multiplied.
+template <class OUT>
+DEV void undo(const Params& p, Partner<OUT>& partner, const Merged<OUT::LINES>& merged, float* spare, int head, int rows,
+              int warp, int lane) {
+  constexpr int TILES = OUT::TILES, SPLIT = OUT::SPLIT, LINES = OUT::LINES;
+  const int g = lane / 4, t = lane % 4;
+  float c[LINES / 8][4] = {}, d[LINES / 8][4] = {};
+  UNROLL for (int i = 0; i < OUT::STEPS; i++) {
+    const int k = partner.step + i * SPLIT;
+    if (k >= DV / 16) break;
+    partner.all[i].split();
+    const u32(&a)[4] = partner.all[i].hi, (&a_lo)[4] = partner.all[i].lo;
+    UNROLL for (int n = 0; n < LINES / 8; n++) {
+      u32 hi[2], lo[2];
+      UNROLL for (int j = 0; j < 2; j++) {
+        hi[j] = merged.hi[8 * n + g][8 * k + 4 * j + t];
+        lo[j] = merged.lo[8 * n + g][8 * k + 4 * j + t];
+      }
+      mma_bf16(c[n], a[0], a[1], a[2], a[3], hi[0], hi[1]);
+      mma_bf16(d[n], a[0], a[1], a[2], a[3], lo[0], lo[1]);
+      mma_bf16(d[n], a_lo[0], a_lo[1], a_lo[2], a_lo[3], hi[0], hi[1]);
+    }
+  }
+  UNROLL for (int n = 0; n < LINES / 8; n++) UNROLL for (int i = 0; i < 4; i++) c[n][i] += d[n][i];
+  if constexpr (SPLIT > 1) {
+    __syncthreads();
+    if (warp >= TILES)
+      UNROLL for (int n = 0; n < LINES / 8; n++) UNROLL for (int i = 0; i < 4; i++)
+          spare[(warp - TILES) * 16 * LINES + 128 * n + 32 * i + lane] = c[n][i];
+    __syncthreads();
+    if (warp >= TILES) return;
+    UNROLL for (int n = 0; n < LINES / 8; n++) UNROLL for (int i = 0; i < 4; i++) UNROLL for (int j = 0; j < SPLIT - 1; j++)
+        c[n][i] += spare[(warp + j * TILES) * 16 * LINES + 128 * n + 32 * i + lane];
+  }
+  UNROLL for (int n = 0; n < LINES / 8; n++) UNROLL for (int i = 0; i < 4; i++)
+      store_out(p, head, 8 * n + 2 * t + (i & 1), rows, 16 * partner.tile + g + 8 * (i >> 1), c[n][i]);
+}
+
+// Partial results of one query head of one request: those of its INT2 segments, then those of its window.
+struct Parts {
+  u32 base[2];
+  int split, count;
+  DEV u32 operator[](int i) const {
+    return (i < split ? base[0] : base[1]) + (i / GROUPS * LEFT + i % GROUPS * (HB * VH)) * GW;
+  }
+};
+
+// Parts of eight rows of a block from `first_row` on, by one warp: lane 4 * row + 2 * kind + (first or last).
+template <int ROWS>
+DEV void find_parts(const Params& p, const int* prefix, Parts (&parts)[ROWS], int first_row, int head, int lane) {
+  const int at = first_row + lane / 4, row = blockIdx.x / SLICES * ROWS + at, kind = lane / 2 % 2,
+            b = min(row / GROUP, p.batch - 1), query_head = row % GROUP, block = head / HB;
+  const Shares work(p, prefix[2 * p.batch]);
+  const int to = prefix[2 * b + kind + 1], from = min(prefix[2 * b + kind] + START, to);
+  const int owner = (int)((block * work.units + (lane % 2 ? to - 1 : from)) / work.each);
+  const int first = __shfl_sync(ALL, owner, lane & ~1), last = __shfl_sync(ALL, owner, lane | 1);
+  const int count = row < p.batch * GROUP && to > from ? (last - first + 1) * GROUPS : 0,
+            before = __shfl_sync(ALL, count, lane & ~3);
+  const int warp = query_head / GW * HB + head % HB;
+  const u32 base = ((first + block * 2 * p.batch + 2 * b + kind - (kind ? before / GROUPS : 0)) * LEFT + warp) * GW +
+                   query_head % GW;
+  if (at < ROWS && lane % 2 == 0) {
+    parts[at].base[kind] = base;
+    if (kind) {
+      parts[at].split = before;
+      parts[at].count = before + count;
+    }
+  }
+}
+
+// Prefix sums of the units of all requests, by one warp.
+DEV void plan_by_warp(const Params& p, int* prefix, int lane) {
+  int carry = 0;
+  UNROLL_1 for (int first = 0; first < p.batch; first += 32) {
+    const int b = first + lane;
+    int tiles = 0, steps = 0;
+    if (b < p.batch) {
+      const Request r = request(p, b);
+      tiles = tile_units(p, r);
+      steps = window_units(r);
+    }
+    int sum = tiles + steps;
+    UNROLL for (int o = 1; o < 32; o *= 2) {
+      const int y = __shfl_up_sync(ALL, sum, o);
+      sum += lane >= o ? y : 0;
+    }
+    if (b < p.batch) {
+      prefix[2 * b + 1] = carry + sum - steps;
+      prefix[2 * b + 2] = carry + sum;
+    }
+    carry += __shfl_sync(ALL, sum, 31);
+  }
+  if (lane == 0) prefix[0] = 0;
+  __syncwarp();
+}
+
+constexpr int EACH = DV / 32;  // channels of a lane
+
+// What a lane knows of a row: maximum and sum of all, its channels of the output.
+struct RowSum {
+  float m = NEVER, l = 0.f, x[EACH] = {};
+  template <int N>
+  DEV void add(const float2 (&stats)[N], const float (&y)[N][EACH]) {
+    float top = m;
+    UNROLL for (int d = 0; d < N; d++) top = fmaxf(top, stats[d].x);
+    const float old = ex2(m - top);
+    m = top;
+    l *= old;
+    UNROLL for (int i = 0; i < EACH; i++) x[i] *= old;
+    UNROLL for (int d = 0; d < N; d++) {
+      const float w = ex2(stats[d].x - m);
+      l = fmaf(w, stats[d].y, l);
+      UNROLL for (int i = 0; i < EACH; i++) x[i] = fmaf(w, y[d][i], x[i]);
+    }
+  }
+};
+
+// A lane's channels of a partial result, or zeros.
+DEV void load_part(const Params& p, u32 at, bool valid, int lane, float2& stats, float (&y)[EACH]) {
+  stats = make_float2(NEVER, 0.f);
+  UNROLL for (int i = 0; i < EACH; i++) y[i] = 0.f;
+  if (!valid) return;
+  stats = __ldcg(p.stats + at);
+  const float* from = p.partial + (size_t)at * DV + lane * EACH;
+  if constexpr (EACH == 2) {
+    const float2 z = __ldcg(reinterpret_cast<const float2*>(from));
+    y[0] = z.x, y[1] = z.y;
+  } else {
+    UNROLL for (int i = 0; i < EACH; i += 4) {
+      const float4 z = __ldcg(reinterpret_cast<const float4*>(from + i));
+      y[i] = z.x, y[i + 1] = z.y, y[i + 2] = z.z, y[i + 3] = z.w;
+    }
+  }
+}
+
+// Every SHARE-th part of OWN rows, from `first` on, DEEP of each at a time.
+template <int DEEP, int SHARE, int OWN>
+DEV void sum_parts(const Params& p, const Parts (&parts)[OWN], int first, int lane, RowSum (&rows)[OWN]) {
+  int most = 0;
+  UNROLL for (int j = 0; j < OWN; j++) most = max(most, parts[j].count);
+  for (; first < most; first += DEEP * SHARE) {
+    float2 stats[OWN][DEEP];
+    float y[OWN][DEEP][EACH];
+    UNROLL for (int d = 0; d < DEEP; d++) UNROLL for (int j = 0; j < OWN; j++) {
+      const int part = first + d * SHARE;
+      load_part(p, parts[j][part], part < parts[j].count, lane, stats[j][d], y[j][d]);
+    }
+    UNROLL for (int j = 0; j < OWN; j++) rows[j].add(stats[j], y[j]);
+  }
+}
+
+// Learned sinks of a block's rows, in base 2.
+template <int ROWS>
+DEV void load_sinks(const Params& p, float (&sinks)[ROWS], int head) {
+  const int at = threadIdx.x, row = blockIdx.x / SLICES * ROWS + at, node = row % GROUP / HEADS;
+  if (at >= ROWS || row >= p.batch * GROUP) return;
+  const size_t token = (size_t)(row / GROUP) * NODES + node;
+  sinks[at] = 1.44269504f * __ldcg(p.sink_logits + token * p.sink_logits_token +
+                                   (size_t)(head * HEADS + row % HEADS) * p.sink_logits_head);
+}
+
+// What a row's sum is multiplied with: one over the sum of all weights, to which a learned sink adds its own. The sum
+// and `l` are of weights that are one where a logit is `m`.
+DEV float normalizer(float m, float l, float sink) {
+  if constexpr (!LEARNED) return l > 0.f ? __fdividef(1.f, l) : 0.f;
+  const float top = fmaxf(m, sink), w = ex2(m - top), sum = fmaf(w, l, ex2(sink - top));
+  return l > 0.f ? __fdividef(w, sum) : 0.f;
+}
+
+// Two channels of row `at`, which are outputs if there is no partner.
+template <int LINES>
+DEV void put(const Params& p, Merged<LINES>& merged, int head, int at, int rows, int pair, float x, float y) {
+  if (p.partner) {
+    merged.set(at, pair, x, y);
+  } else {
+    store_out(p, head, at, rows, 2 * pair, x);
+    store_out(p, head, at, rows, 2 * pair + 1, y);
+  }
+}
+
+// Merges the sums of the SHARE warps that have a row, in `apart` and `weights`.
+template <int COUNT, int ROWS, int LINES>
+DEV void merge_shares(const Params& p, Merged<LINES>& merged, const float (&apart)[COUNT][DV < 128 ? 128 : DV],
+                      const float (&weights)[COUNT][2], const float* sinks, int head, int lane) {
+  constexpr int SHARE = COUNT / ROWS;
+  for (int n = threadIdx.x; n < ROWS * DV / 2; n += COUNT * 32) {  // a warp has one row; lane i: warp i of the row
+    const int at = n / (DV / 2), pair = n % (DV / 2), i = at * SHARE + lane % SHARE;
+    float top = weights[i][0], y[2] = {0.f, 0.f};
+    UNROLL for (int o = 1; o < SHARE; o *= 2) top = fmaxf(top, __shfl_xor_sync(ALL, top, o));
+    const float w = ex2(weights[i][0] - top);
+    float sum = w * weights[i][1];
+    UNROLL for (int o = 1; o < SHARE; o *= 2) sum += __shfl_xor_sync(ALL, sum, o);
+    UNROLL for (int j = 0; j < SHARE; j++) {
+      const float z = __shfl_sync(ALL, w, j);
+      const float2 part = *reinterpret_cast<const float2*>(&apart[at * SHARE + j][2 * pair]);
+      y[0] = fmaf(z, part.x, y[0]), y[1] = fmaf(z, part.y, y[1]);
+    }
+    const float factor = normalizer(top, sum, LEARNED ? sinks[at] : 0.f);
+    put(p, merged, head, at, ROWS, pair, y[0] * factor, y[1] * factor);
+  }
+}
+
+// One block: ROWS rows (request, query head) of one KV head, and a slice of the output channels. Several of the COUNT
+// warps merge a row, or one merges several. DEEP: sixteen warps of one row load a part of each of 132 multiprocessors
+// at once.
+template <int COUNT, int ROWS>
+DEV void merge(const Params& p) {
+  typedef Outputs<COUNT, ROWS> Out;
+  constexpr int SHARE = COUNT > ROWS ? COUNT / ROWS : 1, OWN = ROWS > COUNT ? ROWS / COUNT : 1,
+                DEEP = SHARE > 1 ? 10 : 8 / OWN;
+  __shared__ Merged<Out::LINES> merged;
+  __shared__ float apart[SHARE > 1 ? COUNT : 1][DV < 128 ? 128 : DV], weights[COUNT][2];
+  __shared__ Parts parts[ROWS];
+  __shared__ float sinks[LEARNED ? ROWS : 1];
+  static_assert((COUNT - Out::TILES) * 16 * Out::LINES * 4 <= (SHARE > 1 ? sizeof(apart) : sizeof(merged)), "room");
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = blockIdx.y;
+  Partner<Out> partner(p, head, warp, lane);
+  for (int i = threadIdx.x; i < (Out::LINES - ROWS) * (DV / 2); i += COUNT * 32)
+    merged.set(ROWS + i / (DV / 2), i % (DV / 2), 0.f, 0.f);
+  const bool planned = p.batch <= PLANNED;
+  if (planned && warp < (ROWS + 7) / 8) {
+    __shared__ int prefix[(ROWS + 7) / 8][2 * PLANNED + 1];
+    plan_by_warp(p, prefix[warp], lane);
+    find_parts<ROWS>(p, prefix[warp], parts, 8 * warp, head, lane);
+  }
+  wait_for_previous();
+  if (!planned && warp < (ROWS + 7) / 8) find_parts<ROWS>(p, p.prefix, parts, 8 * warp, head, lane);
+  if constexpr (LEARNED) load_sinks<ROWS>(p, sinks, head);
+  __syncthreads();
+  const int row = warp / SHARE * OWN;
+  Parts mine[OWN];
+  RowSum sums[OWN];
+  UNROLL for (int j = 0; j < OWN; j++) mine[j] = parts[row + j];
+  sum_parts<DEEP, SHARE>(p, mine, warp % SHARE, lane, sums);
+  if constexpr (SHARE == 1) {
+    UNROLL for (int j = 0; j < OWN; j++) {
+      const float factor = normalizer(sums[j].m, sums[j].l, LEARNED ? sinks[row + j] : 0.f);
+      UNROLL for (int i = 0; i < EACH; i += 2)
+          put(p, merged, head, row + j, ROWS, (lane * EACH + i) / 2, sums[j].x[i] * factor, sums[j].x[i + 1] * factor);
+    }
+  } else {
+    UNROLL for (int i = 0; i < EACH; i++) apart[warp][lane * EACH + i] = sums[0].x[i];
+    if (lane == 0) {
+      weights[warp][0] = sums[0].m;
+      weights[warp][1] = sums[0].l;
+    }
+    __syncthreads();
+    merge_shares<COUNT, ROWS>(p, merged, apart, weights, sinks, head, lane);
+  }
+  if (!p.partner) return;
+  __syncthreads();
+  undo(p, partner, merged, SHARE > 1 ? apart[0] : reinterpret_cast<float*>(&merged), head, ROWS, warp, lane);
+}

@@ -1,0 +1,317 @@
+// How a block gets through its share of the batch: what it copies, what it takes, and what it leaves.
+#pragma once
+
+#include "int2.cuh"
+#include "window.cuh"
+
+// INT2 tokens on their way: the ring of tiles, copies, and a whole segment.
+
+// The ring of tiles. Tile k of a block uses stage k % STAGES; `full` is passed when its copies have landed, `empty`
+// when all warps have read it. Each tile is copied by one warp, in turn, AHEAD tiles before it is read; nothing else
+// keeps the warps together.
+constexpr int AHEAD = STAGES - 2;
+struct Ring {
+  u32 shared, stage, round;
+  DEV explicit Ring(u32 shared) : shared(shared), stage(0), round(0) {}
+  DEV u32 data() const { return shared + stage * STAGE_BYTES; }
+  DEV u32 full() const { return shared + STAGES * STAGE_BYTES + stage * 16; }
+  DEV u32 empty() const { return full() + 8; }
+  DEV Ring plus(u32 tiles) const {
+    Ring x = *this;
+    x.stage += tiles;
+    if (x.stage >= STAGES) {
+      x.stage -= STAGES;
+      x.round ^= 1;
+    }
+    return x;
+  }
+};
+
+// Copy i of a lane is unit i * 32 + lane of a tile whose tokens have UNITS each. Every PERIOD copies begin with a token,
+// `base`, and the lane's part of an address is worked out PERIOD times. Where copies are of one token each, the compiler
+// finds that by itself, and a schedule that is 2 % faster.
+template <int UNITS>
+struct Place {
+  static constexpr bool EVEN = UNITS % 32 == 0;
+  static constexpr int PERIOD = UNITS / common_divisor(UNITS, 32), TOKENS = PERIOD * 32 / UNITS;
+  int base, ahead, unit;
+  DEV Place(int i, int lane) {
+    if constexpr (EVEN) {
+      const int n = i * 32 + lane;
+      base = 0;
+      ahead = n / UNITS;
+      unit = n % UNITS;
+    } else {
+      const u32 n = i % PERIOD * 32 + lane;
+      base = i / PERIOD * TOKENS;
+      ahead = n / UNITS;
+      unit = n - ahead * UNITS;
+    }
+  }
+  DEV int token() const { return base + ahead; }
+  template <bool TURNED>
+  DEV int to() const {
+    if constexpr (!TURNED) return token() * UNITS + unit;
+    if constexpr (EVEN) return token() * UNITS + swizzle<UNITS>(token(), unit);
+    return ((ahead * UNITS + swizzle<UNITS>(ahead, unit)) ^ turn<UNITS>(base)) + base * UNITS;
+  }
+};
+
+// Copies of one warp.
+struct Loader {
+  const SLOT_T* slots;
+  Positions at;
+  const u8 *codes, *affine, *own;
+  // Whether a lane's copies are of one unit of every token, so that its address is worked out once. Kernels of few query
+  // heads are faster as the compiler does it by itself.
+  static constexpr bool OWN = MANY_ROWS && Place<ROW_UNITS>::PERIOD == 1;
+  DEV Loader(const Params& p, const Request& r, int block) : slots(p.slots + r.first), at(r, int2_end(p, r)) {
+    codes = p.codes + block * (ROW_UNITS * 16);
+    affine = p.affine + block * AFFINE_ROW;
+    own = codes + Place<ROW_UNITS>(0, threadIdx.x % 32).unit * 16;
+    if (OWN) worked_out(own);
+  }
+  // Slot of token 32 * i + lane of a tile; 0, the dummy, behind the last token.
+  DEV void fetch(int tile, int hi, u32 (&slot)[TW], int lane) const {
+    UNROLL for (int i = 0; i < TW; i++) {
+      const int j = tile * TILE + 32 * i + lane;
+      slot[i] = tile < hi && j < at.count ? (u32)__ldg(slots + at[j]) : 0u;
+    }
+  }
+  // Slots of a group of 32 tokens.
+  DEV static u32 pick(const u32 (&slot)[TW], int group) {
+    u32 found = slot[0];
+    UNROLL for (int i = 1; i < TW; i++) found = group == i ? slot[i] : found;
+    return found;
+  }
+  template <bool FULL>
+  DEV void code(const Params& p, u32 stage, u32 slots, int i, int left, int lane) const {
+    const Place<ROW_UNITS> at(i, lane);
+    copy_async<16>(stage + at.to<true>() * 16,
+                   (OWN ? own : codes + at.unit * 16) + (u64)__shfl_sync(ALL, slots, at.token()) * p.code_stride,
+                   FULL || at.token() < left);
+  }
+  template <bool FULL>
+  DEV void scale(const Params& p, u32 stage, u32 slots, int i, int left, int lane) const {
+    const Place<AFFINE_UNITS> at(i, lane);
+    copy_async<AU>(stage + CODE_BYTES + at.to<AFFINE_TURNED>() * AU,
+                   affine + at.unit * AU + (u64)__shfl_sync(ALL, slots, at.token()) * p.affine_stride,
+                   FULL || at.token() < left);
+  }
+  // All of a tile, as soon as its stage is free.
+  DEV void copy(const Params& p, const Ring& to, int tile, const u32 (&slot)[TW], int lane) const {
+    const int left = at.count - tile * TILE;
+    wait_phase(to.empty(), to.round ^ 1);
+    if (left >= TILE) {
+      UNROLL for (int i = 0; i < COPIES; i++) code<true>(p, to.data(), slot[i / ROW_UNITS], i, left, lane);
+      UNROLL for (int i = 0; i < AFFINE_COPIES; i++) scale<true>(p, to.data(), slot[i / AFFINE_UNITS], i, left, lane);
+    } else {
+      UNROLL_1 for (int i = 0; i < COPIES; i++) code<false>(p, to.data(), pick(slot, i / ROW_UNITS), i, left, lane);
+      UNROLL_1 for (int i = 0; i < AFFINE_COPIES; i++)
+          scale<false>(p, to.data(), pick(slot, i / AFFINE_UNITS), i, left, lane);
+    }
+    arrive_copies(to.full());
+  }
+};
+
+DEV void int2_segment(const Params& p, State& s, Ring& ring, const Request& r, int b, int block, const QueryRows& rows,
+                      int head, int group, int lo, int hi, int warp, int lane, bool& ahead) {
+  const Loader loader(p, r, block);
+  u32 slot[TW];
+  int mine = lo + warp;  // the tile that this warp copies next
+  loader.fetch(mine, hi, slot, lane);
+  if (mine < min(lo + AHEAD, hi)) {
+    u32 later[TW];  // not behind the copies
+    loader.fetch(mine + WARPS, hi, later, lane);
+    loader.copy(p, ring.plus(warp), mine, slot, lane);
+    mine += WARPS;
+    UNROLL for (int i = 0; i < TW; i++) slot[i] = later[i];
+  }
+  Tile tile;
+  tile.place(lane, head, group);
+  int left = loader.at.count - lo * TILE - 32 * group;
+  meet(ahead);
+  Query q;
+  q.load(p, rows, lane);
+  tile.begin(s);
+  for (int i = lo; i < hi; i++) {
+    if (i + AHEAD == mine) {
+      if (mine < hi) loader.copy(p, ring.plus(AHEAD), mine, slot, lane);
+      mine += WARPS;
+      loader.fetch(mine, hi, slot, lane);
+    }
+    wait_phase(ring.full(), ring.round);
+    tile.compute(p, s, q, Sight{p, r, b, rows.skip, lane % 4}, ring.data(), left, i == lo, lane);
+    arrive(ring.empty());
+    ring = ring.plus(1);
+    left -= TILE;
+  }
+}
+
+// Who does what: the batch as one list of units, cut into equal shares.
+
+// Where the tokens of request `b` are.
+DEV Request request(const Params& p, int b) {
+  const int row = (int)p.rows[b];
+  Request r;
+  r.first = (int)p.indptr[b];
+  r.length = (int)p.indptr[b + 1] - r.first;
+  const int known = committed(r);
+  r.sink_end = min(p.sink, known);
+  r.sink_from = min(p.sink_from[row], r.sink_end);
+  r.ring_from = min(max(max(0, known + (DRAFTS > 0) - p.recent), p.ring_start[row]), known);
+  return r;
+}
+// Units of a segment; the first START of them are its beginning.
+DEV int with_start(int units) { return START == 0 || units == 0 ? units : units + START; }
+DEV int tile_units(const Params& p, const Request& r) {
+  return with_start((Positions(r, int2_end(p, r)).count + TILE - 1) / TILE);
+}
+DEV int window_units(const Request& r) { return with_start((window_count(r) + STEP - 1) / STEP * WINDOW_COST); }
+
+// Units of every request before it, and where its tokens are; by all threads of the block.
+DEV void plan(const Params& p, int* prefix, Request* requests) {
+  __shared__ int totals[WARPS];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int carry = 0;
+  for (int first = 0; first < p.batch; first += THREADS) {
+    const int b = first + threadIdx.x;
+    int tiles = 0, steps = 0;
+    if (b < p.batch) {
+      const Request r = request(p, b);
+      requests[b] = r;
+      tiles = tile_units(p, r);
+      steps = window_units(r);
+    }
+    int sum = tiles + steps;
+    UNROLL for (int o = 1; o < 32; o *= 2) {
+      const int y = __shfl_up_sync(ALL, sum, o);
+      sum += lane >= o ? y : 0;
+    }
+    if (lane == 31) totals[warp] = sum;
+    __syncthreads();
+    int before = carry;
+    UNROLL for (int i = 0; i < WARPS; i++) {
+      before += i < warp ? totals[i] : 0;
+      carry += totals[i];
+    }
+    if (b < p.batch) {
+      prefix[2 * b + 1] = before + sum - steps;
+      prefix[2 * b + 2] = before + sum;
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) prefix[0] = 0;
+  __syncthreads();
+}
+
+// For stage 2.
+DEV void store_prefix(const Params& p, const int* prefix) {
+  for (int i = threadIdx.x; i <= 2 * p.batch; i += THREADS) p.prefix[i] = prefix[i];
+}
+
+// Equal shares of the list of units: block i takes [i * each, (i + 1) * each). A unit has thousands of bytes, so 32 bits
+// count the units of any memory.
+struct Shares {
+  u32 units, total, each;
+  DEV Shares(const Params& p, int units)
+      : units(units), total(units * (p.heads / HB)), each((total + p.blocks - 1) / p.blocks) {}
+};
+
+struct Segment {
+  int block, low, lo, hi;  // block of heads; 2 * request + kind; units of it behind its beginning, or none
+  u32 end;                 // where the next one begins in the list
+  DEV Segment(const Shares& work, const int* prefix, int batch, u32 at, u32 end) {
+    block = work.units == work.total ? 0 : (int)(at / work.units);
+    const int unit = (int)(at - block * work.units);
+    low = 0;
+    for (int high = 2 * batch; high - low > 1;) {  // prefix[low] <= unit < prefix[high]
+      const int middle = (low + high) / 2;
+      if (prefix[middle] <= unit)
+        low = middle;
+      else
+        high = middle;
+    }
+    lo = unit - prefix[low];
+    hi = min(prefix[low + 1] - prefix[low], lo + (int)(end - at));
+    this->end = at + (hi - lo);
+    if constexpr (START > 0) {
+      lo = max(0, lo - START);
+      hi = max(0, hi - START);
+    }
+  }
+};
+
+// The bytes that a block reads first, on their way to the second-level cache; each warp has a tile of INT2 tokens.
+DEV void prefetch_segment(const Params& p, const Request& r, const Segment& x, int b, int head, int group, int warp,
+                          int lane) {
+  if (x.low % 2) {
+    prefetch_rows(p, Window(p, r, b, head), (x.lo + WINDOW_COST - 1) / WINDOW_COST * STEP + 16 * group, lane);
+  } else if (x.lo + warp < x.hi) {
+    const Loader loader(p, r, x.block);
+    u32 slot[TW];
+    loader.fetch(x.lo + warp, x.hi, slot, lane);
+    UNROLL for (int i = 0; i < TW; i++) {
+      const u8 *codes = loader.codes + (u64)slot[i] * p.code_stride,
+               *affine = loader.affine + (u64)slot[i] * p.affine_stride;
+      UNROLL for (int at = 0; at < ROW_UNITS * 16; at += 128) prefetch(codes + at);
+      prefetch(affine);
+    }
+  }
+}
+
+// What a block leaves of a segment for stage 2.
+
+// Results of a warp in `memory`.
+DEV Results gathered(u8* memory, int warp) {
+  float* rows = reinterpret_cast<float*>(memory);
+  float2* stats = reinterpret_cast<float2*>(rows + WARPS * GW * GATHERED_ROW);
+  return {rows + warp * GW * GATHERED_ROW, GATHERED_ROW, stats + warp * GW};
+}
+
+// Results of warp `own` of the first token group, with those of the others; a warp of each group has some rows.
+DEV void store_gathered(const Params& p, u8* memory, size_t at, int own, int group, int lane) {
+  for (int row = group; row < GW; row += TW) {
+    float2 stats[TW];
+    float top = NEVER, weights[TW], sum = 0.f;
+    UNROLL for (int i = 0; i < TW; i++) {
+      stats[i] = gathered(memory, i * HB * VH + own).stats[row];
+      top = fmaxf(top, stats[i].x);
+    }
+    UNROLL for (int i = 0; i < TW; i++) {
+      weights[i] = ex2(stats[i].x - top);
+      sum = fmaf(weights[i], stats[i].y, sum);
+    }
+    if (lane == 0) p.stats[at + row] = make_float2(top, sum);
+    UNROLL for (int first = 0; first < DV; first += 128) {
+      const int channel = first + 4 * lane;
+      if (channel >= DV) break;
+      float4 y = make_float4(0.f, 0.f, 0.f, 0.f);
+      UNROLL for (int i = 0; i < TW; i++) {
+        const Results from = gathered(memory, i * HB * VH + own);
+        const float4 x = *reinterpret_cast<const float4*>(from.rows + row * from.width + channel);
+        y.x = fmaf(weights[i], x.x, y.x);
+        y.y = fmaf(weights[i], x.y, y.y);
+        y.z = fmaf(weights[i], x.z, y.z);
+        y.w = fmaf(weights[i], x.w, y.w);
+      }
+      *reinterpret_cast<float4*>(p.partial + (at + row) * DV + channel) = y;
+    }
+  }
+}
+
+// The results of a segment; `memory` is that of the tiles, all of which have landed.
+DEV void leave(const Params& p, State& s, u8* memory, size_t segment, bool window, int warp, int lane) {
+  const size_t at = segment * LEFT * GW;
+  if constexpr (GATHERS) {
+    __syncthreads();  // all have read their tiles
+    store_partial(s, gathered(memory, warp), window, lane);
+    __syncthreads();
+    const int own = warp % (HB * VH);
+    store_gathered(p, memory, at + own * GW, own, warp / (HB * VH), lane);
+    __syncthreads();  // before tiles of the next segment
+  } else {
+    const size_t mine = at + warp * GW;
+    store_partial(s, {p.partial + mine * DV, DV, p.stats + mine}, window, lane);
+  }
+}

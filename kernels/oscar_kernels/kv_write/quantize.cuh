@@ -1,0 +1,308 @@
+// The clip: one order statistic of the magnitudes of a row, exactly.
+//
+// A row lies in four threads; a thread has a part of two rows, g and g + 8 of its warp's sixteen. Magnitudes become
+// 16-bit keys on a linear scale, two rows in one register, so a comparator serves both. The largest RANK keys are found
+// by networks; the exact value with the last key is then the largest below that key's upper bound. Where two values
+// share the key (1 row in a thousand), or the row is too small or large for the scale, `WarpRow` finds it. The scale
+// never decides a result, only which way it is found.
+#pragma once
+
+#include "product.cuh"
+
+constexpr float KEYS = 65000.f, ONE = 8388608.f;  // 2^23: adding it leaves the rounded number in the last bits
+
+DEV void order(u32& low, u32& high) {
+  const u32 x = min_u16x2(low, high);
+  high = max_u16x2(low, high);
+  low = x;
+}
+// Batcher's odd-even merge sort, rising; S a power of two.
+template <int S, int P = 1, int K = 1>
+DEV void sort(u32 (&x)[S]) {
+  UNROLL for (int i = K % P; i < S - K; i++)
+    if ((i - K % P) % (2 * K) < K && i / (2 * P) == (i + K) / (2 * P)) order(x[i], x[i + K]);
+  if constexpr (K > 1)
+    sort<S, P, K / 2>(x);
+  else if constexpr (2 * P < S)
+    sort<S, 2 * P, 2 * P>(x);
+}
+DEV constexpr int half_of(int n) { return n <= 2 ? 1 : 2 * half_of((n + 1) / 2); }  // largest power of two below n
+// Sorts N numbers from LO on that fall and then rise; rising.
+template <int LO, int N, int L>
+DEV void sort_valley(u32 (&x)[L]) {
+  if constexpr (N > 1) {
+    constexpr int M = half_of(N);
+    UNROLL for (int i = LO; i < LO + N - M; i++) order(x[i], x[i + M]);
+    sort_valley<LO, M>(x);
+    sort_valley<LO + M, N - M>(x);
+  }
+}
+
+// Smallest and largest of every group of rows g and g + 8; `x[4 j + 2 i + e]` belongs to row g + 8 i. Right for rows
+// whose groups all have both signs, or a zero for one of them; the others are not `plain`.
+//
+// As an integer with a sign the largest float is the largest if it is not negative, and as one without the smallest
+// float is the largest if it is negative; three such integers are compared at once.
+template <class R>
+DEV void extremes(const float (&x)[R::D / 2], float (&low)[2][R::G], float (&high)[2][R::G], bool (&plain)[2]) {
+  constexpr int EACH = R::D / 4 / R::G;  // values of a group and row in one thread
+  UNROLL for (int i = 0; i < 2; i++) UNROLL for (int v = 0; v < R::G; v++) {
+    int top = (int)bits_of(x[v * EACH / 2 * 4 + 2 * i]);
+    u32 bottom = (u32)top;
+    UNROLL for (int n = v * EACH + 1; n < (v + 1) * EACH; n++) {
+      top = max(top, (int)bits_of(x[n / 2 * 4 + 2 * i + n % 2]));
+      bottom = max(bottom, bits_of(x[n / 2 * 4 + 2 * i + n % 2]));
+    }
+    UNROLL for (int mask = 1; mask <= 2; mask *= 2) {
+      top = max(top, shuffle_xor(top, mask));
+      bottom = max(bottom, shuffle_xor(bottom, mask));
+    }
+    high[i][v] = float_of((u32)top);
+    low[i][v] = float_of(bottom);
+    plain[i] &= top >= 0 && (int)bottom < 0;
+  }
+}
+
+template <class R>
+struct Order {
+  static constexpr int N = R::D / 4, RANK = R::RANK;  // of a row in one thread
+  static constexpr int S = RANK <= 4 ? 4 : RANK <= 8 ? 8 : 16, LISTS = N / S;
+
+  // The RANK largest of all threads of a row, in no order.
+  DEV static void largest(u32 (&key)[N], u32 (&top)[RANK]) {
+    UNROLL for (int list = 0; list < LISTS; list++) {
+      u32 x[S];
+      UNROLL for (int i = 0; i < S; i++) x[i] = key[list * S + i];
+      sort<S>(x);
+      UNROLL for (int i = 0; i < RANK; i++) {
+        if (list == 0)
+          top[i] = x[S - RANK + i];
+        else
+          top[i] = max_u16x2(top[i], x[S - 1 - i]);
+      }
+      if (list > 0) sort_valley<0, RANK>(top);
+    }
+    UNROLL for (int mask = 1; mask <= 2; mask *= 2) {
+      u32 other[RANK];
+      UNROLL for (int i = 0; i < RANK; i++) other[i] = shuffle_xor(top[RANK - 1 - i], mask);
+      UNROLL for (int i = 0; i < RANK; i++) top[i] = max_u16x2(top[i], other[i]);
+      if (mask == 1) sort_valley<0, RANK>(top);
+    }
+  }
+
+  // The RANK-th largest magnitude of rows g and g + 8, whose groups have these extremes. Where it is not found the row
+  // is not `plain`.
+  DEV static void find(const float (&x)[2 * N], const float (&low)[2][R::G], const float (&high)[2][R::G],
+                       float (&limit)[2], bool (&plain)[2]) {
+    float scale[2], bound[2];
+    UNROLL for (int i = 0; i < 2; i++) {
+      float most = fmaxf(-low[i][0], high[i][0]);
+      UNROLL for (int v = 1; v < R::G; v++) most = fmaxf(most, fmaxf(-low[i][v], high[i][v]));
+      const bool fits = most > 1e-30f && most < 1e37f;
+      scale[i] = fits ? multiply(KEYS, reciprocal(most)) : 0.f;
+      bound[i] = fits ? multiply(most, 1.f / KEYS) : 0.f;
+    }
+    u32 key[N], top[RANK];
+    UNROLL for (int j = 0; j < N / 2; j++) UNROLL for (int e = 0; e < 2; e++) {
+      const u32 low = bits_of(fmaf(fabsf(x[4 * j + e]), scale[0], ONE)),
+                high = bits_of(fmaf(fabsf(x[4 * j + 2 + e]), scale[1], ONE));
+      key[2 * j + e] = permute(low, high, 0x5410);
+    }
+    largest(key, top);
+    u32 last = top[0], before = ALL;  // the smallest of them, and the next
+    UNROLL for (int i = 1; i < RANK; i++) {
+      before = min_u16x2(before, max_u16x2(last, top[i]));
+      last = min_u16x2(last, top[i]);
+    }
+    UNROLL for (int i = 0; i < 2; i++) {
+      const u32 mine = last >> (16 * i) & 0xFFFF, next = before >> (16 * i) & 0xFFFF;
+      const float above = multiply((float)mine + 0.75f, bound[i]);  // over all of this key, under all but the next
+      int nearest = 0;                                             // of negative floats the one nearest to zero is least
+      UNROLL for (int j = 0; j < N / 2; j++) UNROLL for (int e = 0; e < 2; e++)
+          nearest = min(nearest, (int)bits_of(fabsf(x[4 * j + 2 * i + e]) - above));
+      nearest = min(nearest, shuffle_xor(nearest, 1));
+      nearest = min(nearest, shuffle_xor(nearest, 2));
+      limit[i] = above + float_of((u32)nearest);  // exact: both are within a factor of two from the third key on
+      plain[i] &= nearest < 0 && mine > 2 && next > mine &&
+                  bits_of(fmaf(limit[i], scale[i], ONE)) == bits_of(ONE) + mine;
+    }
+  }
+};
+
+// Clip, scale, codes and their bytes: what quantizer.py defines.
+
+// An exact tie between two codes goes up, as in the reference, because this, more than the error of a value's place in
+// the range, is added to the place.
+constexpr float UP = 2e-7f;
+
+// The range of a group. A value's place in it, 0 to 1, is (x - from) * inverse + shift: `from` is 0 where the range has
+// both signs, so one instruction does; elsewhere that would cancel, and it is the low end.
+template <int BITS>
+struct Scale {
+  static constexpr float STEPS = (1 << BITS) - 1, STEP = 1.f / STEPS;
+  float inverse, shift, from;
+  u32 word;  // scale and offset in 16 bits, saturated
+
+  DEV Scale(float low, float high) {
+    const float range = fmaxf(high - low, MIN_RANGE), near = reciprocal(range);
+    inverse = fmaf(fmaf(-range, near, 1.f), near, near);
+    from = low <= 0.f && high >= 0.f ? 0.f : low;
+    shift = fmaf(from - low, inverse, UP);
+    const float near_step = multiply(range, STEP);  // and the rest of it: correctly rounded (P. Markstein)
+    const float scale = fminf(fmaf(fmaf(-STEPS, near_step, range), STEP, near_step), LARGEST);
+    const float offset = fminf(fmaxf(low, -LARGEST), LARGEST);
+    word = AFFINE_BF16 ? pack_bf16(scale, offset) : pack_f16(scale, offset);
+  }
+};
+
+// 2^23 + code as a float's bits of a value at this place: code = STEPS * clamp(place, 0, 1), rounded; 0 for NaN.
+template <int BITS>
+DEV u32 code_bits(float place) {
+  return bits_of(fmaf(saturate(place), Scale<BITS>::STEPS, ONE));
+}
+
+// Clips the extremes of a row's groups. Codes of values beyond the limit saturate by themselves, except in groups
+// narrower than the smallest range: such a row is not `plain`.
+template <class R>
+DEV void clip_extremes(float (&low)[R::G], float (&high)[R::G], float limit, bool& plain) {
+  UNROLL for (int v = 0; v < R::G; v++) {
+    low[v] = fminf(fmaxf(low[v], -limit), limit);
+    high[v] = fmaxf(fminf(high[v], limit), -limit);
+    plain &= !(high[v] - low[v] < MIN_RANGE);
+  }
+}
+
+// Quantizes the thread's part of row g + 8 I, whose groups have these extremes, both signs each, and stores it.
+template <class R, int I>
+DEV void store_codes(const float (&x)[R::D / 2], const float (&low)[R::G], const float (&high)[R::G], u8* codes,
+                     u16* affine, bool valid, int t) {
+  constexpr int JQ = R::D / 32, IN_BYTE = 8 / R::BITS;  // quarters
+  // What the bits of 2^23, 0x4B000000, leave of the last byte of a sum: 85 or 17 times them.
+  constexpr u32 REST = 0x4B000000u * (R::BITS == 2 ? 85u : 17u);
+  float inverse[R::G], shift[R::G];
+  UNROLL for (int v = 0; v < R::G; v++) {
+    const Scale<R::BITS> scale(low[v], high[v]);
+    inverse[v] = scale.inverse;
+    shift[v] = scale.shift;
+    if (valid && t == v) store_word(affine + 2 * v, scale.word);
+  }
+  UNROLL for (int part = 0; part < 4 / IN_BYTE; part++) {
+    u32 bytes[JQ / 2];
+    UNROLL for (int w = 0; w < JQ / 2; w++) {
+      bytes[w] = 0u - REST;
+      UNROLL for (int b = 0; b < 4; b++) UNROLL for (int i = 0; i < IN_BYTE; i++) {
+        const int q = part * IN_BYTE + i, v = q * R::G / 4;
+        const float y = x[4 * (q * JQ + 2 * w + b / 2) + 2 * I + b % 2];
+        bytes[w] += code_bits<R::BITS>(fmaf(y, inverse[v], shift[v])) << (8 * b + R::BITS * i);
+      }
+    }
+    if (valid) store_words(codes + part * (R::D / 4) + 2 * JQ * t, bytes);
+  }
+}
+
+// The thread's part of row g + 8 I in bfloat16.
+template <int D, int I>
+DEV void store_row(u16* row, const float (&x)[D / 2], int t) {
+  constexpr int JQ = D / 32;
+  UNROLL for (int q = 0; q < 4; q++) {
+    u32 words[JQ];
+    UNROLL for (int j = 0; j < JQ; j++)
+        words[j] = pack_bf16(x[4 * (q * JQ + j) + 2 * I], x[4 * (q * JQ + j) + 2 * I + 1]);
+    store_words(row + q * (D / 4) + 2 * JQ * t, words);
+  }
+}
+
+// A row in a warp, any row: how a decode step quantizes all of its rows, and the other kernels those few that the
+// straight way does not fit.
+
+// A row in a warp. Its codes are one or two parts of BYTES bytes; a byte has fields of IN_BYTE quarters. A lane has
+// OWN_BYTES bytes of OWN_PARTS parts, every 32nd from `l % BYTES` on, and in them the fields of QUARTERS quarters, from
+// `l / BYTES * QUARTERS` on. Value `i` is of quarter `i / OWN_BYTES` of these.
+template <class R>
+struct WarpRow {
+  static constexpr int D = R::D, EACH = D / 32, BYTES = D / 4;
+  static constexpr int OWN_BYTES = BYTES > 32 ? BYTES / 32 : 1, QUARTERS = EACH / OWN_BYTES;
+  static constexpr int IN_BYTE = 8 / R::BITS, OWN_PARTS = QUARTERS > IN_BYTE ? QUARTERS / IN_BYTE : 1;
+  static constexpr int OWN = R::G * QUARTERS < 4 ? 1 : R::G * QUARTERS / 4;  // groups that a lane has values of
+  static constexpr bool SHARED = R::G == 1 || BYTES >= 32;                   // by all lanes
+  float x[EACH];
+  int lane, byte, quarter;
+
+  DEV WarpRow(int lane) : lane(lane), byte(lane % BYTES), quarter(lane / BYTES * QUARTERS) {}
+  DEV int quarter_of(int i) const { return quarter + i / OWN_BYTES; }
+  DEV int byte_of(int i) const { return byte + i % OWN_BYTES * 32; }
+
+  // Columns 8 j + 2 t + e are in the order of `channel_of`.
+  DEV void load(u32 row) {
+    constexpr int JQ = D / 32;
+    UNROLL for (int i = 0; i < EACH; i++) {
+      const int at = byte_of(i), column = at % (2 * JQ) / 2 * 8 + at / (2 * JQ) * 2 + at % 2;
+      x[i] = shared_load(row + (quarter_of(i) * BYTES + column) * 4);
+    }
+  }
+  DEV void store_exact(u16* row) const {
+    UNROLL for (int i = 0; i < EACH; i++)
+        store_half(row + quarter_of(i) * BYTES + byte_of(i), (u16)pack_bf16(x[i], 0.f));
+  }
+
+  // The RANK-th largest magnitude of the row. As integers magnitudes have the order of floats.
+  DEV float limit() const {
+    int y[EACH];
+    UNROLL for (int i = 0; i < EACH; i++) y[i] = (int)bits_of(fabsf(x[i]));
+    UNROLL for (int i = 1; i < EACH; i++) UNROLL for (int j = i; j > 0; j--) {
+      const int larger = max(y[j - 1], y[j]);
+      y[j] = min(y[j - 1], y[j]);
+      y[j - 1] = larger;
+    }
+    int found = 0, left = R::RANK;
+    UNROLL_1 for (int round = 0; round < R::RANK && left > 0; round++) {  // a value more each, with all its equals
+      found = reduce_max(y[0]);
+      const bool mine = y[0] == found;
+      left -= count(mine);
+      UNROLL for (int i = 0; i < EACH; i++) y[i] = mine ? (i + 1 < EACH ? y[i + 1] : -1) : y[i];
+    }
+    return float_of((u32)found);
+  }
+
+  DEV static int ordered(float x) {  // integers in the order of floats
+    const int bits = (int)bits_of(x);
+    return bits ^ (bits >> 31 & 0x7FFFFFFF);
+  }
+  DEV static float unordered(int x) { return float_of((u32)(x ^ (x >> 31 & 0x7FFFFFFF))); }
+  // Of all lanes that share a group.
+  DEV static int largest(int x) {
+    if (SHARED) return reduce_max(x);
+    UNROLL for (int mask = 1; mask < BYTES; mask *= 2) x = max(x, shuffle_xor(x, mask));
+    return x;
+  }
+
+  DEV void quantize(u8* codes, u16* affine) {
+    if constexpr (R::RANK > 0) {
+      const float most = limit();
+      UNROLL for (int i = 0; i < EACH; i++) x[i] = fminf(fmaxf(x[i], -most), most);
+    }
+    u32 bits[OWN_PARTS * OWN_BYTES] = {};
+    UNROLL for (int v = 0; v < OWN; v++) {
+      constexpr int N = EACH / OWN;  // values of the group in this lane
+      int top = ordered(x[v * N]), bottom = ~top;
+      UNROLL for (int i = 1; i < N; i++) {
+        top = max(top, ordered(x[v * N + i]));
+        bottom = max(bottom, ~ordered(x[v * N + i]));
+      }
+      const float high = unordered(largest(top)), low = unordered(~largest(bottom));
+      const Scale<R::BITS> scale(low, high);
+      UNROLL for (int i = 0; i < N; i++) {
+        const int n = v * N + i, mine = n / OWN_BYTES / IN_BYTE * OWN_BYTES + n % OWN_BYTES;
+        const float place = fmaf(x[n] - scale.from, scale.inverse, scale.shift);
+        const u32 code = code_bits<R::BITS>(place) & ((1 << R::BITS) - 1);
+        bits[mine] |= code << R::BITS * (quarter_of(n) % IN_BYTE);
+      }
+      if (SHARED ? lane == 0 : byte == 0) store_word(affine + 2 * (SHARED ? v : lane / BYTES * OWN + v), scale.word);
+    }
+    if constexpr (QUARTERS < IN_BYTE) bits[0] |= shuffle_xor(bits[0], BYTES);
+    if (QUARTERS >= IN_BYTE || lane < BYTES) {
+      UNROLL for (int i = 0; i < OWN_PARTS * OWN_BYTES; i++)
+          store_byte(codes + (quarter / IN_BYTE + i / OWN_BYTES) * BYTES + byte_of(i), (u8)bits[i]);
+    }
+  }
+};

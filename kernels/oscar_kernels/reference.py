@@ -1,0 +1,443 @@
+"""Every op in plain torch: the definition of what kernels write, read and copy, and what CPUs run.
+
+Attention dequantizes every cached row, or takes it from its window, and is then dense, one request
+at a time, in the dtype of the query: float64 queries make it the oracle.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from oscar_kernels import quantizer
+from oscar_kernels.cache import BatchView, Drafts, LayerCache, TokenTargets, Transforms, WindowState
+from oscar_kernels.spec import code_bytes
+
+Parts = Literal["all", "slots", "windows"]
+
+
+def write_kv_int2(
+    key: Tensor,
+    value: Tensor,
+    cache: LayerCache,
+    transforms: Transforms,
+    targets: TokenTargets,
+    *,
+    windows: WindowState,
+    parts: Parts = "all",
+    query: Tensor | None = None,
+    query_out: Tensor | None = None,
+    rows_out: tuple[Tensor, Tensor] | None = None,
+) -> Tensor | None:
+    """Transform new tokens and write their INT2 slots, ring rows and sink rows.
+
+    `k' = (k - k_mean) @ k_forward`, `v' = v @ v_forward`, `q' = q @ q_partner`, all in float32.
+    Slots get the codes of `quantizer`; ring and sinks get `k'` and `v'` themselves. If several
+    tokens name the same place, it is not defined which one is stored.
+
+    Args:
+        key: `[T, H, Dk]` after RoPE, any float dtype. Not modified.
+        value: `[T, H, Dv]`, the same dtype. Not modified.
+        targets: where the tokens go.
+        windows: `sink_block` of every row.
+        parts: `slots` before the attention of an extend, `windows` after it, `all` before the
+            attention of a decode.
+        query: `[T, Hq, Dk]` to transform as well; query head `j` belongs to KV head
+            `j // (Hq // H)`.
+        query_out: `[T, Hq, Dk]` for `q'`; allocated in `query`'s dtype by default.
+        rows_out: `[T, H, Dk]` and `[T, H, Dv]` for `k'` and `v'`.
+
+    Returns:
+        `q'`, or `None` without a query.
+    """
+    k_rows = transform_rows(key, transforms.k_forward, transforms.k_mean)
+    v_rows = transform_rows(value, transforms.v_forward)
+    if parts != "windows":
+        _write_slots(k_rows, v_rows, cache, targets)
+    if parts != "slots":
+        _write_windows(k_rows, v_rows, cache, targets, windows)
+    if rows_out is not None:
+        rows_out[0].copy_(k_rows)
+        rows_out[1].copy_(v_rows)
+    if query is None:
+        return None
+    out = torch.empty_like(query) if query_out is None else query_out
+    return out.copy_(transform_rows(query, transforms.q_partner))
+
+
+def transform_rows(x: Tensor, matrix: Tensor, mean: Tensor | None = None) -> Tensor:
+    """`(x - mean) @ matrix` in float32; `x` `[T, heads, D]`, heads a multiple of the matrix's
+    leading dimension."""
+    centred = x.float() if mean is None else x.float() - mean
+    group = x.shape[1] // matrix.shape[0]
+    return torch.einsum("thd,hde->the", centred, matrix.repeat_interleave(group, 0))
+
+
+def _write_slots(k_rows: Tensor, v_rows: Tensor, cache: LayerCache, targets: TokenTargets) -> None:
+    k_codes, k_affine = quantizer.quantize(k_rows, cache.k_spec)
+    v_codes, v_affine = quantizer.quantize(v_rows, cache.v_spec)
+    slots = targets.out_loc.long()
+    cache.codes[slots] = torch.cat([k_codes, v_codes], -1)
+    cache.affine[slots] = torch.cat([k_affine.flatten(-2), v_affine.flatten(-2)], -1)
+
+
+def _write_windows(
+    k_rows: Tensor, v_rows: Tensor, cache: LayerCache, targets: TokenTargets, windows: WindowState
+) -> None:
+    rows, positions = targets.rows.long(), targets.positions.long()
+    last = positions >= targets.ends - cache.recent
+    first = positions < cache.sink
+    blocks = windows.sink_block.long()[rows]
+    for new, ring, sink in (
+        (k_rows, cache.ring_k, cache.sink_k),
+        (v_rows, cache.ring_v, cache.sink_v),
+    ):
+        if cache.recent:
+            ring[rows[last], positions[last] % cache.ring_rows] = new[last].to(ring.dtype)
+        if cache.sink:
+            sink[blocks[first], positions[first]] = new[first].to(sink.dtype)
+
+
+def materialize_prefix(
+    cache: LayerCache,
+    batch: BatchView,
+    *,
+    out_k: Tensor,
+    out_v: Tensor,
+    first: Tensor | None = None,
+    out_indptr: Tensor | None = None,
+) -> None:
+    """Write the transformed rows of cached tokens, packed by request.
+
+    Request `b` fills rows `out_indptr[b] .. out_indptr[b + 1]` with its positions from `first[b]`
+    on. By default that is every position of every request. A long prefix can be read in pieces:
+    with the requests' lengths `n`, piece `i` of `c` positions has `first = i * c`, and `out_indptr`
+    is the running sum of `clamp(n - i * c, 0, c)`.
+
+    Args:
+        batch: the requests, their slots and windows; positions count from the first entry of each.
+        out_k: `[capacity, H, Dk]`, any float dtype. Rows from `out_indptr[B]` on stay as they are.
+        out_v: `[capacity, H, Dv]`.
+        first: `[B]` int32 or int64, the first position of each request; 0 by default.
+        out_indptr: `[B + 1]` int32 or int64, starts at 0; `batch.kv_indptr` by default. A row past
+            its request's end stays as it is.
+    """
+    ends = batch.kv_indptr.tolist()
+    places = ends if out_indptr is None else out_indptr.tolist()
+    starts = [0] * len(batch.rows) if first is None else first.tolist()
+    for b in range(len(batch.rows)):
+        keys, values = cached_rows(cache, batch, b, torch.float32)
+        count = min(
+            places[b + 1] - places[b], ends[b + 1] - ends[b] - starts[b], len(out_k) - places[b]
+        )
+        if count > 0:
+            to, of = slice(places[b], places[b] + count), slice(starts[b], starts[b] + count)
+            out_k[to], out_v[to] = keys[of].to(out_k.dtype), values[of].to(out_v.dtype)
+
+
+def cached_rows(
+    cache: LayerCache,
+    batch: BatchView,
+    request: int,
+    dtype: torch.dtype,
+    *,
+    drafts: int = 0,
+    seen: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Transformed K and V of every cached position of one request, from the tier that holds it.
+
+    Args:
+        drafts: last tokens of the request that are left out.
+        seen: how many of these the query sees; older tokens leave its window as they do when these
+            are cached.
+
+    Returns:
+        `[n, H, Dk]` and `[n, H, Dv]` of `dtype`, with `n` tokens that are no drafts.
+    """
+    first, last = batch.kv_indptr[request : request + 2].tolist()
+    length, row = last - first - drafts, int(batch.rows[request])
+    slots = batch.kv_indices[first : first + length].long()
+    position = torch.arange(length, device=slots.device)
+    keys, values = stored_rows(cache, slots)
+    keys, values = keys.to(dtype), values.to(dtype)
+
+    start = max(length + seen - cache.recent, int(batch.windows.ring_start[row]))
+    recent = position[position >= start]
+    if len(recent):
+        keys[recent] = cache.ring_k[row, recent % cache.ring_rows].to(dtype)
+        values[recent] = cache.ring_v[row, recent % cache.ring_rows].to(dtype)
+    block = int(batch.windows.sink_block[row])
+    sink = position[int(batch.windows.sink_from[row]) : min(cache.sink, length)]
+    keys[sink] = cache.sink_k[block, sink].to(dtype)
+    values[sink] = cache.sink_v[block, sink].to(dtype)
+    return keys, values
+
+
+def stored_rows(cache: LayerCache, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Dequantized `[n, H, Dk]` and `[n, H, Dv]` of slots, float32."""
+    split, groups = code_bytes(cache.k_spec), 2 * cache.k_spec.num_groups
+    codes, affine = cache.codes[slots], cache.affine[slots]
+    return (
+        quantizer.dequantize(
+            codes[..., :split], affine[..., :groups].unflatten(-1, (-1, 2)), cache.k_spec
+        ),
+        quantizer.dequantize(
+            codes[..., split:], affine[..., groups:].unflatten(-1, (-1, 2)), cache.v_spec
+        ),
+    )
+
+
+def decode_attention(
+    query: Tensor,
+    cache: LayerCache,
+    batch: BatchView,
+    *,
+    sm_scale: float,
+    logit_cap: float = 0.0,
+    sink_logits: Tensor | None = None,
+    o_partner: Tensor | None = None,
+    workspace: object = None,
+    out: Tensor | None = None,
+    prefix_stable: bool = False,
+    drafts: Drafts | None = None,
+) -> Tensor:
+    """One query token per request over all its cached tokens, itself included; or all drafts of
+    every request, each over what is sure and over its ancestors.
+
+    Args:
+        query: `[B, Hq, Dk]`, transformed; `[B * n, Hq, Dk]` with `n` drafts of each request.
+        cache, batch: what is read; a request without tokens gets zeros.
+        logit_cap: `c` for `c * tanh(logit / c)`; 0 for none.
+        sink_logits: float32, `[B, Hq]` or `[B * n, Hq]`, any strides: a logit beside those of the
+            tokens that takes its share of every softmax and has no value (learned sinks of
+            gpt-oss).
+        o_partner: `[1 | H, Dv, Dv]`; outputs become `o' @ o_partner^T`.
+        workspace: unused; only launchers need one.
+        out: `[B, Hq, Dv]` or `[B * n, Hq, Dv]`, written if given.
+        prefix_stable: the caller promises that the kernel in front of this call on the same stream
+            writes, of all rows that are read, only the newest token of each request, and that this
+            token is read from a window. A decode step without drafts can promise this.
+        drafts: of every request. A node of depth `d` reads the `L` tokens that are sure where a
+            decode step of length `L + d + 1` reads them, and its ancestors and itself from the
+            ring. So the ring must have `recent + n - 1` rows, and the window `n`.
+
+    Returns:
+        `[B, Hq, Dv]` or `[B * n, Hq, Dv]` in the dtype of the query, or `out`.
+    """
+    rows = []
+    for index in range(query.shape[0]):
+        if drafts is None:
+            keys, values = cached_rows(cache, batch, index, query.dtype)
+        else:
+            keys, values = _rows_of_node(cache, batch, drafts, index, query.dtype)
+        one, sums = attend(query[index : index + 1], keys, values, sm_scale, logit_cap)
+        rows.append(one if sink_logits is None else with_sink(one, sums, sink_logits[index]))
+    result = apply_o_partner(
+        torch.cat(rows) if rows else query.new_zeros(0, query.shape[1], cache.v_spec.head_dim),
+        o_partner,
+    )
+    return result if out is None else out.copy_(result)
+
+
+def _rows_of_node(
+    cache: LayerCache, batch: BatchView, drafts: Drafts, index: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """K and V that draft `index` of a batch reads: of sure tokens, then of its ancestors and
+    itself."""
+    request, node = divmod(index, drafts.count)
+    if batch.kv_indptr[request + 1] == batch.kv_indptr[request]:
+        return cached_rows(cache, batch, request, dtype)
+    bits = (2 << node) - 1 if drafts.mask is None else int(drafts.mask[index])
+    nodes = torch.tensor([i for i in range(drafts.count) if bits >> i & 1], dtype=torch.int64)
+    keys, values = cached_rows(cache, batch, request, dtype, drafts=drafts.count, seen=len(nodes))
+    row = int(batch.rows[request])
+    at = (len(keys) + nodes.to(keys.device)) % cache.ring_rows
+    return (
+        torch.cat([keys, cache.ring_k[row, at].to(dtype)]),
+        torch.cat([values, cache.ring_v[row, at].to(dtype)]),
+    )
+
+
+def extend_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cache: LayerCache,
+    batch: BatchView,
+    *,
+    qo_indptr: Tensor,
+    sm_scale: float,
+    logit_cap: float = 0.0,
+    o_partner: Tensor | None = None,
+    workspace: object = None,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """New tokens over their request's cached prefix, then causally over themselves, unquantized.
+
+    Args:
+        query, key, value: `[T, Hq, Dk]`, `[T, H, Dk]`, `[T, H, Dv]`, transformed.
+        cache, batch: the prefix only; its windows are those of the prefix.
+        qo_indptr: `[B + 1]`; request `b` brings the tokens
+            `qo_indptr[b] .. qo_indptr[b + 1] - 1`.
+        out, lse: `[T, Hq, Dv]` and float32 `[T, Hq]`, written if given.
+
+    Returns:
+        Outputs `[T, Hq, Dv]` in the dtype of the query, and the natural logarithm of the sum of
+        exponentiated logits `[T, Hq]`. Tokens from `qo_indptr[B]` on get zeros and -inf.
+    """
+    result = query.new_zeros(*query.shape[:2], cache.v_spec.head_dim)
+    sums = torch.full(query.shape[:2], -torch.inf, dtype=query.dtype, device=query.device)
+    for request, (first, last) in enumerate(
+        zip(qo_indptr[:-1].tolist(), qo_indptr[1:].tolist(), strict=True)
+    ):
+        keys, values = cached_rows(cache, batch, request, query.dtype)
+        new = slice(first, last)
+        keys = torch.cat([keys, key[new].to(query.dtype)])
+        values = torch.cat([values, value[new].to(query.dtype)])
+        result[new], sums[new] = attend(query[new], keys, values, sm_scale, logit_cap)
+    result = apply_o_partner(result, o_partner)
+    return (result if out is None else out.copy_(result)), (
+        sums if lse is None else lse.copy_(sums)
+    )
+
+
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, sm_scale: float, logit_cap: float
+) -> tuple[Tensor, Tensor]:
+    """Dense attention of the last `M` positions: `[M, Hq, Dk]` over `[n, H, Dk]`, `[n, H, Dv]`;
+    output and lse."""
+    grouped = query.unflatten(1, (keys.shape[1], -1))
+    logits = torch.einsum("mhgd,nhd->mhgn", grouped, keys) * sm_scale
+    if logit_cap:
+        logits = logit_cap * torch.tanh(logits / logit_cap)
+    hidden = torch.ones(query.shape[0], keys.shape[0], dtype=torch.bool, device=query.device)
+    hidden = hidden.triu(keys.shape[0] - query.shape[0] + 1)
+    logits = logits.masked_fill(hidden[:, None, None], -torch.inf)
+    outputs = torch.einsum("mhgn,nhd->mhgd", torch.softmax(logits, -1), values)
+    return outputs.flatten(1, 2), torch.logsumexp(logits, -1).flatten(1, 2)
+
+
+def with_sink(outputs: Tensor, lse: Tensor, sink_logits: Tensor) -> Tensor:
+    """Outputs of a softmax that has one more logit, without a value.
+
+    Args:
+        outputs: `[T, Hq, Dv]` of the softmax without it. Not modified.
+        lse: `[T, Hq]`, the natural logarithm of its sum of exponentiated logits.
+        sink_logits: `[Hq]` or `[T, Hq]`.
+
+    Returns:
+        `[T, Hq, Dv]` in the dtype of `outputs`.
+    """
+    share = torch.sigmoid(lse - sink_logits)
+    return (outputs * share[..., None]).to(outputs.dtype)
+
+
+def apply_o_partner(outputs: Tensor, o_partner: Tensor | None) -> Tensor:
+    """Bring attention outputs back to the basis of the model: `o = o' @ o_partner^T`.
+
+    Args:
+        outputs: `[T, Hq, Dv]`, any float dtype. Not modified.
+        o_partner: `[1 | H, Dv, Dv]`, cast to the dtype of `outputs`; `None` returns `outputs`.
+
+    Returns:
+        `[T, Hq, Dv]` in the dtype of `outputs`.
+    """
+    if o_partner is None:
+        return outputs
+    heads = outputs.unflatten(1, (o_partner.shape[0], -1))
+    return torch.einsum("mhgd,hjd->mhgj", heads, o_partner.to(outputs.dtype)).flatten(1, 2)
+
+
+def pack_slots(table: Tensor, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
+    """Copy `table[rows[b], :n]`, where `n = kv_indptr[b + 1] - kv_indptr[b]`, to
+    `out[kv_indptr[b] :]`, for every request `b`.
+
+    Args:
+        table: `[R, most tokens]` integers, the engine's slots by row and position.
+        rows: `[B]` integers, the row of each request.
+        kv_indptr: `[B + 1]` integers, starts at 0 and never falls.
+        out: `[>= kv_indptr[B]]` integers. Entries from `kv_indptr[B]` on are not modified.
+    """
+    if kv_indptr.numel() != rows.numel() + 1:
+        raise ValueError(f"rows {tuple(rows.shape)} and kv_indptr {tuple(kv_indptr.shape)}")
+    bounds = kv_indptr.tolist()
+    for row, first, last in zip(rows.tolist(), bounds[:-1], bounds[1:], strict=True):
+        out[first:last] = table[row, : last - first]
+
+
+class DraftCommit:
+    """Makes accepted drafts the next tokens of their requests.
+
+    Args:
+        caches: of all layers, written; they have the same windows and stay where they are.
+    """
+
+    def __init__(self, caches: Sequence[LayerCache]) -> None:
+        self.caches = caches
+
+    def __call__(
+        self,
+        *,
+        accepted: Tensor,
+        count: int,
+        rows: Tensor,
+        lengths: Tensor,
+        out_loc: Tensor,
+        windows: WindowState,
+    ) -> None:
+        """Make the accepted nodes of every request its next tokens, in all layers.
+
+        Node `j` was written to slot `out_loc[b * n + j]` and to the ring at `lengths[b] + j`. The
+        node that is accepted at depth `d` is copied to slot `out_loc[b * n + d]`, to the ring at
+        `lengths[b] + d`, and to the sinks if that position is one of them.
+
+        Args:
+            accepted: `[B * n]` int32; entry `b * n + d` is the node at depth `d`, or -1 from the
+                first depth without an accepted node on. Nodes ascend, and none is less than its
+                depth.
+            rows: `[B]` int32 or int64, the row of each request.
+            lengths: `[B]` int32 or int64, tokens of each request in front of its drafts.
+            out_loc: `[B * n]` int32 or int64, slots of the drafts.
+            windows: `sink_block` of every row.
+        """
+        table = accepted.view(-1, count)
+        request, depth = (table >= 0).nonzero(as_tuple=True)
+        node, row, length = (
+            table[request, depth].long(),
+            rows[request].long(),
+            lengths[request].long(),
+        )
+        slots = out_loc.long().view(-1, count)
+        old, new = slots[request, node], slots[request, depth]
+        first = length + depth < self.caches[0].sink
+        block = windows.sink_block.long()[row][first]
+        for cache in self.caches:
+            for store in (cache.codes, cache.affine):
+                store[new] = store[old]
+            for ring, sink in ((cache.ring_k, cache.sink_k), (cache.ring_v, cache.sink_v)):
+                kept = ring[row, (length + node) % cache.ring_rows]
+                ring[row, (length + depth) % cache.ring_rows] = kept
+                sink[block, (length + depth)[first]] = kept[first]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def signature_of(model: Callable[P, R]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Declare that a function takes the arguments of `model`, for type checkers and for `help`.
+
+    The function is returned itself: a call costs no more.
+    """
+
+    def declared(function: Callable[..., R]) -> Callable[P, R]:
+        named: Any = function
+        named.__signature__ = inspect.signature(model)
+        return function
+
+    return declared

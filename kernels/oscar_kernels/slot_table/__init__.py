@@ -1,1 +1,0 @@
-"""See kernels/README.md."""
