@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from oscar_zoo.app.serve import serve
     from oscar_zoo.app.site import build_site
     from oscar_zoo.app.status import deprecate, unyank, yank
-    from oscar_zoo.app.verify import verify
+    from oscar_zoo.registry.verify import verify
 
 _CALLS = {
     "Artifact": "app.artifacts",

@@ -12,8 +12,8 @@ from tiny_artifacts import payload, write_folder
 
 import oscar_zoo
 from oscar_zoo.cli.main import COMMANDS
-from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.hubs.local import LocalHub
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDS_TORCH = re.compile(r"oscar_zoo\.(compute_artifact|fit|evaluate_artifact|draw_report)\(")

@@ -25,8 +25,8 @@ from cli_child import Cli
 from tiny_artifacts import payload
 
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.hubs.address import open_hub
 from oscar_zoo.registry.fetch import fetch_files
+from oscar_zoo.registry.hubs.address import open_hub
 from oscar_zoo.registry.resolve import resolve
 
 LAYERS, DIM = 76, 256

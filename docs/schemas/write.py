@@ -24,6 +24,7 @@ from oscar_zoo.artifact.manifest import Manifest, Status
 from oscar_zoo.artifact.outcome import VerifyReport
 from oscar_zoo.artifact.specs import Score, ServingRecipe
 from oscar_zoo.compute.report.data import ReportData
+from oscar_zoo.registry.login import Account
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.verb import schema_of
@@ -115,7 +116,10 @@ def text(value: Any, indent: int = 0, before: int = 0) -> str:
     return f"{ends[0]}\n{body}\n{' ' * indent}{ends[1]}"
 
 
-GENERATED: dict[str, tuple[str, type]] = {"verify-1": ("Verified artifacts", VerifyReport)}
+GENERATED: dict[str, tuple[str, type]] = {
+    "login-1": ("A login", Account),
+    "verify-1": ("Verified artifacts", VerifyReport),
+}
 """Outputs whose schema is made of the outcome of their verb: nobody writes them by hand."""
 
 

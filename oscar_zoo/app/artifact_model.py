@@ -8,15 +8,14 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from oscar_zoo.app.artifacts import Artifact
-from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.refused_models import check_served
-from oscar_zoo.app.targets import parse_model
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.errors import UsageError
-from oscar_zoo.registry.model_names import ModelChoice
+from oscar_zoo.observer import Observer
 from oscar_zoo.registry.recipe import serving_recipe
+from oscar_zoo.registry.targets import ModelChoice, parse_model
 
 if TYPE_CHECKING:
     from oscar_zoo.models.config_file import ConfigFile

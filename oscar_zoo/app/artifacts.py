@@ -9,10 +9,6 @@ from functools import cached_property
 from pathlib import Path
 
 from oscar_zoo.app.compute_wish import computing, model_to_compute, tell_of_folder
-from oscar_zoo.app.namesakes import looking_up
-from oscar_zoo.app.progress import Note, Observer
-from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import ModelTarget, NameTarget, PathTarget, Target
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference
@@ -20,14 +16,24 @@ from oscar_zoo.artifact.outcome import Verified, refuse, warning_text
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import ArtifactNotFound, OscarZooError, UsageError
 from oscar_zoo.next_step import Pull
+from oscar_zoo.observer import Note, Observer
 from oscar_zoo.registry.catalog import recipe_for
+from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import find_stored, stored_reference
-from oscar_zoo.registry.model_names import ModelChoice, check_made_for
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.pull import PullResult, pull, verify_stored
 from oscar_zoo.registry.store import Store, StoredArtifact
+from oscar_zoo.registry.targets import (
+    ModelChoice,
+    ModelTarget,
+    NameTarget,
+    PathTarget,
+    Target,
+    check_made_for,
+    looking_up,
+)
 from oscar_zoo.registry.trust import Trust
-from oscar_zoo.registry.verification import check_one, one_artifact
+from oscar_zoo.registry.verify import check_one, one_artifact
 
 
 @dataclass(frozen=True)

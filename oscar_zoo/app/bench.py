@@ -10,11 +10,9 @@ from pathlib import Path
 
 from oscar_zoo.app.bench_device import pick_device, usual_requests
 from oscar_zoo.app.bench_subject import SubjectNames, find_subject
-from oscar_zoo.app.progress import SILENT, Note, Observer
-from oscar_zoo.app.requirements import require_serve
-from oscar_zoo.app.sources import Sources
 from oscar_zoo.bench import run, sides
 from oscar_zoo.bench.report import Report
+from oscar_zoo.engines.requirements import require_serve
 from oscar_zoo.engines.sglang.launch import ports, staging
 from oscar_zoo.engines.sglang.launch.own_server import log_file
 from oscar_zoo.engines.sglang.launch.stock_server import BACKENDS
@@ -22,6 +20,8 @@ from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case
 from oscar_zoo.errors import FlagRefused, UsageError
 from oscar_zoo.models.hardware import device_name
+from oscar_zoo.observer import SILENT, Note, Observer
+from oscar_zoo.registry.hubs.address import Sources
 
 MOST_CASES = 64
 HELP = "try: oscar-zoo bench serve --help"

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from oscar_zoo.app import targets
 from oscar_zoo.app.artifact_model import ArtifactModel, model_for
 from oscar_zoo.app.artifacts import Artifact, open_artifact
-from oscar_zoo.app.progress import Observer
-from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.bench import dummy
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models import config_file
 from oscar_zoo.models.folder_geometry import geometry_of_folder
-from oscar_zoo.registry.model_names import ModelChoice
+from oscar_zoo.observer import Observer
+from oscar_zoo.registry import targets
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.targets import ModelChoice
 
 
 @dataclass(frozen=True)

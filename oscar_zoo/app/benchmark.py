@@ -14,14 +14,14 @@ from oscar_zoo.app.benchmark_plan import PreparedTask, Subject, find_subject, pr
 from oscar_zoo.app.benchmark_record import TaskResult, keep, remark, scores_of
 from oscar_zoo.app.benchmark_request import BenchmarkRequest
 from oscar_zoo.app.benchmark_servers import LABELS
-from oscar_zoo.app.files import check_file
-from oscar_zoo.app.progress import SILENT, Note, Observer
-from oscar_zoo.app.requirements import require_eval, require_serve
 from oscar_zoo.app.server_answers import counter
+from oscar_zoo.artifact.output_files import check_file
+from oscar_zoo.engines.requirements import require_eval, require_serve
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import ServerFailed, UsageError
 from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.observer import SILENT, Note, Observer
 
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.benchmarks.answers import Answers

@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo import paths
-from oscar_zoo.app import targets
 from oscar_zoo.app.artifact_model import ArtifactModel, both_sides, model_for
 from oscar_zoo.app.artifacts import Artifact, open_artifact
 from oscar_zoo.app.benchmark_request import BenchmarkRequest, generation_of, seeds_of
 from oscar_zoo.app.benchmark_servers import BenchmarkServers
-from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.server_answers import serving_dtype
-from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import ModelBlock
@@ -24,7 +21,10 @@ from oscar_zoo.engines.sglang.compat.versions import sglang_version
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.evaluate.benchmarks.tasks import Benchmark
 from oscar_zoo.models.hardware import device_name, pick_serving_device
-from oscar_zoo.registry.model_names import ModelChoice
+from oscar_zoo.observer import Observer
+from oscar_zoo.registry import targets
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.targets import ModelChoice
 
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.benchmarks.harness import LoadedTask

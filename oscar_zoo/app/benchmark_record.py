@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.benchmark_plan import PreparedTask, Subject, folder_of
 from oscar_zoo.app.benchmark_request import BenchmarkRequest
-from oscar_zoo.app.files import write_file
-from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.artifact.output_files import write_file
 from oscar_zoo.artifact.specs import Harness, Score
 from oscar_zoo.evaluate.benchmarks.tasks import SAMPLE, Benchmark
-from oscar_zoo.registry import own_scores
+from oscar_zoo.observer import Note, Observer
+from oscar_zoo.registry import score_file
 from oscar_zoo.registry.score_file import ScoreFile
 
 if TYPE_CHECKING:
@@ -136,5 +136,5 @@ def keep(
         write_file(path, record.to_bytes())
         return path
     path = place_of(artifact, identity)
-    own_scores.keep(path, record)
+    score_file.keep(path, record)
     return path

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from oscar_zoo.app.artifacts import Artifact
-from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.server_answers import check_recipe
 from oscar_zoo.app.server_keys import client_of
 from oscar_zoo.app.server_start import StartObserver
@@ -17,7 +16,8 @@ from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, o
 from oscar_zoo.engines.sglang.launch.stock_server import StockServer, stock_server
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import UsageError
-from oscar_zoo.registry.model_names import ModelChoice
+from oscar_zoo.observer import Observer
+from oscar_zoo.registry.targets import ModelChoice
 
 LABELS = {"int2": "INT2", "bf16": "BF16", "fp8": "FP8"}
 

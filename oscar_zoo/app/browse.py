@@ -9,8 +9,6 @@ from typing import Any
 
 from oscar_zoo.app.compute_wish import computing
 from oscar_zoo.app.memory_estimate import estimate_memory
-from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import ModelTarget, NameTarget
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.outcome import Outcome, SignatureReport
@@ -20,16 +18,15 @@ from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.registry import known_names
 from oscar_zoo.registry.architectures import Architecture, architecture
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.hub_queries import look, unknown_name
+from oscar_zoo.registry.entries import known_scores
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.known_names import status_warnings
+from oscar_zoo.registry.lookup import look, unknown_name
 from oscar_zoo.registry.measured import Measured
-from oscar_zoo.registry.model_names import ModelChoice
-from oscar_zoo.registry.notices import status_warnings
 from oscar_zoo.registry.recipe import ModelRecipe
-from oscar_zoo.registry.record import Record
-from oscar_zoo.registry.signatures import NOT_SIGNED
-from oscar_zoo.registry.signed_outcome import signature_of
-from oscar_zoo.registry.store import Store
-from oscar_zoo.registry.summary import known_scores
+from oscar_zoo.registry.signatures import NOT_SIGNED, signature_of
+from oscar_zoo.registry.store import Record, Store
+from oscar_zoo.registry.targets import ModelChoice, ModelTarget, NameTarget
 from oscar_zoo.registry.view import HubView
 
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from oscar_zoo.app.artifacts import Artifact, stored_artifact
-from oscar_zoo.app.targets import NameTarget, parse_name
 from oscar_zoo.artifact.outcome import Verified, why
 from oscar_zoo.errors import ArtifactNotFound, IntegrityError
 from oscar_zoo.registry import gc
 from oscar_zoo.registry.known_names import find_stored
 from oscar_zoo.registry.pull import verify_stored
-from oscar_zoo.registry.record import Record
-from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.store import Record, Store
+from oscar_zoo.registry.targets import NameTarget, parse_name
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oscar_zoo.app.files import check_file, write_file
-from oscar_zoo.app.known import known_entries
-from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import PathTarget, Target, parse
 from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.output_files import check_file, write_file
 from oscar_zoo.compute.report.data import MAX_BYTES
 from oscar_zoo.errors import ConflictError, UsageError
-from oscar_zoo.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
 from oscar_zoo.registry import card_front
 from oscar_zoo.registry.card import BEGIN, END, TITLE, is_damaged, merged_card, new_card
 from oscar_zoo.registry.card_front import with_metadata
 from oscar_zoo.registry.card_table import CardRow, ReportFiles
-from oscar_zoo.registry.hub_queries import look
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
+from oscar_zoo.registry.lookup import known_entries, look
+from oscar_zoo.registry.targets import PathTarget, Target, parse
 
 _KINDS = {".html": "page", ".png": "picture", ".json": "numbers"}
 """Suffix of a file of a report -> what it is."""

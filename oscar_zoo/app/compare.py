@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.app.known import known_entries
 from oscar_zoo.app.model_needs import needs_of_manifest, needs_of_recipe
-from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import Target, parse
 from oscar_zoo.engines.sglang.capacity import caches
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.errors import OscarZooError, UsageError
-from oscar_zoo.registry.entries import Entry
-from oscar_zoo.registry.score_history import in_order
-from oscar_zoo.registry.summary import score_summary
+from oscar_zoo.registry.entries import Entry, score_summary
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.lookup import known_entries
+from oscar_zoo.registry.score_file import in_order
+from oscar_zoo.registry.targets import Target, parse
 
 _OWN = ("id", "digest")
 """Facts that differ between any two artifacts."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 from oscar_zoo.app.arguments import clip_of, model_text
 from oscar_zoo.app.compute_request import ComputeRequest
 from oscar_zoo.app.early_checks import check_device, check_model
-from oscar_zoo.app.progress import SILENT, Note, Observer, phase_progress
 from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.observer import SILENT, Note, Observer, phase_progress
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.specs import Clip
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from oscar_zoo.models.config_file import ConfigFile
     from oscar_zoo.models.loading import Dtype
     from oscar_zoo.models.model_source import ModelConfig
-    from oscar_zoo.registry.model_names import ModelChoice
+    from oscar_zoo.registry.targets import ModelChoice
 
 CALIB_TOKENS = 16_384
 """Tokens to calibrate on when neither the request nor the model's recipe says how many."""
@@ -134,10 +134,9 @@ def compute(request: ComputeRequest, observer: Observer = SILENT) -> ComputeResu
     Returns:
         The artifact; its `notes` hold every remark, also those that the observer was told at once.
     """
-    from oscar_zoo.app.requirements import require_compute
-    from oscar_zoo.app.targets import parse_model
     from oscar_zoo.compute.folder import check_place
-    from oscar_zoo.registry.model_names import check_model_id
+    from oscar_zoo.engines.requirements import require_compute
+    from oscar_zoo.registry.targets import check_model_id, parse_model
 
     require_compute()
     choice = parse_model(request.model, observer)

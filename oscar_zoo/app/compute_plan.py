@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from oscar_zoo.app.compute import not_served_note, options_of, serving_refusal
 from oscar_zoo.app.compute_request import ComputeRequest
 from oscar_zoo.app.compute_wish import ComputeWish
-from oscar_zoo.app.progress import Note, Observer
-from oscar_zoo.app.requirements import require_compute
 from oscar_zoo.artifact.names import is_path, path_text
+from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import NetworkError, OscarZooError
 from oscar_zoo.next_step import Compute
-from oscar_zoo.registry.model_names import ModelChoice
+from oscar_zoo.observer import Note, Observer
+from oscar_zoo.registry.targets import ModelChoice
 
 if TYPE_CHECKING:
     from oscar_zoo.compute.estimate import Estimate

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oscar_zoo.app.arguments import command_line, option_words
-from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import ModelTarget, NameTarget
 from oscar_zoo.errors import (
     ArtifactNotFound,
     NetworkError,
@@ -15,7 +13,8 @@ from oscar_zoo.errors import (
     UsageError,
 )
 from oscar_zoo.next_step import Compute
-from oscar_zoo.registry.model_names import ModelChoice
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.targets import ModelChoice, ModelTarget, NameTarget
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo import children
-from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.app.serve_checks import check, check_place, find_artifact
 from oscar_zoo.app.serve_request import ServeRequest
 from oscar_zoo.app.servers import serve_log
-from oscar_zoo.app.targets import PathTarget
 from oscar_zoo.children import Child
 from oscar_zoo.engines.sglang.launch.flag_refusals import replaced_backends
 from oscar_zoo.engines.sglang.launch.phases import PhaseReader
@@ -26,6 +24,8 @@ from oscar_zoo.engines.sglang.launch.plan import LOOPBACK
 from oscar_zoo.engines.sglang.launch.private_log import open_private
 from oscar_zoo.engines.sglang.launch.signals import Signals
 from oscar_zoo.errors import ServerFailed
+from oscar_zoo.observer import SILENT, Note, Observer
+from oscar_zoo.registry.targets import PathTarget
 
 PROGRAM = "from oscar_zoo.cli.main import main; main()"
 POLL_SECONDS = 0.5

@@ -17,10 +17,11 @@ from oscar_zoo import paths
 from oscar_zoo.app import machine
 from oscar_zoo.app.machine import DoctorFinding, counted
 from oscar_zoo.errors import HubTimeout, NetworkError, OscarZooError, UsageError
-from oscar_zoo.hubs import accounts, address, config
-from oscar_zoo.hubs.deadline import in_parallel, within
-from oscar_zoo.hubs.origin import is_nearby
-from oscar_zoo.hubs.table import HUBS, HubKind
+from oscar_zoo.registry import login
+from oscar_zoo.registry.hubs import address
+from oscar_zoo.registry.hubs.http import is_nearby
+from oscar_zoo.registry.hubs.table import HUBS, HubKind
+from oscar_zoo.registry.hubs.threads import in_parallel, within
 
 SECONDS = 8.0
 """The longest that anything here may take."""
@@ -55,7 +56,7 @@ def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFi
     slow: list[Callable[[], DoctorFinding]] = []
     problem: OscarZooError | None = None
     try:
-        configured = config.load(hubs, offline=offline)
+        configured = address.load(hubs, offline=offline)
     except OscarZooError as error:
         problem = error
     found = [*machine.versions(), *machine.folders(), *settings(problem)]
@@ -72,14 +73,14 @@ def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
     """What changes what commands do: the configuration, and variables without the credentials in
     their addresses.
     """
-    path = paths.config_dir() / config.FILE_NAME
+    path = paths.config_dir() / address.FILE_NAME
     there = path.exists()
     facts: dict[str, object] = {"path": str(path), "exists": there}
     if problem is not None:
         step = problem.hint
         yield DoctorFinding(
             "setting",
-            config.FILE_NAME,
+            address.FILE_NAME,
             "failed",
             masked(problem.message),
             step,
@@ -89,7 +90,7 @@ def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
     else:
         yield DoctorFinding(
             "setting",
-            config.FILE_NAME,
+            address.FILE_NAME,
             "ok",
             str(path) if there else f"none at {path}",
             facts=facts,
@@ -128,7 +129,7 @@ def _is_safe(endpoint: str) -> bool:
     return parts.scheme.lower() == "https" or is_nearby(endpoint)
 
 
-def _hub(text: str, configured: config.HubSettings) -> DoctorFinding:
+def _hub(text: str, configured: address.HubSettings) -> DoctorFinding:
     """Whether a hub answers, how fast, and how many artifacts it has."""
     title = masked(text)
     if configured.offline and address.is_remote(text):
@@ -176,7 +177,7 @@ def _token(kind: HubKind, offline: bool) -> DoctorFinding:
         return DoctorFinding("token", title, "ok", f"from {found.source}", facts=facts)
     late = HubTimeout.for_hub(title, f"did not say within {SECONDS:.0f} s whose it is")
     try:
-        user = within(SECONDS, accounts.whoami, error=lambda: late)
+        user = within(SECONDS, login.whoami, error=lambda: late)
     except OscarZooError as error:
         detail = f"from {found.source}; {masked(error.message)}"
         return DoctorFinding("token", title, "not checked", detail, error.hint, facts=facts)

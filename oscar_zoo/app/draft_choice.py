@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import cast, get_args
 
 from oscar_zoo.app.prepare_serve import Prepared
-from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.engines.sglang import speculation_refusals
 from oscar_zoo.engines.sglang.launch import draft_flags
 from oscar_zoo.engines.sglang.launch.draft_flags import OPTION, Kind, Wish
@@ -22,6 +21,7 @@ from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.models.other_layers import UNTRIED, MtpLayers, kept_by_others, mtp_layers
 from oscar_zoo.models.weight_files import stored_names
+from oscar_zoo.observer import Note, Observer
 
 SOURCES: dict[Kind, str] = {
     "mtp": "the model's own layer (MTP)",

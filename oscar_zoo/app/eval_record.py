@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from oscar_zoo.app.artifacts import Artifact
-from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.evaluate.records import Circumstances, Compared, scores
 from oscar_zoo.evaluate.texts import NAMES
 from oscar_zoo.models.loading import LoadedModel
-from oscar_zoo.registry import own_scores
+from oscar_zoo.observer import Note, Observer
+from oscar_zoo.registry import score_file
 from oscar_zoo.registry.score_file import ScoreFile
 from oscar_zoo.registry.store import Store
 
@@ -57,7 +57,7 @@ def keep_record(
     identity = ArtifactId.parse(artifact.id)
     path = place_of(artifact, identity)
     try:
-        own_scores.keep(path, ScoreFile.of(identity, artifact.digest, found))
+        score_file.keep(path, ScoreFile.of(identity, artifact.digest, found))
     except OscarZooError as error:
         text = f"the scores are not kept in {path_text(path)}: {error.message}"
         observer.note(Note("eval.no_record", text, {"path": str(path)}))
@@ -70,8 +70,8 @@ def place_of(artifact: Artifact, identity: ArtifactId) -> Path:
     folder."""
     stored = artifact.path.resolve().is_relative_to(Store().root.resolve())
     if artifact.installed or stored:
-        return own_scores.in_state(identity)
-    return own_scores.in_folder(artifact.path)
+        return score_file.in_state(identity)
+    return score_file.in_folder(artifact.path)
 
 
 def made_for(artifact: Artifact, model: ModelBlock) -> bool:

@@ -16,10 +16,10 @@ from oscar_zoo.app.arguments import (
     option_words,
     values_of,
 )
-from oscar_zoo.app.progress import SILENT, Note, Observer
-from oscar_zoo.app.requirements import require_compute
+from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.evaluate.ablation import AS_PUBLISHED, TimeLeft, Values
 from oscar_zoo.evaluate.phases import Phase, duration
+from oscar_zoo.observer import SILENT, Note, Observer
 
 if TYPE_CHECKING:
     from oscar_zoo.app.arguments import Clips, Numbers

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from oscar_zoo.app.arguments import model_text, values_of
 from oscar_zoo.app.evaluate import PHASES, EvaluateRequest, settings_of
-from oscar_zoo.app.progress import SILENT, Note, Observer
-from oscar_zoo.app.requirements import require_compute
+from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.alternatives.table import ALL, choices
+from oscar_zoo.observer import SILENT, Note, Observer
 
 if TYPE_CHECKING:
     from oscar_zoo.app.evaluated_model import Subject

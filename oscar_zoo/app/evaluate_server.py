@@ -11,11 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oscar_zoo.app import targets
 from oscar_zoo.app.artifact_model import ArtifactModel, both_sides, model_for
 from oscar_zoo.app.artifacts import Artifact, open_artifact
-from oscar_zoo.app.progress import SILENT, Observer
-from oscar_zoo.app.requirements import require_serve
 from oscar_zoo.app.server_answers import (
     ServerFailure,
     ServerSubject,
@@ -25,12 +22,15 @@ from oscar_zoo.app.server_answers import (
     serving_dtype,
 )
 from oscar_zoo.app.server_keys import client_of
-from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
+from oscar_zoo.engines.requirements import require_serve
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
 from oscar_zoo.models import hardware
-from oscar_zoo.registry.model_names import ModelChoice
+from oscar_zoo.observer import SILENT, Observer
+from oscar_zoo.registry import targets
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.targets import ModelChoice
 
 if TYPE_CHECKING:
     from oscar_zoo.app.evaluate import Task

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Literal
 
 from oscar_zoo.app.arguments import clip_of, model_text
 from oscar_zoo.app.compute_request import ComputeRequest
-from oscar_zoo.app.files import check_file
-from oscar_zoo.app.progress import SILENT, Note, Observer, phase_progress
-from oscar_zoo.app.requirements import require_compute
 from oscar_zoo.artifact.names import path_text
+from oscar_zoo.artifact.output_files import check_file
+from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import PathNotFound, UsageError
+from oscar_zoo.observer import SILENT, Note, Observer, phase_progress
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.manifest import Manifest
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from oscar_zoo.compute.moments_file import MomentsInfo
     from oscar_zoo.compute.options import ComputeOptions
     from oscar_zoo.models.loading import Dtype
-    from oscar_zoo.registry.model_names import ModelChoice
+    from oscar_zoo.registry.targets import ModelChoice
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,8 @@ def run(request: FitRequest, observer: Observer = SILENT) -> FitResult:
     from oscar_zoo.compute.moments_file import load_moments
     from oscar_zoo.compute.phases import refit_phases
     from oscar_zoo.compute.refit import refit
-    from oscar_zoo.registry.model_names import recorded_model
     from oscar_zoo.registry.recipe import serving_recipe
+    from oscar_zoo.registry.targets import recorded_model
 
     info = load_moments(request.moments)[1]
     recorded = recorded_model(info.model.id)
@@ -252,7 +252,7 @@ def _check_paths(request: FitRequest) -> None:
 def _model_of(request: FitRequest, observer: Observer) -> ModelChoice | None:
     """The model of the request, which can be had; `None` without one."""
     from oscar_zoo.app.early_checks import check_device, check_model
-    from oscar_zoo.app.targets import parse_model
+    from oscar_zoo.registry.targets import parse_model
 
     if request.model is None:
         return None

@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from oscar_zoo.app.known import known_entries, served_entry
 from oscar_zoo.app.model_needs import (
     Needs,
     longest_of_manifest,
@@ -15,14 +14,22 @@ from oscar_zoo.app.model_needs import (
     needs_of_recipe,
 )
 from oscar_zoo.app.refused_models import check_served, check_used
-from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import NameTarget, PathTarget, parse, suggest_path
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference, is_path
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel, UsageError
 from oscar_zoo.next_step import Pull
 from oscar_zoo.registry.entries import Entry
-from oscar_zoo.registry.model_names import ModelChoice, choose_model, recorded_model
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.lookup import known_entries, served_entry
+from oscar_zoo.registry.targets import (
+    ModelChoice,
+    NameTarget,
+    PathTarget,
+    choose_model,
+    parse,
+    recorded_model,
+    suggest_path,
+)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 
 from oscar_zoo.app import server_records
 from oscar_zoo.app.prepare_serve import Prepared
-from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.running_server import COUNT_SECONDS, RunningServer
 from oscar_zoo.app.server_record import ServerRecord
 from oscar_zoo.app.server_start import StartObserver, with_next_step
@@ -15,6 +14,7 @@ from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer, own_server
 from oscar_zoo.engines.sglang.launch.ready import read_facts
 from oscar_zoo.errors import ServerFailed
+from oscar_zoo.observer import Observer
 
 ANSWER_SECONDS = 60.0
 """Seconds that a server that is ready may take to describe itself."""

@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import OscarZooError, ScoreNotFound
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.entries import Entry, collect
-from oscar_zoo.registry.hub_queries import look
-from oscar_zoo.registry.score_history import in_order
-from oscar_zoo.registry.score_rules import PERPLEXITY, is_lower_better, is_of_recipe
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.lookup import look
+from oscar_zoo.registry.score_file import PERPLEXITY, in_order, is_lower_better, is_of_recipe
 
 TASK = "gpqa"
 """The benchmark, where nobody names one."""

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from oscar_zoo.app.sources import Sources
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.registry import known_names, row_order
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.hub_queries import look
-from oscar_zoo.registry.notices import locked_warnings, quality_warnings
+from oscar_zoo.registry.entries import summaries
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.known_names import locked_warnings, quality_warnings
+from oscar_zoo.registry.lookup import look
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.registry.store import Store
-from oscar_zoo.registry.summary import summaries
 from oscar_zoo.registry.view import HubView
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from oscar_zoo.app.progress import SILENT, Observer
-from oscar_zoo.app.writing import check_online, ignore
 from oscar_zoo.errors import UsageError
-from oscar_zoo.hubs import address
+from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry import mirror as registry
+from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.mirror import MirrorOptions, MirrorResult
+from oscar_zoo.registry.writing import check_online, ignore
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 from oscar_zoo import paths
 from oscar_zoo.app.compute import run
 from oscar_zoo.app.compute_plan import ComputePlan
-from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.names import ArtifactId, Reference
@@ -33,13 +32,13 @@ from oscar_zoo.errors import (
     OscarZooError,
     OutputExists,
 )
-from oscar_zoo.hubs import address
 from oscar_zoo.next_step import AddOption, DropOption
-from oscar_zoo.registry.model_names import check_made_for
-from oscar_zoo.registry.publish import publish
-from oscar_zoo.registry.publishable import Publishable
+from oscar_zoo.observer import Note, Observer
+from oscar_zoo.registry.hubs import address
+from oscar_zoo.registry.publish import Publishable, publish
 from oscar_zoo.registry.pull import PullResult, pull
 from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.targets import check_made_for
 from oscar_zoo.registry.trust import Trust
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from oscar_zoo.app.artifact_model import ArtifactModel, model_for
 from oscar_zoo.app.artifacts import Artifact
-from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.refused_models import check_served
 from oscar_zoo.artifact import specs
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
@@ -19,7 +18,8 @@ from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.setting_flags import OPTIONS
 from oscar_zoo.models import hardware, weight_files
 from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.registry.model_names import ModelChoice
+from oscar_zoo.observer import Observer
+from oscar_zoo.registry.targets import ModelChoice
 
 
 @dataclass(frozen=True)

@@ -7,22 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
-from oscar_zoo.app.progress import SILENT, Note, Observer
-from oscar_zoo.app.writing import WriteReport, Written, ignore, writable_hubs, write_to_each
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.compute.report.page import HEAD
 from oscar_zoo.errors import PathNotFound, UsageError
-from oscar_zoo.hubs.base import Hub
-from oscar_zoo.registry import own_scores
+from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import publish as registry
+from oscar_zoo.registry import score_file
 from oscar_zoo.registry.catalog import can_be_found
-from oscar_zoo.registry.publish import PublishResult
-from oscar_zoo.registry.publishable import Publishable
-from oscar_zoo.registry.quality_gate import Shown, check_quality
+from oscar_zoo.registry.hubs.base import Hub
+from oscar_zoo.registry.publish import Publishable, PublishResult, Shown, check_quality
 from oscar_zoo.registry.signing_key import VARIABLE as SIGN_VARIABLE
 from oscar_zoo.registry.signing_key import SigningKey
+from oscar_zoo.registry.writing import WriteReport, Written, ignore, writable_hubs, write_to_each
 
 _LEAST_PARAMETERS = 100_000_000
 """Smaller models are not asked whole questions: perplexity and recall say more about them."""
@@ -106,9 +104,9 @@ def _may_answer(geometry: Geometry) -> bool:
 
 def _with_scores(made: Publishable, folder: Path, files: Sequence[Path]) -> Publishable:
     """The artifact with the scores of the folder's own score file and of `files`."""
-    own = own_scores.in_folder(folder)
+    own = score_file.in_folder(folder)
     for path in ([own] if own.exists() else []) + [*files]:
-        made = made.with_scores(own_scores.load(path), what=path_text(path))
+        made = made.with_scores(score_file.load(path), what=path_text(path))
     return made
 
 

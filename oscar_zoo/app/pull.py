@@ -10,9 +10,6 @@ from typing import TypeVar
 from oscar_zoo.app.artifacts import Artifact, pulled_artifact
 from oscar_zoo.app.compute_plan import plan_instead
 from oscar_zoo.app.compute_wish import model_to_compute, tell_of_folder
-from oscar_zoo.app.files import check_folder
-from oscar_zoo.app.namesakes import mention_namesake
-from oscar_zoo.app.progress import SILENT, Observer, Silent
 from oscar_zoo.app.pull_request import (
     Named,
     Offered,
@@ -24,19 +21,26 @@ from oscar_zoo.app.pull_request import (
     trust_of,
 )
 from oscar_zoo.app.refused_models import check_used
-from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import ModelTarget, NameTarget, parse_named
 from oscar_zoo.artifact.names import Reference
+from oscar_zoo.artifact.output_files import check_folder
 from oscar_zoo.errors import NotLocked, OscarZooError
-from oscar_zoo.hubs.base import Progress
-from oscar_zoo.hubs.deadline import in_parallel
+from oscar_zoo.observer import SILENT, Observer, Silent
 from oscar_zoo.registry import pull as registry
-from oscar_zoo.registry.export import export
-from oscar_zoo.registry.model_names import ModelChoice, check_made_for
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.hubs.base import Progress
+from oscar_zoo.registry.hubs.threads import in_parallel
 from oscar_zoo.registry.pull import PullResult
 from oscar_zoo.registry.resolve import every_version
 from oscar_zoo.registry.signatures import NOT_SIGNED, SignatureWish
-from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.store import Store, export
+from oscar_zoo.registry.targets import (
+    ModelChoice,
+    ModelTarget,
+    NameTarget,
+    check_made_for,
+    mention_namesake,
+    parse_named,
+)
 from oscar_zoo.registry.trust import Trust
 
 T = TypeVar("T")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from oscar_zoo.app.arguments import command_line, option_words
 from oscar_zoo.app.compute_plan import ComputePlan
 from oscar_zoo.app.compute_wish import ComputeWish
-from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import ModelTarget, NameTarget
 from oscar_zoo.errors import OscarZooError, UsageError
-from oscar_zoo.hubs.base import HubFile
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.hubs.base import HubFile
 from oscar_zoo.registry.pins import PinFile, project_root
 from oscar_zoo.registry.pull import PullResult
 from oscar_zoo.registry.signatures import SignatureWish
+from oscar_zoo.registry.targets import ModelTarget, NameTarget
 from oscar_zoo.registry.trust import Trust
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from oscar_zoo.engines.sglang import config_refusals
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models.config_file import ConfigFile, check_cache
 from oscar_zoo.registry.architectures import architecture
-from oscar_zoo.registry.model_names import ModelChoice
+from oscar_zoo.registry.targets import ModelChoice
 
 
 def check_served(

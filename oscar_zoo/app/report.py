@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oscar_zoo.app.files import check_file, write_file
+from oscar_zoo.artifact.output_files import check_file, write_file
 from oscar_zoo.errors import MalformedFile, PathNotFound, UsageError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def draw(request: ReportRequest) -> Drawn:
 def _find_source(text: str) -> Path:
     """The file to draw: `text` itself, or the one that lies beside or in the folder `text`."""
     from oscar_zoo.compute.report.data import SUFFIX
-    from oscar_zoo.registry.verification import existing_path
+    from oscar_zoo.registry.verify import existing_path
 
     path = existing_path(Path(text).expanduser())
     if path.is_file():
@@ -119,9 +119,9 @@ def _check_output(path: Path) -> Path:
 
 def _read(path: Path) -> ReportData:
     """The report in a JSON file, or that of a moments file."""
-    from oscar_zoo.app.requirements import require_compute
     from oscar_zoo.artifact.files import read_file
     from oscar_zoo.compute.report.data import MAX_BYTES, ReportData
+    from oscar_zoo.engines.requirements import require_compute
 
     if path.suffix != _MOMENTS:
         return ReportData.from_bytes(read_file(path, max_bytes=MAX_BYTES), what=str(path))

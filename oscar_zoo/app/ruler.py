@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.app.arguments import clip_of, clip_word, command_line, model_text, option_words
-from oscar_zoo.app.progress import SILENT, Observer
-from oscar_zoo.app.requirements import require_compute
+from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.observer import SILENT, Observer
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.specs import Clip

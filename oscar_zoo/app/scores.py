@@ -8,20 +8,19 @@ from pathlib import Path
 
 from oscar_zoo.app.browse import Description, describe
 from oscar_zoo.app.folder_description import describe_folder
-from oscar_zoo.app.namesakes import looking_up
-from oscar_zoo.app.progress import SILENT, Note, Observer
-from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import PathTarget, parse
-from oscar_zoo.app.writing import WriteReport, Written, ignore, writable_hubs, write_to_each
 from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.artifact.specs import Score
-from oscar_zoo.hubs.base import Hub
-from oscar_zoo.registry import attach_scores as registry
-from oscar_zoo.registry import own_scores
-from oscar_zoo.registry.attach_scores import AttachResult
+from oscar_zoo.observer import SILENT, Note, Observer
+from oscar_zoo.registry import score_file
+from oscar_zoo.registry import status as registry
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.hubs.base import Hub
+from oscar_zoo.registry.known_names import status_warnings
 from oscar_zoo.registry.measured import Measured
-from oscar_zoo.registry.notices import status_warnings
-from oscar_zoo.registry.score_rules import key
+from oscar_zoo.registry.score_file import key
+from oscar_zoo.registry.status import AttachResult
+from oscar_zoo.registry.targets import PathTarget, looking_up, parse
+from oscar_zoo.registry.writing import WriteReport, Written, ignore, writable_hubs, write_to_each
 
 
 @dataclass(frozen=True)
@@ -113,7 +112,7 @@ def _in_folder(target: PathTarget, found: Description) -> tuple[KnownScores, ...
             at_pull=None,
             scores=found.scores[manifest.id],
             own=(),
-            own_path=own_scores.in_folder(target.path),
+            own_path=score_file.in_folder(target.path),
             warnings=found.warnings,
         ),
     )
@@ -121,8 +120,8 @@ def _in_folder(target: PathTarget, found: Description) -> tuple[KnownScores, ...
 
 def _own(artifact: ArtifactId, published: Sequence[Score]) -> tuple[tuple[Score, ...], Path]:
     """Scores of the state folder that are not published as they are, and their file."""
-    path = own_scores.in_state(artifact)
-    file = own_scores.read(path)
+    path = score_file.in_state(artifact)
+    file = score_file.read(path)
     known = {key(score): score.value for score in published}
     own = [s for s in (file.scores if file else ()) if known.get(key(s)) != s.value]
     return tuple(own), path
@@ -149,7 +148,7 @@ def add_all(
     told: Callable[[Written[AttachResult]], None] = ignore,
 ) -> WriteReport[AttachResult]:
     """Attach the scores of a file on one hub after the other."""
-    file, what = own_scores.load(request.file), path_text(request.file)
+    file, what = score_file.load(request.file), path_text(request.file)
 
     def write(hub: Hub) -> AttachResult:
         return registry.attach_scores(hub, request.name, file, what=what, propose=request.propose)

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from oscar_zoo.app.listing import Listing, ListRequest, listing
-from oscar_zoo.app.sources import Sources
 from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.hubs.address import Sources
 
 MOST_CHARACTERS = 1000
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from oscar_zoo.app import targets
 from oscar_zoo.app.arguments import clip_of
 from oscar_zoo.app.draft_choice import choose_drafts
 from oscar_zoo.app.launching import launch
 from oscar_zoo.app.prepare_serve import check_groups, check_memory, prepare
-from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.running_server import RunningServer
 from oscar_zoo.app.serve_checks import check, find_artifact
 from oscar_zoo.app.serve_request import PORT, TIMEOUT, ServeRequest
@@ -19,6 +17,8 @@ from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.engines.sglang.launch.own_server import WantedServer
 from oscar_zoo.models import hardware
+from oscar_zoo.observer import SILENT, Observer
+from oscar_zoo.registry import targets
 
 
 def serve(

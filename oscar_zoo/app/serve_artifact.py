@@ -10,16 +10,15 @@ from oscar_zoo.app.artifacts import Artifact, open_folder, open_named, open_pull
 from oscar_zoo.app.compute_plan import plan_instead
 from oscar_zoo.app.compute_wish import ComputeWish, model_to_compute, tell_of_folder
 from oscar_zoo.app.obtain import obtain
-from oscar_zoo.app.progress import Observer
-from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import ModelTarget, PathTarget, Target
 from oscar_zoo.artifact.artifact_folder import choose_artifact
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.errors import OscarZooError, UsageError
-from oscar_zoo.registry.model_names import ModelChoice
+from oscar_zoo.observer import Observer
+from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.pins import PinFile
+from oscar_zoo.registry.targets import ModelChoice, ModelTarget, PathTarget, Target
 from oscar_zoo.registry.trust import Trust
-from oscar_zoo.registry.verification import artifacts_at
+from oscar_zoo.registry.verify import artifacts_at
 
 
 def open_to_serve(

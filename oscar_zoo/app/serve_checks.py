@@ -5,21 +5,16 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from oscar_zoo.app import targets
 from oscar_zoo.app.api_key import key_for
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.compute_wish import ComputeWish
 from oscar_zoo.app.draft_choice import wish_of
-from oscar_zoo.app.known import known_entries
 from oscar_zoo.app.prepare_serve import check_asked_gpus
-from oscar_zoo.app.progress import Observer
 from oscar_zoo.app.refused_models import check_served
-from oscar_zoo.app.requirements import require_serve
 from oscar_zoo.app.serve_artifact import open_to_serve
 from oscar_zoo.app.serve_request import ServeRequest
 from oscar_zoo.app.servers import check_port
-from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import NameTarget
+from oscar_zoo.engines.requirements import require_serve
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.front.addresses import parse_origin
@@ -27,7 +22,11 @@ from oscar_zoo.engines.sglang.launch import devices, draft_flags, plan
 from oscar_zoo.engines.sglang.launch.draft_flags import Wish
 from oscar_zoo.errors import AmbiguousName, NetworkError, PortInUse, UsageError
 from oscar_zoo.models import hardware
-from oscar_zoo.registry.model_names import ModelChoice
+from oscar_zoo.observer import Observer
+from oscar_zoo.registry import targets
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.lookup import known_entries
+from oscar_zoo.registry.targets import ModelChoice, NameTarget
 
 
 @dataclass(frozen=True)

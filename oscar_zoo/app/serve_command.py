@@ -8,19 +8,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from oscar_zoo import paths
-from oscar_zoo.app import targets
 from oscar_zoo.app.arguments import command_line, option_words
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.compute_wish import model_to_compute
 from oscar_zoo.app.draft_choice import DraftChoice, choose_drafts, wish_of
-from oscar_zoo.app.known import is_published
 from oscar_zoo.app.prepare_serve import Prepared, check_asked_gpus, check_groups, prepare
-from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.refused_models import check_served
 from oscar_zoo.app.serve_artifact import open_to_serve
 from oscar_zoo.app.serve_request import ServeRequest
-from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import PathTarget
 from oscar_zoo.artifact.files import artifact_digest
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import artifact_reading
@@ -31,7 +26,11 @@ from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import DigestMismatchError, NetworkError, UsageError
 from oscar_zoo.models.hardware import pick_serving_device
 from oscar_zoo.next_step import Compute
-from oscar_zoo.registry.model_names import ModelChoice
+from oscar_zoo.observer import SILENT, Observer
+from oscar_zoo.registry import targets
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.lookup import is_published
+from oscar_zoo.registry.targets import ModelChoice, PathTarget
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.app.arguments import clip_word, command_line, option_words
 from oscar_zoo.app.compute_wish import ComputeWish
-from oscar_zoo.app.targets import Target
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.registry.targets import Target
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.specs import Clip

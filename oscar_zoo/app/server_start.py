@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from oscar_zoo.app.progress import Note, Observer
 from oscar_zoo.errors import ServerFailed
+from oscar_zoo.observer import Note, Observer
 
 NO_MODEL = re.compile(
     r"couldn't connect to|is not a local folder|RepositoryNotFound|LocalEntryNotFound"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import IO
 
 from oscar_zoo.app import server_records
-from oscar_zoo.app.progress import SILENT, Observer
 from oscar_zoo.app.server_record import ServerRecord
 from oscar_zoo.engines.sglang.launch.own_server import log_file
 from oscar_zoo.engines.sglang.launch.ports import check_port_free, next_free_port
@@ -19,6 +18,7 @@ from oscar_zoo.engines.sglang.launch.server import (
     GRACE_SECONDS,
 )
 from oscar_zoo.errors import PortInUse, ServerFailed, ServerNotFound
+from oscar_zoo.observer import SILENT, Observer
 
 POLL_SECONDS = 0.5
 LONGEST_STOP = DRAIN_SECONDS + 3 * GRACE_SECONDS

@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oscar_zoo.app.files import check_folder
 from oscar_zoo.app.model_needs import Needs, needs_of_manifest, needs_of_recipe
 from oscar_zoo.app.site_charts import report_of, spectra_of
-from oscar_zoo.app.sources import Sources
 from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.output_files import check_folder
 from oscar_zoo.engines.sglang.capacity import Cache, caches
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.errors import ConflictError, OscarZooError, UsageError
 from oscar_zoo.models.other_layers import OtherLayers
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.entries import Entry, collect
-from oscar_zoo.registry.hub_queries import look
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.lookup import look
 from oscar_zoo.registry.view import HubView
 from oscar_zoo.site.build import files_of
 from oscar_zoo.site.exhibit import INDEX, Exhibit

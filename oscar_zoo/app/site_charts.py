@@ -15,8 +15,8 @@ from oscar_zoo.artifact.pairing import PairSide, assign, role_of_name
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.compute.report.data import MAX_BYTES, SUFFIX, ReportData, Spectra, Spectrum
 from oscar_zoo.errors import OscarZooError
-from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.entries import Entry
+from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.view import HubView
 
 

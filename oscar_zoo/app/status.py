@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from oscar_zoo.app.progress import SILENT, Observer
-from oscar_zoo.app.writing import WriteReport, Written, ignore, writable_hubs, write_to_each
-from oscar_zoo.hubs.base import Hub
+from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry import status as registry
+from oscar_zoo.registry.hubs.base import Hub
 from oscar_zoo.registry.status import StateName, StatusResult
+from oscar_zoo.registry.writing import WriteReport, Written, ignore, writable_hubs, write_to_each
 
 
 @dataclass(frozen=True)

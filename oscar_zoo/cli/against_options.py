@@ -79,7 +79,7 @@ def against_request(
 
 def check_plots(files: tuple[Path, ...]) -> None:
     """Refuse files that could not be drawn; raises `UsageError`, `PathNotFound`."""
-    from oscar_zoo.app.files import check_file
+    from oscar_zoo.artifact.output_files import check_file
 
     for file in files:
         if file.suffix.lower() not in FORMATS:

@@ -11,7 +11,7 @@ import click
 
 from oscar_zoo.cli import completing
 from oscar_zoo.errors import OFFLINE_OPTION
-from oscar_zoo.hubs.table import FORMS, WITHOUT_COMMITS
+from oscar_zoo.registry.hubs.table import FORMS, WITHOUT_COMMITS
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from oscar_zoo.app.status import StatusRequest, set_status
-from oscar_zoo.app.writing import ignore
 from oscar_zoo.cli.main import exit_code
 from oscar_zoo.cli.render import writing
 from oscar_zoo.cli.render.progress import TerminalObserver
+from oscar_zoo.registry.writing import ignore
 
 
 def change_status(request: StatusRequest, *, quiet: bool, as_json: bool) -> int:

@@ -14,8 +14,7 @@ from typing import Any
 
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.registry.card_table import CardRow, license_of
-from oscar_zoo.registry.score_history import in_order
-from oscar_zoo.registry.score_rules import is_of_recipe
+from oscar_zoo.registry.score_file import in_order, is_of_recipe
 
 BEGIN = b"# oscar-zoo:begin"
 END = b"# oscar-zoo:end"

@@ -20,7 +20,7 @@ from oscar_zoo.registry.catalog import can_be_found
 from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.index import Accepted, IndexEntry, Summary
 from oscar_zoo.registry.measured import Measured, is_figure
-from oscar_zoo.registry.score_history import in_order
+from oscar_zoo.registry.score_file import in_order
 
 _COLUMNS = ("Model", "Tag", "Method", "Format", "Bits", "Measured", "Scores", "Digest", "Status")
 _SPECIAL = re.compile(r"[\\`*_{}\[\]<>|~$#&:@!^]|(?<=www)\.", re.IGNORECASE)

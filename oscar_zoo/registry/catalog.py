@@ -7,17 +7,24 @@ one model.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import difflib
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from typing import Annotated, Final, Literal, Self
 
-from oscar_zoo.artifact.manifest import Manifest
-from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import UsageError
-from oscar_zoo.registry import known_digests, trusted_keys
-from oscar_zoo.registry.known_digests import KnownDigest
+from pydantic import Field, model_validator
+
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.files import FileDigest, artifact_digest
+from oscar_zoo.artifact.manifest import FILE_NAME, MAX_PARTS, Manifest
+from oscar_zoo.artifact.names import ArtifactId, check_part
+from oscar_zoo.artifact.specs import Digest, Hex40, Hex64, Spec, Text, validated
+from oscar_zoo.errors import UsageError, malformed_hint
 from oscar_zoo.registry.recipe import ModelRecipe, load_recipe
 
 SCHEMA_NAME = "manifest.schema.json"
@@ -168,9 +175,9 @@ def _packaged() -> Catalog:
     manifests = (
         Manifest.from_bytes(entry.read_bytes(), what=entry.name, registry=True)
         for entry in _json_files(resources.files("oscar_zoo.manifests"))
-        if entry.name not in (SCHEMA_NAME, known_digests.FILE_NAME, trusted_keys.FILE_NAME)
+        if entry.name not in (SCHEMA_NAME, DIGESTS_NAME, KEYS_NAME)
     )
-    return Catalog(recipes, manifests, known_digests.packaged_digests().artifacts)
+    return Catalog(recipes, manifests, packaged_digests().artifacts)
 
 
 def _json_files(folder: Traversable) -> Iterator[Traversable]:
@@ -179,3 +186,167 @@ def _json_files(folder: Traversable) -> Iterator[Traversable]:
             yield from _json_files(entry)
         elif entry.name.endswith(".json"):
             yield entry
+
+
+DIGESTS_NAME: Final = "known_digests.json"
+"""Name of the file in the package `oscar_zoo.manifests`."""
+
+
+class PayloadFile(Spec):
+    """One payload file of an artifact: POSIX path in its folder, sha256, size in bytes."""
+
+    path: Text
+    sha256: Hex64
+    size: Annotated[int, Field(ge=1, lt=1 << 40)]
+
+    @model_validator(mode="after")
+    def _safe(self) -> Self:
+        if self.path.count("/") >= MAX_PARTS or self.path.casefold() == FILE_NAME:
+            raise ValueError(f"{self.path!r} is no path of a payload file")
+        for part in self.path.split("/"):
+            check_part(part, "file name")  # raises a ValueError, as validators do
+        return self
+
+
+class Seen(Spec):
+    """Where files were seen.
+
+    Attributes:
+        repository: `ORG/NAME` of a public git repository.
+        branch: that has the files.
+        commit: of it.
+        path: folder of the files there.
+        remark: what a person should know, such as a tag that is not the authors'.
+    """
+
+    repository: Text
+    branch: Text
+    commit: Hex40
+    path: Text
+    remark: Text | None = None
+
+
+class KnownDigest(Spec):
+    """The payload of one artifact as it was seen.
+
+    Attributes:
+        id: `<Model>/<tag>`, as a hub would list it.
+        digest: of `files`.
+        files: payload files.
+        seen: the source.
+    """
+
+    id: Text
+    digest: Digest
+    files: Annotated[tuple[PayloadFile, ...], Field(min_length=1)]
+    seen: Seen
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        ArtifactId.parse(self.id)
+        if artifact_digest(self.file_digests) != self.digest:
+            raise ValueError(f"the digest of {self.id} is {artifact_digest(self.file_digests)}")
+        return self
+
+    @property
+    def file_digests(self) -> tuple[FileDigest, ...]:
+        """The payload, sorted by path."""
+        return tuple(sorted(FileDigest(file.path, file.sha256, file.size) for file in self.files))
+
+
+class KnownDigests(Spec):
+    """All of them, sorted by id without case, which is unique."""
+
+    schema_: Literal["oscar-zoo.known-digests/1"] = Field(alias="schema")
+    artifacts: tuple[KnownDigest, ...]
+
+    @model_validator(mode="after")
+    def _sorted(self) -> Self:
+        keys = [ArtifactId.parse(known.id).key for known in self.artifacts]
+        if keys != sorted(set(keys)):
+            raise ValueError("artifacts must be sorted by id and unique without case")
+        return self
+
+    @classmethod
+    @malformed_hint("install oscar-zoo again")
+    def from_bytes(cls, data: bytes, *, what: str = DIGESTS_NAME) -> Self:
+        """Parse the file; raises `MalformedFile`."""
+        value = strict_json.loads(data, what=what)
+        return validated(cls, value, code="known_digests.schema", what=what)
+
+    def to_bytes(self) -> bytes:
+        """The file form: sorted keys, one space of indent, final newline."""
+        return strict_json.pretty_bytes(self.model_dump(mode="json", by_alias=True))
+
+    def of(self, artifact: ArtifactId) -> KnownDigest | None:
+        """What was seen of `artifact` (any case), or `None`."""
+        found = (one for one in self.artifacts if ArtifactId.parse(one.id).key == artifact.key)
+        return next(found, None)
+
+
+@cache
+def packaged_digests() -> KnownDigests:
+    """Those of the installed package, read once per process."""
+    data = (resources.files("oscar_zoo.manifests") / DIGESTS_NAME).read_bytes()
+    return KnownDigests.from_bytes(data)
+
+
+KEYS_NAME: Final = "trusted_keys.json"
+"""Name of the file in the package `oscar_zoo.manifests`."""
+_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+_Time = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
+
+
+class TrustedKey(Spec):
+    """One key.
+
+    Attributes:
+        owner: who has the private key.
+        key: the public key, DER in base64.
+        expires: when it is no longer trusted, RFC 3339 UTC, or null.
+    """
+
+    owner: Text
+    key: Text
+    expires: _Time | None = None
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        try:
+            self.public, self.until  # noqa: B018  (they must be readable)
+        except binascii.Error as error:
+            raise ValueError(f"the key is no base64: {error}") from None
+        return self
+
+    @property
+    def public(self) -> bytes:
+        """`key` as bytes."""
+        return base64.b64decode(self.key, validate=True)
+
+    @property
+    def until(self) -> datetime | None:
+        """`expires` as a time, or `None`."""
+        if self.expires is None:
+            return None
+        return datetime.strptime(self.expires, _FORMAT).replace(tzinfo=UTC)
+
+
+class TrustedKeys(Spec):
+    """All of them."""
+
+    schema_: Literal["oscar-zoo.trusted-keys/1"] = Field(alias="schema")
+    keys: tuple[TrustedKey, ...]
+
+    @classmethod
+    @malformed_hint("install oscar-zoo again")
+    def from_bytes(cls, data: bytes, *, what: str = KEYS_NAME) -> Self:
+        """Parse the file; raises `MalformedFile`."""
+        value = strict_json.loads(data, what=what)
+        return validated(cls, value, code="trusted_keys.schema", what=what)
+
+
+@cache
+def packaged_keys() -> TrustedKeys:
+    """Those of the installed package, read once per process."""
+    data = (resources.files("oscar_zoo.manifests") / KEYS_NAME).read_bytes()
+    return TrustedKeys.from_bytes(data)

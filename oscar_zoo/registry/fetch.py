@@ -10,8 +10,8 @@ from oscar_zoo.artifact import signature_file
 from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, FileDigest, sha256_hex
 from oscar_zoo.artifact.outcome import Verified, refuse
 from oscar_zoo.errors import DigestMismatchError, MalformedFile
-from oscar_zoo.hubs.base import HubFile, Progress
-from oscar_zoo.hubs.deadline import in_parallel
+from oscar_zoo.registry.hubs.base import HubFile, Progress
+from oscar_zoo.registry.hubs.threads import in_parallel
 from oscar_zoo.registry.view import ResolvedArtifact
 
 PARALLEL_FILES = 4

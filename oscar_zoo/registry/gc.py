@@ -26,9 +26,8 @@ from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.durable import STORE, held
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.errors import MalformedFile, PathNotFound
-from oscar_zoo.registry import record as records
-from oscar_zoo.registry.record import Record
-from oscar_zoo.registry.store import COMPLETE, Store, inside
+from oscar_zoo.registry import store as records
+from oscar_zoo.registry.store import COMPLETE, Record, Store, inside
 
 HUB_METADATA_SECONDS = 30 * 24 * 3600
 _HEX = re.compile(r"[0-9a-f]{64}")
@@ -102,12 +101,12 @@ def is_rotten(entry: Path) -> bool:
     if not (entry / COMPLETE).exists() or Record.read(entry) is not None:
         return False
     try:
-        schema = strict_json.loads(read_file(entry / records.FILE_NAME), what=records.FILE_NAME)[
-            "schema"
-        ]
+        schema = strict_json.loads(
+            read_file(entry / records.RECORD_NAME), what=records.RECORD_NAME
+        )["schema"]
     except (MalformedFile, PathNotFound, LookupError, TypeError):
         return True
-    return not isinstance(schema, str) or schema == records.SCHEMA
+    return not isinstance(schema, str) or schema == records.RECORD_SCHEMA
 
 
 def _garbage(store: Store, *, alone: bool) -> tuple[Garbage, ...]:

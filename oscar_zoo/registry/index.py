@@ -24,9 +24,9 @@ from oscar_zoo.artifact.manifest import (
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Digest, Hex64, ModelId, Score, Spec, Text, validated
 from oscar_zoo.errors import MalformedFile, UsageError, malformed_hint
-from oscar_zoo.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
+from oscar_zoo.registry.catalog import PayloadFile
+from oscar_zoo.registry.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
 from oscar_zoo.registry.measured import Measured
-from oscar_zoo.registry.payload_file import PayloadFile
 
 SCHEMA: Final = "oscar-zoo.index/1"
 

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.specs import Count, Hex64, Score, Spec, Text
-from oscar_zoo.registry.score_rules import FORCED, PERPLEXITY, RECALL
+from oscar_zoo.registry.score_file import FORCED, PERPLEXITY, RECALL
 
 Perplexity = Annotated[float, Field(ge=1, le=1e9)]
 Share = Annotated[float, Field(ge=0, le=1)]

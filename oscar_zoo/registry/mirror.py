@@ -15,17 +15,15 @@ from typing import Literal
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, HubLocation
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import DigestMismatchError, MalformedFile, UsageError
-from oscar_zoo.hubs import address
-from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.changes import HubState, apply_change, read_state, tidy
+from oscar_zoo.registry.changes import HubState, Version, apply_change, read_state, tidy
 from oscar_zoo.registry.fetch import fetch_files, fetch_signature, verify_payload
+from oscar_zoo.registry.hubs import address
+from oscar_zoo.registry.hubs.base import Hub, Progress
 from oscar_zoo.registry.index import IndexEntry
-from oscar_zoo.registry.placing import Placing, check_arrived
-from oscar_zoo.registry.selecting import named_versions
-from oscar_zoo.registry.tags import put_tag
-from oscar_zoo.registry.version import Version
+from oscar_zoo.registry.status import named_versions
 from oscar_zoo.registry.view import HubView, ResolvedArtifact
+from oscar_zoo.registry.writing import Placing, check_arrived, put_tag
 
 Outcome = Literal["copied", "already there", "would be copied", "proposed"]
 

@@ -21,8 +21,8 @@ from oscar_zoo.artifact.files import FileDigest, artifact_digest, read_file
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Digest, Hex64, Spec, Text, validated
 from oscar_zoo.errors import AmbiguousName, InvalidName, MalformedFile, PathNotFound, malformed_hint
-from oscar_zoo.hubs import address
-from oscar_zoo.registry.payload_file import PayloadFile
+from oscar_zoo.registry.catalog import PayloadFile
+from oscar_zoo.registry.hubs import address
 
 SCHEMA: Literal["oscar-zoo.lock/1"] = "oscar-zoo.lock/1"
 LOCK_NAME = "oscar-zoo.lock"

@@ -20,11 +20,11 @@ from oscar_zoo.errors import (
     OfflineError,
     OscarZooError,
 )
-from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.notices import status_warnings
-from oscar_zoo.registry.pull_errors import explained, pinned_missing
+from oscar_zoo.registry.hubs.base import Hub, Progress
+from oscar_zoo.registry.known_names import status_warnings
 from oscar_zoo.registry.pull_job import PullJob, PullResult
+from oscar_zoo.registry.resolve import explained, pinned_missing
 from oscar_zoo.registry.signatures import SignatureWish
 from oscar_zoo.registry.store import Store, StoredArtifact
 from oscar_zoo.registry.trust import Trust

@@ -24,18 +24,14 @@ from oscar_zoo.errors import (
     RevisionGone,
     RevisionNotFound,
 )
-from oscar_zoo.hubs.base import Hub, Progress
 from oscar_zoo.registry import pins, trust
-from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.failover import first_answer
+from oscar_zoo.registry.catalog import Catalog, PayloadFile
 from oscar_zoo.registry.fetch import fetch_files, fetch_signature, verify_payload
+from oscar_zoo.registry.hubs.base import Hub, Progress
 from oscar_zoo.registry.index import Index, IndexEntry
-from oscar_zoo.registry.installed import find_installed
 from oscar_zoo.registry.measured import Measured
-from oscar_zoo.registry.payload_file import PayloadFile
 from oscar_zoo.registry.pins import Pin
-from oscar_zoo.registry.record import Record
-from oscar_zoo.registry.resolve import find
+from oscar_zoo.registry.resolve import find, first_answer
 from oscar_zoo.registry.signatures import (
     NOT_SIGNED,
     KnownKeys,
@@ -43,7 +39,7 @@ from oscar_zoo.registry.signatures import (
     check_signature,
     unreadable,
 )
-from oscar_zoo.registry.store import EntryOrigin, Store, StoredArtifact
+from oscar_zoo.registry.store import EntryOrigin, Record, Store, StoredArtifact, find_installed
 from oscar_zoo.registry.trust import Promise, Trust
 from oscar_zoo.registry.view import HubView, ResolvedArtifact
 

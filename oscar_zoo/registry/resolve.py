@@ -8,14 +8,33 @@ error that lists them, never a guess; deprecated versions count only where none 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import TypeVar
 
+from oscar_zoo import paths
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.errors import AmbiguousName, ArtifactNotFound
-from oscar_zoo.hubs import config
-from oscar_zoo.hubs.base import Hub
-from oscar_zoo.next_step import ListNames
+from oscar_zoo.errors import (
+    AmbiguousName,
+    ArtifactNotFound,
+    HubUnreachable,
+    IntegrityError,
+    NetworkError,
+    NotFoundError,
+    OfflineError,
+    OscarZooError,
+    PathNotFound,
+    RepositoryNotFound,
+    UsageError,
+)
+from oscar_zoo.next_step import Compute, ListNames
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.hubs import address
+from oscar_zoo.registry.hubs.base import Hub
+from oscar_zoo.registry.known_names import close_names, knows
+from oscar_zoo.registry.pins import Pin, same_hub
+from oscar_zoo.registry.store import Record, Store, find_installed
 from oscar_zoo.registry.trust import Trust
 from oscar_zoo.registry.view import HubView, ResolvedArtifact, status_sentence
 
@@ -154,7 +173,7 @@ def _not_found(
         error = ArtifactNotFound.for_name(
             str(reference), view.catalog.close_matches(reference.name, models)
         )
-        error.next_step = ListNames(None if view.hub.name in config.load().read else view.hub.name)
+        error.next_step = ListNames(None if view.hub.name in address.load().read else view.hub.name)
         return error
     elsewhere = sorted(
         f"{scheme}:{place.repo}"
@@ -167,3 +186,217 @@ def _not_found(
         hint=f"another hub has it: --hub {elsewhere[0]}" if elsewhere else None,
         next_step=ListNames(view.hub.name),
     )
+
+
+T = TypeVar("T")
+
+
+def first_answer(
+    hubs: Sequence[Hub], ask: Callable[[Hub], T], *, name: str
+) -> tuple[T, tuple[str, ...]]:
+    """The first answer to `ask`, and a sentence for every hub that did not answer before.
+
+    Args:
+        hubs: in order.
+    """
+    if not hubs:
+        raise UsageError("there is no hub to ask.", hint="name one with --hub, or in config.toml")
+    troubles: list[tuple[Hub, OscarZooError]] = []
+    for hub in hubs:
+        try:
+            return ask(hub), tuple(
+                error.message for _, error in troubles if isinstance(error, NetworkError)
+            )
+        except (NetworkError, NotFoundError) as error:
+            troubles.append((hub, error))
+    raise _suggesting(_nobody(name, troubles), name, troubles)
+
+
+def own_zoo() -> str:
+    """Name of the hub that everybody has: a folder of this user, of which errors need not speak."""
+    return f"file:{paths.default_zoo_dir()}"
+
+
+def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZooError:
+    """The error for a search without an answer."""
+    silent = [(hub, error) for hub, error in troubles if isinstance(error, NetworkError)]
+    if len(troubles) == 1:
+        return troubles[0][1]
+    if silent:
+        facts = _silence(silent)
+        answered = [hub for hub, error in troubles if not isinstance(error, NetworkError)]
+        facts += [f"{hub.title} has no {name}" for hub in answered if hub.name != own_zoo()]
+        return HubUnreachable(
+            "; ".join(facts) + ".", hint="here already: oscar-zoo list --installed"
+        )
+    usual = (own_zoo(), *address.PUBLIC)
+    for hub, error in troubles:
+        if isinstance(error, PathNotFound | RepositoryNotFound) and hub.name not in usual:
+            return error  # the hub itself is missing, so the name may be right
+    close = [error for _, error in troubles if error.suggestions]
+    if close:
+        return close[0]
+    asked = ", ".join(hub.title for hub, _ in troubles)
+    return ArtifactNotFound(
+        f"{name} is on none of the hubs asked: {asked}.",
+        hint=f"see what they have: oscar-zoo list{_as_options(hub for hub, _ in troubles)}",
+        next_step=Compute("MODEL", "oscar-zoo pull MODEL --compute"),
+    )
+
+
+def _silence(silent: Sequence[tuple[Hub, OscarZooError]]) -> list[str]:
+    """What is said of hubs that did not answer; those with one reason share a clause."""
+    of_reason: dict[str, list[str]] = {}
+    for hub, error in silent:
+        text = error.message.rstrip(".")
+        title = hub.title if text.startswith(f"{hub.title} ") else ""
+        of_reason.setdefault(text.removeprefix(title), []).append(title)
+    return [
+        " and ".join(titles) + (reason if len(titles) == 1 else reason.replace(": its ", ": the "))
+        for reason, titles in of_reason.items()
+    ]
+
+
+def _as_options(hubs: Iterable[Hub]) -> str:
+    """`hubs` as options of a command; nothing where it asks them anyway."""
+    names = [hub.name for hub in hubs]
+    if set(names) <= set(address.load().read):
+        return ""
+    return "".join(f" --hub {quote(name)}" for name in names)
+
+
+def _suggesting(
+    error: OscarZooError, name: str, troubles: Sequence[tuple[Hub, OscarZooError]]
+) -> OscarZooError:
+    """`error`, asking first whether another name was meant where hubs did not answer: that needs no
+    hub."""
+    if isinstance(error, NetworkError) and not error.suggestions:
+        known = next((other.suggestions for _, other in troubles if other.suggestions), ())
+        error.suggestions = known or close_names(name)
+    return error
+
+
+_SHOWN = 3
+"""How many installed names an error lists."""
+
+
+def explained(
+    error: OscarZooError,
+    reference: Reference,
+    store: Store,
+    hubs: Sequence[Hub],
+    catalog: Catalog,
+    *,
+    offline: bool,
+    go_online: str,
+) -> OscarZooError:
+    """`error` with what the user can do: use the copy in the store, or fetch it again.
+
+    Args:
+        store: where a copy may be.
+    """
+    record = find_installed(reference, store, catalog)
+    if record is None:
+        return _missing(
+            error, reference, store, hubs, catalog, offline=offline, go_online=go_online
+        )
+    try:
+        store.open(record.digest, record.id)
+    except IntegrityError as damage:
+        return _damaged(damage, error, record, [hub.name for hub in hubs])
+    if isinstance(error, NetworkError):
+        again = f"oscar-zoo pull {reference} --offline"
+        error.advise(f"a copy of {record.fetched[:10]} is here; to use it: {again}")
+    return error
+
+
+def pinned_missing(
+    error: OscarZooError,
+    reference: Reference,
+    pin: Pin,
+    lock: Path,
+    store: Store,
+    hubs: Sequence[Hub],
+) -> OscarZooError:
+    """`error` about a version that a lock pins. Its message begins with the lock and the version,
+    and its advice says where the version was and which other versions are here.
+
+    Args:
+        store: where copies may be.
+    """
+    others = []
+    for record in store.installed():
+        if record.id.key == pin.artifact_id.key:
+            if pin.same_bytes(record.digest, record.manifest_sha256):
+                try:
+                    store.open(record.digest, record.id)
+                except IntegrityError as damage:
+                    return _damaged(damage, error, record, [hub.name for hub in hubs])
+        elif record.id.model.casefold() == pin.artifact_id.model.casefold():
+            others.append(record.id.reference)
+    name = pin.artifact_id.reference
+    error.message = (
+        f"{lock} pins {reference} to {name}, which is not on this machine and could not be fetched:"
+        f" {error.message}"
+    )
+    error.args = (error.message,)
+    fetch = f"fetch it from where it was: oscar-zoo pull {name} --hub {quote(pin.hub)}"
+    use = f"; or name the version that is here: {sorted(others)[0]}" if others else ""
+    error.advise(f"{fetch}{use}")
+    return error
+
+
+def _damaged(
+    damage: IntegrityError, error: OscarZooError, record: Record, asked: Sequence[str]
+) -> IntegrityError:
+    """`damage` of a copy in the store, with the hub that it came from where that was not `asked`,
+    and what the others said."""
+    said = f"it could not be fetched again: {error.message}"
+    if not any(same_hub(record.source, name) for name in asked):
+        said = f"fetch it again from where it came from: {record.fetch_again} ({said.rstrip('.')})"
+    damage.advise(said)
+    return damage
+
+
+def _missing(
+    error: OscarZooError,
+    reference: Reference,
+    store: Store,
+    hubs: Sequence[Hub],
+    catalog: Catalog,
+    *,
+    offline: bool,
+    go_online: str,
+) -> OscarZooError:
+    """`error` about an artifact that is not here. Its message begins with that, and its advice
+    lists what is installed."""
+    known = catalog.recipe(reference.name) is not None
+    if offline and known and all(hub.name == own_zoo() for hub in hubs):
+        if not isinstance(error, OfflineError):
+            error = OfflineError.for_name(str(reference), go_online=go_online)
+    elif not isinstance(error, NetworkError):
+        return error
+    here = _installed(store)
+    if offline:
+        error.advice = "; ".join(filter(None, (error.advice, here)))
+        return error
+    if isinstance(error, NetworkError):
+        error.said = error.message
+    unknown = HubUnreachable.for_unknown(str(reference), [error.message], error.suggestions)
+    if knows(reference.name):
+        error.message = (
+            f"{reference} is not on this machine and could not be fetched: {error.message}"
+        )
+    else:
+        error.message = unknown.message
+    error.args = (error.message,)
+    error.advice = f"{unknown.advice}; {here}"
+    return error
+
+
+def _installed(store: Store) -> str:
+    there = sorted({record.id.reference for record in store.installed()})
+    if not there:
+        return "nothing is installed yet"
+    more = f", ... ({len(there)} in all)" if len(there) > _SHOWN else ""
+    return f"installed: {', '.join(there[:_SHOWN])}{more}"

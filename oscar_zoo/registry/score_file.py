@@ -1,21 +1,201 @@
-"""A score file `oscar-zoo.scores/1`: scores of one artifact, measured or reported, on their way to
-the index of a hub.
+"""What makes two scores claims about the same thing, and what a measured one has to say.
 
-`eval` writes it, `scores add` and `publish --scores` read it. It names the digest of the artifact,
-so that a score never gets to other bytes.
+A measured score is believed because somebody else can repeat it. So it names the questions, the
+runs, the tools, the settings and the bytes, and its standard error follows from the rest.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from oscar_zoo.artifact import strict_json
-from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.artifact.specs import Digest, Score, Spec, Text, validated
-from oscar_zoo.errors import InvalidName, MalformedFile, malformed_hint
-from oscar_zoo.registry import score_rules
+from oscar_zoo import paths
+from oscar_zoo.artifact import durable, strict_json
+from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.names import ArtifactId, path_text
+from oscar_zoo.artifact.specs import Digest, HistoryEntry, Score, Spec, Text, validated
+from oscar_zoo.errors import InvalidName, MalformedFile, PathNotFound, malformed_hint
+
+PERPLEXITY, RECALL = "perplexity", "recall"
+FORCED: Final = (PERPLEXITY, RECALL)
+"""Tasks whose answers are teacher-forced: nothing is generated, so nothing is sampled or cut."""
+
+_ALWAYS: Final = (
+    "value",
+    "dataset_revision",
+    "stderr",
+    "n",
+    "repeats",
+    "seeds",
+    "harness",
+    "engine",
+    "date",
+)
+_OF_GENERATED: Final = ("sampling", "generation_cap", "exhausted_rate")
+RIGHT_OR_WRONG: Final = ("accuracy", "exact_match", "pass@1")
+"""Metrics that average answers of which each is right or wrong."""
+_ROUNDING: Final = 0.005
+"""Half of the last digit of an error given with two decimals, in points."""
+
+Key = tuple[str, str, str, tuple[tuple[str, str], ...], str, str | None]
+
+
+def key(score: Score) -> Key:
+    """What a score is about and who says it; a later claim with the same key replaces the value."""
+    changes = tuple(sorted(score.recipe_changes.items()))
+    return score.task, score.metric, score.kv_dtype, changes, score.reporter, score.who
+
+
+def is_lower_better(score: Score) -> bool:
+    """Whether a smaller value is the better one."""
+    return score.unit == "perplexity"
+
+
+def is_of_recipe(score: Score) -> bool:
+    """Whether a score is a value of INT2 under the recipe of its artifact, and so speaks for it."""
+    return score.value is not None and score.kv_dtype == "int2" and not score.recipe_changes
+
+
+def faults(score: Score, digest: str) -> tuple[str, ...]:
+    """What is wrong with a score as a record of the artifact `digest`; empty when nothing is.
+
+    Each is a sentence without a full stop that begins with the task.
+    """
+    found = [*_faults(score, digest if score.kv_dtype == "int2" else None)]
+    if score.baseline is not None:
+        found += _baseline_faults(score, score.baseline)
+    elif score.paired is not None:
+        found.append("it is paired with a baseline that is not there")
+    return tuple(f"{score.task} ({score.kv_dtype}): {fault}" for fault in found)
+
+
+def binomial_error(percent: float, answers: int) -> float:
+    """Standard error of the share of right answers, both in percent."""
+    share = percent / 100
+    return 100 * math.sqrt(share * (1 - share) / answers)
+
+
+def _faults(score: Score, digest: str | None) -> list[str]:
+    found = []
+    if score.artifact_digest not in (None, digest) and digest is not None:
+        found.append(f"it was measured with {score.artifact_digest}")
+    if score.reporter == "measured":
+        needed = _ALWAYS if score.task in FORCED else (*_ALWAYS, *_OF_GENERATED)
+        needed = needed if digest is None else (*needed, "artifact_digest")
+        single = score.task in FORCED and score.n == 1  # one text has no spread
+        missing = [
+            name
+            for name in needed
+            if getattr(score, name) is None and not (single and name == "stderr")
+        ]
+        if missing:
+            found.append(f"a measured score needs {', '.join(missing)}")
+    for name in ("seeds", "values"):
+        given = getattr(score, name)
+        if given is not None and score.repeats is not None and len(given) != score.repeats:
+            found.append(f"it has {len(given)} {name} of {score.repeats} repeats")
+    return [*found, *_error_faults(score)]
+
+
+def _error_faults(score: Score) -> list[str]:
+    """A standard error that cannot come from the value, the questions and the repeats.
+
+    Answers to one question need not be independent. So the error lies between that of `n * repeats`
+    independent answers and that of `n`.
+    """
+    value, error, n = score.value, score.stderr, score.n
+    if error is not None and error < 0:
+        return [f"its standard error is {error:g}"]
+    if score.unit != "percent" or value is None:
+        return []
+    if not 0 <= value <= 100:
+        return [f"its value is {value:g} percent"]
+    if error is None or n is None or score.metric not in RIGHT_OR_WRONG:
+        return []
+    least = binomial_error(value, n * (score.repeats or 1))
+    most = binomial_error(value, max(n - 1, 1))
+    if 0.99 * least - _ROUNDING <= error <= 1.01 * most + _ROUNDING:
+        return []
+    return [
+        f"its standard error is {error:.3g} points, but {n} questions of which {value:.4g} percent"
+        f" are right give {least:.3g} to {most:.3g}"
+    ]
+
+
+def _baseline_faults(score: Score, baseline: Score) -> list[str]:
+    found = [f"its baseline: {fault}" for fault in _faults(baseline, None)]
+    if (baseline.task, baseline.metric, baseline.unit) != (score.task, score.metric, score.unit):
+        found.append("its baseline measures something else")
+    if baseline.kv_dtype != "bf16":
+        found.append(f"its baseline has a cache of {baseline.kv_dtype}, not bf16")
+    if baseline.baseline is not None or baseline.paired is not None:
+        found.append("its baseline has a baseline")
+    return found
+
+
+_REPORTERS = {"measured": 0, "third_party": 1, "upstream": 2}
+
+
+def merged(there: Sequence[Score], more: Iterable[Score]) -> tuple[Score, ...]:
+    """`there` with `more` added, in the order of `in_order`; `there` itself where nothing is
+    new."""
+    found = {key(score): score for score in there}
+    for score in more:
+        before = found.get(key(score))
+        found[key(score)] = score if before is None else _after(before, score)
+    same = tuple(found.values()) == tuple(there)
+    return tuple(there) if same else in_order(found.values())
+
+
+def in_order(scores: Iterable[Score]) -> tuple[Score, ...]:
+    """What was measured first, then what others say, upstream last; otherwise as they came."""
+    return tuple(sorted(scores, key=lambda score: _REPORTERS[score.reporter]))
+
+
+def joined(first: Sequence[Score], second: Iterable[Score]) -> tuple[Score, ...]:
+    """The scores of two sources, in the order of `in_order`: of claims with one key, the first."""
+    known = {key(score) for score in first}
+    return in_order((*first, *(score for score in second if key(score) not in known)))
+
+
+def _after(before: Score, score: Score) -> Score:
+    """`score`, which was claimed after `before`."""
+    ended = (*before.history, *_as_history(before))
+    if _claims(before) == _claims(score):
+        return before
+    new = [entry for entry in score.history if entry not in ended]
+    return score.model_copy(update={"history": (*ended, *new)})
+
+
+def _claims(score: Score) -> Score:
+    """A score without what a rerun changes."""
+    blank = {"date": None, "history": ()}
+    base = score.baseline
+    return score.model_copy(update=blank | {"baseline": base and base.model_copy(update=blank)})
+
+
+def _as_history(score: Score) -> tuple[HistoryEntry, ...]:
+    if score.value is None:
+        return ()
+    return (HistoryEntry(value=score.value, source=_source(score), date=score.date),)
+
+
+def _source(score: Score) -> str:
+    """Where a value came from, with what tells how sure it was."""
+    tool = score.harness and " ".join(filter(None, (score.harness.name, score.harness.version)))
+    said = score.source or tool or score.who or score.reporter
+    facts = [
+        f"± {score.stderr:.3g}" if score.stderr is not None else None,
+        f"n {score.n}" if score.n is not None else None,
+        f"{score.repeats} runs" if score.repeats is not None else None,
+        f"data {score.dataset_revision[:19]}" if score.dataset_revision is not None else None,
+    ]
+    return "; ".join([said, *(fact for fact in facts if fact is not None)])
+
 
 SCHEMA: Final = "oscar-zoo.scores/1"
 FILE_NAME: Final = "scores.json"
@@ -45,10 +225,10 @@ class ScoreFile(Spec):
             raise ValueError(error.message) from None
         seen = set()
         for score in self.scores:
-            if score_rules.key(score) in seen:
+            if key(score) in seen:
                 raise ValueError(f"{score.task} ({score.kv_dtype}) is there twice")
-            seen.add(score_rules.key(score))
-            for fault in score_rules.faults(score, self.digest):
+            seen.add(key(score))
+            for fault in faults(score, self.digest):
                 raise ValueError(fault)
         return self
 
@@ -84,3 +264,44 @@ class ScoreFile(Spec):
                 hint="a score file is what oscar-zoo eval writes",
             )
         return validated(cls, value, code="scores.schema", what=what)
+
+
+def in_folder(folder: Path) -> Path:
+    """The score file of the artifact folder `folder`."""
+    return folder / FILE_NAME
+
+
+def in_state(artifact: ArtifactId) -> Path:
+    """The score file of an artifact that was measured by its name."""
+    return paths.state_dir() / "scores" / artifact.model / f"{artifact.tag}.json"
+
+
+def load(path: Path) -> ScoreFile:
+    """The score file at `path`."""
+    if not path.exists():
+        raise PathNotFound.for_path(path_text(path), "score file")
+    data = read_file(path, max_bytes=strict_json.MAX_BYTES)
+    return ScoreFile.from_bytes(data, what=path_text(path))
+
+
+def read(path: Path) -> ScoreFile | None:
+    """As `load`, and `None` where there is none."""
+    return load(path) if path.exists() else None
+
+
+def keep(path: Path, new: ScoreFile) -> ScoreFile:
+    """Add the scores of `new` to the file at `path`, in one step; scores of other bytes, from
+    before the artifact was made anew, are dropped.
+    """
+    with durable.storage_errors(f"cannot write {path}"):
+        durable.make_folders(path.parent)
+        with durable.held(str(path), timeout=30):
+            there = read(path)
+            same = there is not None and (there.digest, there.artifact) == (
+                new.digest,
+                new.artifact,
+            )
+            scores = merged(there.scores if there and same else (), new.scores)
+            kept = ScoreFile.of(new.artifact_id, new.digest, scores)
+            durable.replace_file(path, kept.to_bytes())
+    return kept

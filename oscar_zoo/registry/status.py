@@ -10,13 +10,14 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from oscar_zoo.artifact.manifest import Status
-from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import UsageError
-from oscar_zoo.hubs.base import Change, Hub
-from oscar_zoo.registry.changes import HubState, apply_change
+from oscar_zoo.artifact.names import ArtifactId, Reference
+from oscar_zoo.artifact.specs import Score
+from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, DigestMismatchError, UsageError
+from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.changes import HubState, Version, apply_change
+from oscar_zoo.registry.hubs.base import Change, Hub
 from oscar_zoo.registry.index import IndexEntry
-from oscar_zoo.registry.selecting import exact_version
-from oscar_zoo.registry.version import Version
+from oscar_zoo.registry.score_file import ScoreFile, merged
 
 StateName = Literal["active", "deprecated", "yanked"]
 
@@ -122,3 +123,165 @@ def _is_same(now: Status, wanted: Status) -> bool:
     if now.state == wanted.state == "active":
         return True
     return now.model_copy(update={"date": wanted.date}) == wanted
+
+
+@dataclass(frozen=True)
+class AttachResult:
+    """What `attach_scores` did.
+
+    Attributes:
+        id: of the artifact.
+        digest: of its payload.
+        scores: all that it has now, or will have once `proposal` is merged.
+        changed: whether anything was written.
+        serial: of the index.
+        revision: where the hub stands, or `None` for a proposal.
+        proposal: address of the pull request that has to be merged, or `None`.
+    """
+
+    id: ArtifactId
+    digest: str
+    scores: tuple[Score, ...]
+    changed: bool
+    serial: int
+    revision: str | None
+    proposal: str | None = None
+
+
+def attach_scores(
+    hub: Hub, name: str, file: ScoreFile, *, what: str, propose: bool = False
+) -> AttachResult:
+    """Add the scores of `file` to one artifact of `hub`; scores that it has already are success
+    and write nothing.
+
+    Args:
+        hub: where; an artifact that its index lacks gets an entry.
+        name: exactly one version: `NAME:TAG`, `<Model>/<tag>` or `[NAME@]sha256:PREFIX`.
+        file: scores of exactly these bytes.
+    """
+    seen: list[tuple[IndexEntry, int]] = []
+
+    def make(now: HubState) -> Change | None:
+        artifact = exact_version(now, name)
+        entry = now.index.entry(artifact) or Version.on(hub, artifact).entry()
+        check_same(file, artifact, entry.digest, what=what, where=hub.title)
+        scores = merged(entry.scores, file.scores)
+        if scores == entry.scores:
+            seen.append((entry, now.index.serial))
+            return None
+        entry = entry.model_copy(update={"scores": scores})
+        index = now.index.with_entry(entry)
+        seen.append((entry, index.serial))
+        tasks = ", ".join(dict.fromkeys(score.task for score in file.scores))
+        message = f"Add scores of {artifact}: {tasks}"
+        return Change(None, {}, now.root_files(index), now.revision, message, propose)
+
+    applied = apply_change(hub, make)
+    entry, serial = seen[-1]
+    commit = applied.commit
+    return AttachResult(
+        entry.artifact_id,
+        entry.digest,
+        entry.scores,
+        applied.change is not None,
+        serial,
+        commit.revision,
+        commit.proposal,
+    )
+
+
+def check_same(
+    file: ScoreFile, artifact: ArtifactId, digest: str, *, what: str, where: str
+) -> None:
+    """Refuse scores of another artifact than this one."""
+    if file.artifact_id.key != artifact.key:
+        raise UsageError(
+            f"{what} has scores of {file.artifact_id.reference}, not of {artifact.reference}.",
+            hint=f"name the artifact that was measured: {file.artifact_id.reference}",
+        )
+    if file.digest != digest:
+        raise DigestMismatchError.for_content(
+            f"{artifact} in {where}",
+            want=f"{file.digest} by {what}",
+            got=digest,
+            hint=f"measure these bytes: oscar-zoo eval {artifact.reference}",
+        )
+
+
+_SHOWN = 5
+
+
+def named_versions(state: HubState, name: str) -> tuple[ArtifactId, ...]:
+    """Every version that `name` fits, in any case: `NAME`, `NAME:TAG`, `<Model>/<tag>`, an alias,
+    `[NAME@]sha256:PREFIX`.
+    """
+    bare = name.startswith("sha256:")
+    reference = Reference.parse(f"any@{name}" if bare else name)
+    known = {entry.artifact_id.key: entry.artifact_id for entry in state.index.artifacts}
+    found = sorted((known | {artifact.key: artifact for artifact in state.artifacts}).values())
+    if not bare:
+        exact = (
+            [a for a in found if a.key == reference.name.casefold()]
+            if reference.tag is None
+            else []
+        )
+        found = (
+            exact
+            or [a for a in found if _is_model(state, a, reference.name)]
+            or [a for a in found if a.key in _aliased(state, reference)]
+        )
+    if reference.tag is not None:
+        found = [a for a in found if a.tag.casefold() == reference.tag.casefold()]
+    if reference.digest is not None:
+        found = [a for a in found if _digest(state, a).startswith(reference.digest)]
+    if not found:
+        raise ArtifactNotFound(f"{state.hub.title} has no {name}.", hint=_content(state))
+    return tuple(found)
+
+
+def exact_version(state: HubState, name: str) -> ArtifactId:
+    """The one version that `name` names exactly, as an alias does. The name of a model does not,
+    even if the model has a single version.
+    """
+    found = named_versions(state, name)
+    if len(found) > 1:
+        raise AmbiguousName.for_name(name, [artifact.reference for artifact in found])
+    is_id = name.casefold() == found[0].key
+    if not (is_id or ":" in name or _is_alias(state, found[0], name)):
+        raise UsageError(
+            f"{name} does not say which version.", hint=f"name it exactly: {found[0].reference}"
+        )
+    return found[0]
+
+
+def _is_model(state: HubState, artifact: ArtifactId, name: str) -> bool:
+    entry = state.index.entry(artifact)
+    names = {artifact.model.casefold(), (entry.model or artifact.model).casefold() if entry else ""}
+    return name.casefold() in names
+
+
+def _aliased(state: HubState, reference: Reference) -> set[str]:
+    """Keys of the versions that have the name of `reference` as an alias, by the hub's index or the
+    packaged manifests."""
+    if reference.tag is not None:
+        return set()
+    packaged = Catalog.packaged().aliased(reference.name)
+    listed = [entry.artifact_id for entry in state.index.aliased(reference.name)]
+    return {artifact.key for artifact in (*listed, *packaged)}
+
+
+def _is_alias(state: HubState, artifact: ArtifactId, name: str) -> bool:
+    return not _is_model(state, artifact, name) and artifact.key in _aliased(
+        state, Reference.parse(name)
+    )
+
+
+def _digest(state: HubState, artifact: ArtifactId) -> str:
+    entry = state.index.entry(artifact)
+    return entry.digest if entry is not None else Version.on(state.hub, artifact).digest
+
+
+def _content(state: HubState) -> str:
+    names = [artifact.reference for artifact in state.artifacts]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"it has {', '.join(names[:_SHOWN])}{more}" if names else "it has no artifacts"

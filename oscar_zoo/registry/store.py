@@ -21,9 +21,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
+from typing import Any, Self
 
 from oscar_zoo import paths
-from oscar_zoo.artifact import durable
+from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import (
     MAX_PAYLOAD_BYTES,
     FileDigest,
@@ -33,18 +35,19 @@ from oscar_zoo.artifact.files import (
     sha256_hex,
 )
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
-from oscar_zoo.artifact.names import ArtifactId, check_digest, check_part
+from oscar_zoo.artifact.names import ArtifactId, Reference, check_digest, check_part
 from oscar_zoo.errors import (
+    AmbiguousName,
     ArtifactNotFound,
     DigestMismatchError,
     InvalidName,
     MalformedFile,
+    OutputExists,
     PathNotFound,
 )
 from oscar_zoo.next_step import Pull
-from oscar_zoo.registry import record as records
+from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.measured import Measured
-from oscar_zoo.registry.record import Record
 
 COMPLETE = ".complete"
 BESIDE = (FILE_NAME, SIGNATURE_NAME)
@@ -152,7 +155,7 @@ class Store:
                     self._link(entry, files[entry.path], staged / entry.path)
                 for name in beside:
                     durable.write_new(staged / name, files[name], mode=0o444)
-                durable.write_new(staged / records.FILE_NAME, record.to_bytes(), mode=0o444)
+                durable.write_new(staged / RECORD_NAME, record.to_bytes(), mode=0o444)
                 durable.write_new(staged / COMPLETE, b"", mode=0o444)
                 while not self._place(staged, target):
                     present = self._present(digest, artifact, manifest, signature)
@@ -360,9 +363,9 @@ class Store:
 
 def _digests(files: Mapping[str, bytes]) -> tuple[FileDigest, ...]:
     for name in files:
-        if check_part(name, "file name").casefold() == records.FILE_NAME:
+        if check_part(name, "file name").casefold() == RECORD_NAME:
             raise InvalidName(
-                f"no file of an artifact may be called {records.FILE_NAME}.", hint="rename the file"
+                f"no file of an artifact may be called {RECORD_NAME}.", hint="rename the file"
             )
     return tuple(
         sorted(file_digest(name, data) for name, data in files.items() if name not in BESIDE)
@@ -388,3 +391,187 @@ def _is_intact(blob: Path, entry: FileDigest) -> bool:
         return sha256_hex(read_file(blob, max_bytes=entry.size)) == entry.sha256
     except (MalformedFile, PathNotFound):
         return False
+
+
+RECORD_SCHEMA = "oscar-zoo.record/1"
+RECORD_NAME = "record.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the store knows about an entry without reading its payload.
+
+    Attributes:
+        id: artifact id.
+        digest: `sha256:<hex>` over `files`.
+        files: payload files, sorted.
+        manifest_sha256: sha256 of `oscar.json`, or `None` when the hub had none.
+        source: the hub it came from.
+        fetched: RFC 3339 UTC.
+        path: folder of the entry.
+        revision: commit of the hub, or `None` where it has none.
+        level: what verification reached before the entry was stored, or `None` in entries of older
+            versions.
+        warnings: codes of what it remarked.
+        signature_sha256: sha256 of the signature file, or `None` when there was none.
+        accepted: what it was published in spite of, as the index of its hub said.
+        measured: perplexity and recall as the index of its hub said, or `None`.
+    """
+
+    id: ArtifactId
+    digest: str
+    files: tuple[FileDigest, ...]
+    manifest_sha256: str | None
+    source: str
+    fetched: str
+    path: Path
+    revision: str | None = None
+    level: str | None = None
+    warnings: tuple[str, ...] = ()
+    signature_sha256: str | None = None
+    accepted: tuple[str, ...] = ()
+    measured: Measured | None = None
+
+    @property
+    def fetch_again(self) -> str:
+        """The command that fetches the version again, from the hub that it came from."""
+        return f"oscar-zoo pull {self.id.reference} --hub {quote(self.source)}"
+
+    def to_bytes(self) -> bytes:
+        """The content of `record.json`; the folder is not part of it."""
+        beside: dict[str, Any] = {
+            "signature_sha256": self.signature_sha256,
+            "accepted": list(self.accepted),
+            "measured": self.measured.model_dump(mode="json") if self.measured else None,
+        }
+        return strict_json.pretty_bytes(
+            {
+                "schema": RECORD_SCHEMA,
+                "id": str(self.id),
+                "digest": self.digest,
+                "files": [{"path": f.path, "sha256": f.sha256, "size": f.size} for f in self.files],
+                "manifest_sha256": self.manifest_sha256,
+                "source": self.source,
+                "fetched": self.fetched,
+                "revision": self.revision,
+                "level": self.level,
+                "warnings": list(self.warnings),
+                **{name: said for name, said in beside.items() if said},
+            }
+        )
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """The record in `folder`, or `None` when there is none that this version wrote for this
+        place."""
+        try:
+            value = strict_json.loads(
+                read_file(folder / RECORD_NAME, max_bytes=strict_json.MAX_BYTES), what=RECORD_NAME
+            )
+            files = tuple(
+                FileDigest(check_part(row["path"]), _checked_hex(row["sha256"]), int(row["size"]))
+                for row in value["files"]
+            )
+            manifest, signature = value["manifest_sha256"], value.get("signature_sha256")
+            record = cls(
+                id=ArtifactId.parse(value["id"]),
+                digest=artifact_digest(files),
+                files=files,
+                manifest_sha256=None if manifest is None else _checked_hex(manifest),
+                source=str(value["source"]),
+                fetched=str(value["fetched"]),
+                path=folder,
+                revision=_text_or_none(value.get("revision")),
+                level=_text_or_none(value.get("level")),
+                warnings=tuple(str(code) for code in value.get("warnings", ())),
+                signature_sha256=None if signature is None else _checked_hex(signature),
+                accepted=tuple(str(what) for what in value.get("accepted", ())),
+                measured=Measured.from_json(value.get("measured")),
+            )
+        except (MalformedFile, LookupError, TypeError, ValueError):
+            return None
+        expected = (RECORD_SCHEMA, record.digest, "sha256:" + folder.parent.name)
+        return record if expected == (value["schema"], value["digest"], record.digest) else None
+
+
+def _checked_hex(text: str) -> str:
+    return check_digest(f"sha256:{text}").removeprefix("sha256:")
+
+
+def _text_or_none(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def export(artifact: StoredArtifact, folder: Path, *, replace: bool = False) -> Path:
+    """Copy the files of `artifact`, hashed when it was opened, into `folder`.
+
+    Args:
+        replace: whether a folder with other content may be replaced.
+    """
+    identity = artifact.record.id
+    target = folder.expanduser().absolute() / identity.model / identity.tag
+    with durable.storage_errors(f"cannot write {target}"):
+        if _has(target, artifact):
+            return target
+        durable.make_folders(target.parent)
+        with durable.staged_folder(target.parent) as staged:
+            durable.write_files(staged, artifact.files)
+            while not durable.move_into_place(staged, target):
+                if _has(target, artifact):
+                    return target
+                if not replace:
+                    raise OutputExists(
+                        f"{target} exists with other content.",
+                        hint="move it away, or replace it: --force",
+                    )
+                if target.is_dir() and durable.exchange(staged, target):
+                    return target
+                away = durable.temp_path(target.parent)
+                target.rename(away)
+                durable.remove_tree(away) if away.is_dir() else away.unlink()
+    return target
+
+
+def _has(target: Path, artifact: StoredArtifact) -> bool:
+    """Whether `target` holds exactly the files of `artifact`."""
+    if not target.is_dir() or {path.name for path in target.iterdir()} != set(artifact.files):
+        return False
+    try:
+        found = {
+            name: read_file(target / name, max_bytes=MAX_PAYLOAD_BYTES) for name in artifact.files
+        }
+    except (PathNotFound, MalformedFile):
+        return False
+    return found == dict(artifact.files)
+
+
+def find_installed(
+    reference: Reference, store: Store, catalog: Catalog | None = None
+) -> Record | None:
+    """The store's record of what `reference` means, or `None` when nothing stored matches.
+
+    The latest fetched entry of an id wins; a bare name that several stored versions match means the
+    recipe's default.
+    """
+    catalog = catalog or Catalog.packaged()
+    recipe = catalog.recipe(reference.name)
+    wanted = reference.name.casefold()
+    models = {wanted, recipe.name.casefold()} if recipe else {wanted, wanted.rsplit("/", 1)[-1]}
+    found: dict[str, Record] = {}
+    for record in store.installed():
+        named = record.id.key == wanted or record.id.model.casefold() in models
+        tagged = reference.tag is None or record.id.tag.casefold() == reference.tag.casefold()
+        digested = reference.digest is None or record.digest.startswith(reference.digest)
+        if named and tagged and digested:
+            newest = found.get(record.id.key)
+            if newest is None or record.fetched > newest.fetched:
+                found[record.id.key] = record
+    if len(found) > 1 and recipe is not None and recipe.default_tag is not None:
+        default = f"{recipe.name}/{recipe.default_tag}".casefold()
+        if default in found:
+            return found[default]
+    if len(found) > 1:
+        raise AmbiguousName.for_name(
+            str(reference), sorted(record.id.reference for record in found.values())
+        )
+    return next(iter(found.values()), None)

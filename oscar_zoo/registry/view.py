@@ -12,11 +12,10 @@ from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest, Sta
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import ArtifactNotFound, MalformedFile, SignatureError
-from oscar_zoo.hubs import address
-from oscar_zoo.hubs.base import INDEX_NAME, TIMESTAMP_NAME, Hub, HubFile
-from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.catalog import Catalog, KnownDigest
+from oscar_zoo.registry.hubs import address
+from oscar_zoo.registry.hubs.base import INDEX_NAME, TIMESTAMP_NAME, Hub, HubFile
 from oscar_zoo.registry.index import ACCEPTED, Index, IndexEntry
-from oscar_zoo.registry.known_digests import KnownDigest
 from oscar_zoo.registry.trust import Promise, Trust
 
 _READS, _BETWEEN_READS = 4, 0.1

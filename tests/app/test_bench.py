@@ -6,7 +6,7 @@ import pytest
 
 from oscar_zoo.app import bench, bench_device
 from oscar_zoo.app.bench import BenchRequest
-from oscar_zoo.app.progress import Note, Silent
+from oscar_zoo.observer import Note, Silent
 
 
 class Remarks(Silent):

@@ -10,11 +10,11 @@ import pytest
 
 from oscar_zoo.app import benchmark
 from oscar_zoo.app.benchmark_plan import PreparedTask
-from oscar_zoo.app.progress import SILENT, Note, Observer
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.evaluate.benchmarks import run
 from oscar_zoo.evaluate.benchmarks.answers import Answers
+from oscar_zoo.observer import SILENT, Note, Observer
 
 KEPT = "answers until now are kept; the same command goes on from there"
 

@@ -18,10 +18,10 @@ from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo import card
 from oscar_zoo.errors import AmbiguousName, ConflictError
-from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.card import BEGIN, END
 from oscar_zoo.registry.card_front import TAGS
-from oscar_zoo.registry.version import Version
+from oscar_zoo.registry.changes import Version
+from oscar_zoo.registry.hubs.local import LocalHub
 
 QWEN = "Qwen3-8B:seq20000_prompt83_group128"
 

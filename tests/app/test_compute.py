@@ -19,14 +19,14 @@ from oscar_zoo.app.compute_plan import plan_computing
 from oscar_zoo.app.compute_request import METHODS, ComputeRequest
 from oscar_zoo.app.compute_wish import ComputeWish
 from oscar_zoo.app.evaluate import EvaluateRequest, evaluate_artifact
-from oscar_zoo.app.progress import SILENT, Note, Silent
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.compute import command
 from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.compute.options import AUTO
 from oscar_zoo.errors import ArtifactNotFound, HubUnreachable, UsageError
 from oscar_zoo.evaluate.phases import Phase
-from oscar_zoo.registry.model_names import choose_model
+from oscar_zoo.observer import SILENT, Note, Silent
+from oscar_zoo.registry.targets import choose_model
 
 NOBODY = ArtifactNotFound("nobody has it")
 

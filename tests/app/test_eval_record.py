@@ -11,10 +11,10 @@ from random_qwen3 import write_model
 from sample_scores import gpqa, write_scores
 
 import oscar_zoo
-from oscar_zoo.app.progress import Note, Silent
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.cli.main import run
-from oscar_zoo.registry import own_scores
+from oscar_zoo.observer import Note, Silent
+from oscar_zoo.registry import score_file
 from oscar_zoo.registry.score_file import ScoreFile
 
 TEXT = (Path(__file__).resolve().parents[2] / "examples/text/validation.txt").read_text("utf-8")
@@ -62,7 +62,7 @@ def test_a_folder_of_the_user_gets_the_scores_and_publishing_takes_them(
 ) -> None:
     assert run(words(folder, model, tmp_path)) == 0
     assert f"Scores: {folder}/scores.json" in capsys.readouterr().out.splitlines()
-    file = own_scores.load(folder / "scores.json")
+    file = score_file.load(folder / "scores.json")
     (score,) = file.scores
     assert score.baseline is not None and score.paired is not None and score.stderr is not None
     assert (score.task, score.n, score.repeats, score.hardware) == ("perplexity", 2, 1, "CPU")
@@ -84,7 +84,7 @@ def test_measuring_again_changes_nothing_and_other_clips_stand_beside(
     assert run([*words(folder, model, tmp_path), "-q"]) == 0
     assert (folder / "scores.json").read_bytes() == before
     assert run([*words(folder, model, tmp_path), "-q", "--clip", "0.9,0.8"]) == 0
-    changes = [score.recipe_changes for score in own_scores.load(folder / "scores.json").scores]
+    changes = [score.recipe_changes for score in score_file.load(folder / "scores.json").scores]
     assert changes == [{}, {"clip": "0.9,0.8"}]
 
 
@@ -93,7 +93,7 @@ def test_another_window_is_named_and_the_recipe_s_own_values_are_no_change(
 ) -> None:
     windows = ["--sink", "4", "--recent", "16"]
     assert run([*words(folder, model, tmp_path), "-q", *windows, "--clip", "0.96,0.92"]) == 0
-    (score,) = own_scores.load(folder / "scores.json").scores
+    (score,) = score_file.load(folder / "scores.json").scores
     assert score.recipe_changes == {"sink": "4", "recent": "16"}
     assert score.source is not None and score.source.endswith(" --sink 4 --recent 16")
 
@@ -107,11 +107,11 @@ def test_an_artifact_that_was_named_is_recorded_in_the_state_folder(
     places = []
     for what in ("tiny", pulled.path):
         places.append(measure(what, model, tmp_path, Notes()))
-    path = own_scores.in_state(ArtifactId.parse(str(pulled.id)))
+    path = score_file.in_state(ArtifactId.parse(str(pulled.id)))
     assert places == [path, path] and path.is_relative_to(state)
     assert not list(pulled.path.glob("scores*")), "the store never changes"
     (known,) = oscar_zoo.scores("tiny", hub=hub)
-    assert known.own == own_scores.load(path).scores and not known.scores
+    assert known.own == score_file.load(path).scores and not known.scores
 
 
 def test_what_is_about_another_model_or_cannot_be_kept_is_not_recorded(
@@ -129,13 +129,13 @@ def test_what_is_about_another_model_or_cannot_be_kept_is_not_recorded(
 def test_scores_of_bytes_that_are_gone_make_room(folder: Path, model: Path, tmp_path: Path) -> None:
     path = folder / "scores.json"
     first = measure(folder, model, tmp_path, Notes())
-    file = own_scores.load(path)
+    file = score_file.load(path)
     old = "sha256:" + "0" * 64
     write_scores(path, gpqa(old), digest=old, artifact=file.artifact_id)
     assert measure(folder, model, tmp_path, Notes()) == first == path
-    assert [score.task for score in own_scores.load(path).scores] == ["perplexity"]
+    assert [score.task for score in score_file.load(path).scores] == ["perplexity"]
     more = ScoreFile.of(file.artifact_id, file.digest, (gpqa(file.digest),))
-    assert [s.task for s in own_scores.keep(path, more).scores] == ["perplexity", "gpqa_diamond"]
+    assert [s.task for s in score_file.keep(path, more).scores] == ["perplexity", "gpqa_diamond"]
 
 
 def measure(what: object, model: Path, tmp_path: Path, notes: Notes) -> Path | None:

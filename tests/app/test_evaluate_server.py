@@ -12,10 +12,10 @@ import pytest
 
 from oscar_zoo.app import evaluate_server, server_answers
 from oscar_zoo.app.evaluate_server import ServerEvaluation, sweep
-from oscar_zoo.app.progress import Note, Silent
 from oscar_zoo.app.server_answers import ServerFailure
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant
 from oscar_zoo.errors import ServerFailed
+from oscar_zoo.observer import Note, Silent
 
 
 @pytest.mark.parametrize(("device", "gpus", "ranks"), [("cpu", 2, {1}), (None, 2, {1, 2})])

@@ -10,20 +10,20 @@ from measured_artifacts import measured_files
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
-from oscar_zoo.app import verify
 from oscar_zoo.app.artifacts import open_artifact
 from oscar_zoo.app.browse import describe
 from oscar_zoo.app.cache import check, remove, stored
 from oscar_zoo.app.listing import ListRequest, listing
-from oscar_zoo.app.progress import SILENT
 from oscar_zoo.app.publish import PublishRequest, publish_all
 from oscar_zoo.app.pull import pull_all
 from oscar_zoo.app.pull_request import Offered, Pulled, PullRequest
-from oscar_zoo.app.sources import Sources
-from oscar_zoo.app.targets import parse, parse_name, parse_named
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.errors import ArtifactNotFound, OutputExists, UsageError
+from oscar_zoo.observer import SILENT
+from oscar_zoo.registry import verify
+from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.params import VerifyParams
+from oscar_zoo.registry.targets import parse, parse_name, parse_named
 
 
 @pytest.fixture(autouse=True)

@@ -21,12 +21,12 @@ from tiny_artifacts import artifact_files, write_folder
 import oscar_zoo
 from oscar_zoo import children
 from oscar_zoo.app import detach, server_records
-from oscar_zoo.app.progress import Note, Silent
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli import main as cli
 from oscar_zoo.engines.sglang.launch import plan, server
 from oscar_zoo.engines.sglang.launch.server import STOPPED
 from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
+from oscar_zoo.observer import Note, Silent
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 

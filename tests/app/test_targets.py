@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.app.namesakes import looking_up
-from oscar_zoo.app.progress import Note, Silent
-from oscar_zoo.app.targets import (
+from oscar_zoo.artifact.names import Reference
+from oscar_zoo.cli.main import run
+from oscar_zoo.errors import ArtifactNotFound, PathNotFound, UsageError
+from oscar_zoo.observer import Note, Silent
+from oscar_zoo.registry.targets import (
     ModelTarget,
     NameTarget,
     PathTarget,
+    looking_up,
     parse,
     parse_name,
     parse_named,
 )
-from oscar_zoo.artifact.names import Reference
-from oscar_zoo.cli.main import run
-from oscar_zoo.errors import ArtifactNotFound, PathNotFound, UsageError
-from oscar_zoo.registry.verification import artifacts_at
+from oscar_zoo.registry.verify import artifacts_at
 
 
 class Heard(Silent):

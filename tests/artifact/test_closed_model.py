@@ -11,9 +11,8 @@ from tiny_artifacts import manifest, payload
 
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.errors import MalformedFile
+from oscar_zoo.registry.catalog import KnownDigests, TrustedKeys, packaged_digests, packaged_keys
 from oscar_zoo.registry.index import Index
-from oscar_zoo.registry.known_digests import KnownDigests, packaged_digests
-from oscar_zoo.registry.trusted_keys import TrustedKeys, packaged_keys
 
 DOCUMENTS: dict[str, tuple[Callable[..., object], bytes]] = {
     "known_digests": (KnownDigests.from_bytes, packaged_digests().to_bytes()),

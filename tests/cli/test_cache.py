@@ -20,8 +20,7 @@ from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.cli.main import run
-from oscar_zoo.registry.record import Record
-from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.store import Record, Store
 
 TINY = ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64")
 SECOND = ArtifactId("tiny-qwen3-hard", "second")

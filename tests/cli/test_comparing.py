@@ -17,7 +17,7 @@ from oscar_zoo import build_site
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import ScoreNotFound, UsageError
-from oscar_zoo.registry.version import Version
+from oscar_zoo.registry.changes import Version
 
 OTHER = ArtifactId.parse("tiny-qwen3-hard/seq512_prompt3_group64")
 CHOSEN = SELECTION["chosen"] | {"perplexity": 9.5, "change_percent": 0.3, "recall": 0.9}

@@ -15,8 +15,8 @@ from tiny_artifacts import artifact_files, write_folder
 from oscar_zoo import paths
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.cli.main import COMMANDS, run
-from oscar_zoo.hubs.local import LocalHub
-from oscar_zoo.hubs.metadata import MetadataCache
+from oscar_zoo.registry.hubs.local import LocalHub
+from oscar_zoo.registry.hubs.remote import MetadataCache
 from oscar_zoo.registry.store import Store
 
 

@@ -30,7 +30,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.cli.main import run
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.phases import duration
-from oscar_zoo.registry.model_names import check_made_for, choose_model
+from oscar_zoo.registry.targets import check_made_for, choose_model
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "examples" / "models" / "tiny-qwen3-hard"

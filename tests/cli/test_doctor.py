@@ -115,7 +115,9 @@ def test_hubs_that_never_answer_are_all_asked_at_once(server: HubServer, cli: Qu
 
 def test_a_hub_that_hangs_in_any_other_way_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "SECONDS", 0.05)
-    monkeypatch.setattr("oscar_zoo.hubs.local.LocalHub.artifacts", lambda hub: os.read(pipe[0], 1))
+    monkeypatch.setattr(
+        "oscar_zoo.registry.hubs.local.LocalHub.artifacts", lambda hub: os.read(pipe[0], 1)
+    )
     pipe = os.pipe()
     try:
         found = [f for f in health.examine(["file:/somewhere"]) if f.topic == "hub"]

@@ -14,7 +14,7 @@ from tiny_artifacts import payload
 
 import oscar_zoo
 from oscar_zoo.errors import UsageError
-from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.hubs.local import LocalHub
 
 BETTER, BARE = "Qwen3-8B/seq512_prompt3_group64-wush", "Some-Model/seq512_prompt4_group64"
 QWEN = "Qwen3-8B/seq20000_prompt83_group128"

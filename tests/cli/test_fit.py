@@ -18,11 +18,11 @@ from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.app.compute_plan import plan_computing
 from oscar_zoo.app.compute_wish import ComputeWish
-from oscar_zoo.app.progress import SILENT
 from oscar_zoo.cli.main import run
 from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel
-from oscar_zoo.registry.model_names import choose_model
+from oscar_zoo.observer import SILENT
+from oscar_zoo.registry.targets import choose_model
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "examples" / "models" / "tiny-qwen3-hard")

@@ -150,10 +150,10 @@ def test_a_lock_pulls_from_its_commit_and_says_when_that_is_gone(
     assert gone.code == 4 and "no longer has commit" in gone.err
 
 
-def patient(cli: QuickCli, *, answer: float) -> None:
-    """Configure how long a hub may take; two that are asked in turn share it."""
+def patient(cli: QuickCli, *, seconds: float) -> None:
+    """Configure how long a hub may be silent."""
     (cli.folder / "config").mkdir()
-    (cli.folder / "config" / "config.toml").write_text(f"[network]\nanswer = {answer}\n")
+    (cli.folder / "config" / "config.toml").write_text(f"[network]\nread = {seconds}\n")
 
 
 def test_a_silent_first_hub_is_passed_over(server: HubServer, cli: QuickCli) -> None:
@@ -162,7 +162,7 @@ def test_a_silent_first_hub_is_passed_over(server: HubServer, cli: QuickCli) -> 
         "ms",
         files={f"{ONE}/{n}": d for n, d in payload().items()},
     )
-    patient(cli, answer=2)
+    patient(cli, seconds=2)
     done = cli("pull", "tiny-qwen3-hard", "--json", HF_ENDPOINT=server.hang_accept())
     assert done.code == 0, done.err
     row = done.json["artifacts"][0]
@@ -173,7 +173,7 @@ def test_a_silent_first_hub_is_passed_over(server: HubServer, cli: QuickCli) -> 
 @pytest.mark.parametrize("how", ["closed port", "black hole"])
 def test_without_a_network_the_hubs_are_named(server: HubServer, cli: QuickCli, how: str) -> None:
     address = server.closed_port() if how == "closed port" else server.hang_accept()
-    patient(cli, answer=2)
+    patient(cli, seconds=2)
     done = cli("pull", "Qwen3-8B", HF_ENDPOINT=address, MODELSCOPE_ENDPOINT=address)
     assert done.code == 5
     assert "Hugging Face Zhongzhu/OSCAR-RotationZoo" in done.err

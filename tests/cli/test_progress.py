@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from long_work import PHASES, Clock
 
-from oscar_zoo.app.progress import SILENT, Note
 from oscar_zoo.cli.render.course import EVERY_SECONDS
 from oscar_zoo.cli.render.progress import TerminalObserver, question_of
+from oscar_zoo.observer import SILENT, Note
 
 
 def test_the_silent_observer_takes_everything_and_says_no() -> None:
@@ -93,7 +93,7 @@ def test_files_that_are_fetched_are_told_of_rarely(
 
 CHILD = """
 import time
-from oscar_zoo.app.progress import SILENT, Note
+from oscar_zoo.observer import SILENT, Note
 from oscar_zoo.cli.render.progress import TerminalObserver
 from oscar_zoo.evaluate.phases import Phase
 phases = (Phase("load", "", 10), Phase("capture", "tokens", 30), Phase("perplexity", "sequences", 60))

@@ -12,7 +12,7 @@ from own_cli import Cli
 from tiny_artifacts import FILE_NAME, manifest, payload, write_folder
 
 from oscar_zoo.artifact.files import sha256_hex
-from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index
 
 NAME = HARD.reference

@@ -18,9 +18,9 @@ import oscar_zoo
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import UsageError
-from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.changes import Version
+from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index, IndexEntry
-from oscar_zoo.registry.version import Version
 
 NAME = HARD.reference
 DIGEST = Version.of(HARD, payload()).digest

@@ -15,9 +15,9 @@ from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
 from oscar_zoo.artifact.specs import Score
-from oscar_zoo.registry import own_scores
+from oscar_zoo.registry import score_file
+from oscar_zoo.registry.changes import Version
 from oscar_zoo.registry.score_file import ScoreFile
-from oscar_zoo.registry.version import Version
 
 NAME = HARD.reference
 FILES = measured_files()
@@ -192,8 +192,8 @@ def test_records_of_this_machine_are_shown_until_they_are_published(
     cli: Cli, hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OSCAR_ZOO_STATE", str(tmp_path / "state"))
-    path = own_scores.in_state(HARD)
-    own_scores.keep(path, ScoreFile.of(HARD, DIGEST, (gpqa(DIGEST),)))
+    path = score_file.in_state(HARD)
+    score_file.keep(path, ScoreFile.of(HARD, DIGEST, (gpqa(DIGEST),)))
     assert "not published gpqa_diamond: BF16 not reported" in cli(0, "scores", NAME, "--hub", hub)
     assert cli.err == f"Next: oscar-zoo scores add {NAME} {path}\n"
     cli(0, "scores", "add", NAME, path, "--hub", hub)

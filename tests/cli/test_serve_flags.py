@@ -14,13 +14,13 @@ import pytest
 
 from oscar_zoo.app.serve_request import PORT, TIMEOUT, ServeRequest
 from oscar_zoo.app.server_start import with_next_step
-from oscar_zoo.app.targets import parse
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.serve import command
 from oscar_zoo.cli.main import run
 from oscar_zoo.cli.parsing import parse_clip
 from oscar_zoo.engines.sglang.launch.ports import check_port_free
 from oscar_zoo.errors import ServerFailed
+from oscar_zoo.registry.targets import parse
 
 MEANT = {
     "X --tp 2": "X -- --tp=2",

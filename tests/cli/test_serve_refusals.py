@@ -328,7 +328,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
 
     monkeypatch.setattr(server, "_start", started)
     monkeypatch.setattr(
-        "oscar_zoo.app.requirements.importlib.util.find_spec", importlib.util.find_spec
+        "oscar_zoo.engines.requirements.importlib.util.find_spec", importlib.util.find_spec
     )
     yield Table(tmp_path, monkeypatch)
 

@@ -21,8 +21,8 @@ from tiny_artifacts import write_folder
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from oscar_zoo.artifact.signature_file import MAX_BYTES, SignatureFile, bundle_bytes
 from oscar_zoo.registry import signatures, signing_key
+from oscar_zoo.registry.catalog import TrustedKey, TrustedKeys, packaged_keys
 from oscar_zoo.registry.signing_key import VARIABLE, SigningKey
-from oscar_zoo.registry.trusted_keys import TrustedKey, TrustedKeys, packaged_keys
 
 pytest.importorskip("cryptography")
 NAME = HARD.reference

@@ -13,14 +13,13 @@ from measured_artifacts import measured_files
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
-from oscar_zoo.app.targets import parse_model
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.cli.main import run
 from oscar_zoo.cli.render.progress import TerminalObserver
 from oscar_zoo.errors import ArtifactNotFound, PathNotFound, UsageError
-from oscar_zoo.registry.model_names import choose_model
 from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.targets import choose_model, parse_model
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 NAME, TAG = "tiny-qwen3-hard", "seq512_prompt2_group64"

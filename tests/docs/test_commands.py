@@ -14,8 +14,8 @@ from tiny_artifacts import artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.manifest import SIGNATURE_NAME
 from oscar_zoo.cli.main import cli, run
-from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.signatures import sign
 from oscar_zoo.registry.signing_key import SigningKey
 

@@ -6,8 +6,8 @@ import pytest
 from hub_folders import put_version
 
 from oscar_zoo.errors import UsageError
-from oscar_zoo.hubs.address import open_hub
-from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.hubs.address import open_hub
+from oscar_zoo.registry.hubs.local import LocalHub
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from oscar_zoo import paths
 from oscar_zoo.errors import StorageError, UsageError
-from oscar_zoo.hubs import address, config
+from oscar_zoo.registry.hubs import address
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,7 @@ def online(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write(text: str) -> Path:
     """The configuration file of this test."""
-    path = paths.config_dir() / config.FILE_NAME
+    path = paths.config_dir() / address.FILE_NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
@@ -34,13 +34,13 @@ def test_a_file_that_the_disk_refuses_is_no_mistake_of_the_user(
     (tmp_path / "config.toml").write_text("offline = true")
     monkeypatch.setattr(Path, "read_text", refuse)
     with pytest.raises(StorageError, match=r"config\.toml: Input/output error") as caught:
-        config.load()
+        address.load()
     assert "permissions" not in (caught.value.hint or "")
 
 
 def test_the_defaults_are_the_users_zoo_then_the_public_ones() -> None:
-    settings = config.load()
-    assert settings.read == (f"file:{paths.default_zoo_dir()}", *config.PUBLIC)
+    settings = address.load()
+    assert settings.read == (f"file:{paths.default_zoo_dir()}", *address.PUBLIC)
     assert settings.publish == ()
     assert not settings.offline
     assert [hub.name for hub in address.open_hubs()] == list(settings.read)
@@ -51,12 +51,12 @@ def test_flags_win_over_the_environment_and_that_over_the_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     write('hubs = ["hf:stored/zoo", "default"]\npublish = "hf:stored/own"\n')
-    assert config.load().read == ("hf:stored/zoo", *config.PUBLIC)
-    assert config.load().publish == ("hf:stored/own",)
+    assert address.load().read == ("hf:stored/zoo", *address.PUBLIC)
+    assert address.load().publish == ("hf:stored/own",)
     monkeypatch.setenv("OSCAR_ZOO_HUB", "ms:env/zoo, file:/srv/a b  hf:env/zoo@v1")
-    assert config.load().read == ("ms:env/zoo", "file:/srv/a b", "hf:env/zoo@v1")
-    assert config.load().publish == config.load().read
-    assert config.load(["hf:flag/zoo"]).read == ("hf:flag/zoo",)
+    assert address.load().read == ("ms:env/zoo", "file:/srv/a b", "hf:env/zoo@v1")
+    assert address.load().publish == address.load().read
+    assert address.load(["hf:flag/zoo"]).read == ("hf:flag/zoo",)
 
 
 def test_a_hub_without_commits_is_published_to_last() -> None:
@@ -69,7 +69,7 @@ def test_offline_leaves_hubs_in_folders_only(
     monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(variable, "1")
-    settings = config.load()
+    settings = address.load()
     assert settings.offline
     assert [hub.name for hub in address.open_hubs(offline=settings.offline)] == [
         f"file:{paths.default_zoo_dir()}"
@@ -90,18 +90,16 @@ def test_offline_leaves_hubs_in_folders_only(
 def test_a_broken_file_is_one_line_that_names_it(text: str, named: str) -> None:
     path = write(text)
     with pytest.raises(UsageError) as caught:
-        config.load()
+        address.load()
     assert str(path) in caught.value.message
     assert named in caught.value.message
     assert "\n" not in caught.value.message
 
 
-def test_waiting_time_is_shared_by_the_hubs_that_may_have_to_wait() -> None:
-    write("[network]\nanswer = 6.0\ntries = 2\n")
-    network = config.load().network
-    alone, shared = address.request_limits(network), address.request_limits(network, sharing=2)
-    assert (alone.answer, alone.connect, alone.tries) == (6.0, 5.0, 2)
-    assert (shared.answer, shared.connect, shared.tries) == (3.0, 3.0, 2)
+def test_limits_of_requests_are_configured_and_those_of_earlier_versions_change_nothing() -> None:
+    write("[network]\nread = 6.0\ntries = 2\nanswer = 1.0\npatience = 2.0\nrate_window = 3.0\n")
+    limits = address.load().network.limits()
+    assert (limits.read, limits.connect, limits.tries) == (6.0, 10.0, 2)
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,14 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
-from raw_server import RawServer, Seen, answer
 
-from oscar_zoo.hubs.deadline import TICK, Patience, in_parallel, within
+from oscar_zoo.registry.hubs.threads import in_parallel, within
 
 SRC = str(Path(__file__).resolve().parents[2])
 
@@ -47,60 +44,6 @@ def test_no_time_left_means_no_call(seconds: float) -> None:
     with pytest.raises(TooLate):
         within(seconds, called.set, error=TooLate)
     assert not called.is_set()
-
-
-def test_a_gap_between_two_looks_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    kept = Patience(60)
-    now += TICK
-    assert (kept.spent, kept.lost) == pytest.approx((TICK, 0))
-    now += 3600  # stopped
-    assert kept.spent <= 3 * TICK and kept.lost >= 3599
-    assert kept.left >= 60 - 3 * TICK
-
-
-STOPPED = """
-import socket, sys, threading
-from oscar_zoo.hubs.transport import Limits, Transport
-limits = Limits(connect=0.5, answer=0.5, read=0.5, rate_window=0.5, tries=1)
-hub = Transport("Some Hub a/b", sys.argv[1], token=lambda: None, refusal=KeyError, limits=limits)
-print(hub.get(sys.argv[1] + "/file", limit=1 << 20, budget=0.9).body.decode())
-"""
-
-
-@pytest.mark.parametrize("sent", ["nothing", "the head", "a part"])
-def test_a_process_that_was_stopped_for_longer_than_any_limit_still_takes_the_answer(
-    sent: str,
-) -> None:
-    asked, resume, taken = threading.Event(), threading.Event(), threading.Event()
-    whole = answer(b"content")
-    first = {"nothing": 0, "the head": len(whole) - 7, "a part": len(whole) - 3}[sent]
-
-    def handle(connection: socket.socket, seen: Seen) -> None:
-        connection.sendall(whole[:first])
-        asked.set()
-        resume.wait(300)
-        taken.wait(0.2)  # the process runs again before the rest arrives
-        connection.sendall(whole[first:])
-
-    variables = {**os.environ, "HF_HUB_OFFLINE": "0", "PYTHONPATH": SRC}
-    with RawServer(handle) as server:
-        command = [sys.executable, "-c", STOPPED, server.url]
-        child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables
-        )
-        try:
-            assert asked.wait(300)
-            os.kill(child.pid, signal.SIGSTOP)
-            taken.wait(1.5)  # longer than every limit
-            os.kill(child.pid, signal.SIGCONT)
-            resume.set()
-            out, err = child.communicate(timeout=300)
-        finally:
-            child.kill()
-            child.communicate()
-    assert (child.returncode, out) == (0, "content\n"), err
 
 
 def test_results_come_in_the_order_of_the_calls() -> None:
@@ -159,7 +102,7 @@ def test_the_first_failure_wins_and_nothing_more_starts() -> None:
 def test_ctrl_c_ends_the_wait_and_the_process(wait: str) -> None:
     code = f"""
 import signal, threading
-from oscar_zoo.hubs.deadline import in_parallel, within
+from oscar_zoo.registry.hubs.threads import in_parallel, within
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     print("ready", flush=True)

@@ -30,13 +30,13 @@ from oscar_zoo.errors import (
     RepositoryNotFound,
     RevisionNotFound,
 )
-from oscar_zoo.hubs import huggingface
-from oscar_zoo.hubs.base import HubFile
-from oscar_zoo.hubs.huggingface import HuggingFaceSource, open_huggingface
-from oscar_zoo.hubs.remote import RemoteHub
-from oscar_zoo.hubs.transport import Limits
+from oscar_zoo.registry.hubs import huggingface
+from oscar_zoo.registry.hubs.base import HubFile
+from oscar_zoo.registry.hubs.http import Limits
+from oscar_zoo.registry.hubs.huggingface import HuggingFaceSource, open_huggingface
+from oscar_zoo.registry.hubs.remote import RemoteHub
 
-LIMITS = Limits(connect=20, answer=20, read=20, tries=2)
+LIMITS = Limits(connect=20, read=20, tries=2)
 
 
 @pytest.fixture
@@ -223,20 +223,20 @@ def test_a_listing_that_goes_on_elsewhere_gets_neither_request_nor_token(server:
 def test_a_hub_that_falls_silent_is_given_up(server: HubServer) -> None:
     commit = server.repository("org/name").commits[-1].oid
     server.fault("black_hole")
-    asked = HuggingFaceSource("org/name", limits=Limits(answer=0.3, read=3600))
+    asked = HuggingFaceSource("org/name", limits=Limits(read=0.3))
     for call in (
         lambda: asked.resolve(None),
         lambda: asked.listing(commit),
         lambda: asked.read(commit, listed(f"{QWEN}/k.pt"), limit=1 << 20),
     ):
-        with pytest.raises(HubTimeout, match=r"Hugging Face org/name did not answer within 0\.3 s"):
+        with pytest.raises(HubTimeout, match=r"fell silent|was not done"):
             call()
 
 
 def test_a_port_that_accepts_and_one_that_does_not(server: HubServer) -> None:
     with pytest.raises(HubTimeout):
         HuggingFaceSource(
-            "org/name", endpoint=server.hang_accept(), limits=Limits(answer=0.3)
+            "org/name", endpoint=server.hang_accept(), limits=Limits(read=0.3)
         ).resolve(None)
     with pytest.raises(HubUnreachable, match="connection refused"):
         source(endpoint=server.closed_port()).resolve(None)
@@ -280,7 +280,7 @@ def test_two_hundred_random_troubles_give_the_content_or_an_error(
 
 
 NEEDS = """
-from oscar_zoo.hubs.huggingface import open_huggingface
+from oscar_zoo.registry.hubs.huggingface import open_huggingface
 hub = open_huggingface("org/name")
 for artifact in hub.artifacts():
     assert hub.fetch(artifact, "oscar.json", limit=99)

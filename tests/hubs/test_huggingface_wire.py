@@ -16,8 +16,8 @@ from oscar_zoo.errors import (
     RepositoryNotFound,
     RevisionNotFound,
 )
-from oscar_zoo.hubs import huggingface_wire as wire
-from oscar_zoo.hubs.base import HubFile
+from oscar_zoo.registry.hubs import huggingface as wire
+from oscar_zoo.registry.hubs.base import HubFile
 
 HUB = "Hugging Face org/name"
 OID, SHA = "a" * 40, "b" * 64

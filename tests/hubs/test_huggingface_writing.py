@@ -30,10 +30,10 @@ import json, os, sys
 from functools import partial
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import OscarZooError
-from oscar_zoo.hubs import huggingface
-from oscar_zoo.hubs.base import Change
-from oscar_zoo.hubs.transport import Limits
-LIMITS = Limits(connect=20, answer=20, read=20)
+from oscar_zoo.registry.hubs import huggingface
+from oscar_zoo.registry.hubs.base import Change
+from oscar_zoo.registry.hubs.http import Limits
+LIMITS = Limits(connect=20, read=20)
 ID = ArtifactId("Qwen3-8B", "seq1_prompt1_group128")
 TOKEN = os.environ["HF_TOKEN"]
 def hub(repo="org/new", revision=None):
@@ -204,7 +204,7 @@ TROUBLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "org/silent-upload": ("black_hole", "/lfs/*", {}, LATE),
 }
 TROUBLES = """
-LIMITS = Limits(connect=20, answer=20, read=20, min_rate=1 << 40)
+huggingface.http.WRITE_RATE = 1 << 40
 for repo in sys.argv[1:]:
     huggingface.WRITE_SECONDS = 1 if "silent" in repo else 60
     there = hub(repo)

@@ -26,9 +26,9 @@ from oscar_zoo.errors import (
     StorageError,
     UsageError,
 )
-from oscar_zoo.hubs import local
-from oscar_zoo.hubs.base import Change, Commit
-from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.hubs import local
+from oscar_zoo.registry.hubs.base import Change, Commit
+from oscar_zoo.registry.hubs.local import LocalHub
 
 ID = ArtifactId("Model", "tag")
 ROOT = {"index.json": b"one", "README.md": b"card"}

@@ -13,8 +13,8 @@ import pytest
 
 from oscar_zoo import paths
 from oscar_zoo.errors import ForeignFolder
-from oscar_zoo.hubs import metadata
-from oscar_zoo.hubs.metadata import MAX_COMMITS, MetadataCache
+from oscar_zoo.registry.hubs import remote
+from oscar_zoo.registry.hubs.remote import MAX_COMMITS, MetadataCache
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -126,7 +126,7 @@ def pipe(path: Path) -> None:
 
 def huge(path: Path) -> None:
     with path.open("r+b") as stream:
-        stream.truncate(metadata.MAX_FILE_BYTES + 4096)
+        stream.truncate(remote.MAX_FILE_BYTES + 4096)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_file_of_another_name_or_commit_is_not_taken() -> None:
 
 
 def test_nothing_large_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(remote, "MAX_FILE_BYTES", 10)
     for size, asked in ((10, 1), (11, 2)):
         hub = Hub(b"x" * size)
         assert len(MetadataCache("hub").file(COMMIT, str(size), hub)) == size
@@ -233,7 +233,7 @@ def test_a_folder_of_another_user_is_an_error_and_stays_as_it_is(depth: int) -> 
         with pytest.raises(ForeignFolder, match="54321"):
             use()
     cache.note_answer()
-    assert metadata.newest_files("index.json") == []
+    assert remote.newest_files("index.json") == []
     answered = place.parents[2] / "answered" if depth > 2 else None
     assert {*paths.cache_dir().rglob("*")} - {answered} == set(before)
 
@@ -277,13 +277,13 @@ def test_without_locks_everybody_still_gets_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(fcntl, "flock", refuse)
     assert MetadataCache("hub").listing(COMMIT, Hub()) == b"content"
     monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(BlockingIOError()))
-    monkeypatch.setattr(metadata, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(remote, "LOCK_SECONDS", 0.05)
     assert MetadataCache("other").listing(COMMIT, Hub()) == b"content"
 
 
 KILLED = """
 import os, signal
-from oscar_zoo.hubs.metadata import MetadataCache
+from oscar_zoo.registry.hubs.remote import MetadataCache
 MetadataCache("hub").listing("%s", lambda: os.kill(os.getpid(), signal.SIGKILL))
 """
 

@@ -39,9 +39,9 @@ from oscar_zoo.errors import (
     RevisionNotFound,
     StaleRevision,
 )
-from oscar_zoo.hubs import modelscope
-from oscar_zoo.hubs.modelscope import open_modelscope
 from oscar_zoo.next_step import Install
+from oscar_zoo.registry.hubs import modelscope
+from oscar_zoo.registry.hubs.modelscope import open_modelscope
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +160,7 @@ def test_a_listing_that_does_not_come_is_an_error_of_ours(
     server: HubServer, repo: Repository, fault: dict[str, Any], error: type[OscarZooError]
 ) -> None:
     server.fault(path=LISTING, **fault)
-    hub = open_zoo(answer=0.3) if fault["kind"] == "black_hole" else open_zoo()
+    hub = open_zoo(read=0.3) if fault["kind"] == "black_hole" else open_zoo()
     with pytest.raises(OscarZooError) as caught:
         hub.artifacts()
     assert type(caught.value) is error

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oscar_zoo.errors import HubUnreachable
-from oscar_zoo.hubs.modelscope_client import Client
+from oscar_zoo.registry.hubs.modelscope_wire import Client
 
 pytest.importorskip("modelscope_hub")
 
@@ -53,9 +53,7 @@ class Library:
 
 
 def commit(library: Library, files: Mapping[str, bytes]) -> str | None:
-    return Client(library, "org/zoo", title="ModelScope org/zoo", min_rate=10_000).commit(
-        files, "Add", "master"
-    )
+    return Client(library, "org/zoo", title="ModelScope org/zoo").commit(files, "Add", "master")
 
 
 @pytest.mark.parametrize(

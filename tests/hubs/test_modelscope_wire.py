@@ -17,8 +17,8 @@ from oscar_zoo.errors import (
     RepositoryNotFound,
     StaleRevision,
 )
-from oscar_zoo.hubs.base import HubFile
-from oscar_zoo.hubs.modelscope_wire import (
+from oscar_zoo.registry.hubs.base import HubFile
+from oscar_zoo.registry.hubs.modelscope_wire import (
     MAX_ENTRIES,
     Listing,
     Refused,

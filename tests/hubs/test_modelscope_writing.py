@@ -44,8 +44,8 @@ from oscar_zoo.errors import (
     StaleRevision,
     UsageError,
 )
-from oscar_zoo.hubs import modelscope_client
-from oscar_zoo.hubs.modelscope import open_modelscope
+from oscar_zoo.registry.hubs import modelscope_wire
+from oscar_zoo.registry.hubs.modelscope import open_modelscope
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +74,8 @@ def token(monkeypatch: pytest.MonkeyPatch) -> str:
 PUBLISH = """
 import json, sys
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.hubs.base import Change
-from oscar_zoo.hubs.modelscope import open_modelscope
+from oscar_zoo.registry.hubs.base import Change
+from oscar_zoo.registry.hubs.modelscope import open_modelscope
 hub, artifact = open_modelscope("org/zoo"), ArtifactId("Tiny", "seq8_prompt1_group8")
 hub.create(private=False)
 hub.create(private=False)
@@ -262,7 +262,7 @@ def test_a_refused_commit_is_an_error_of_ours_and_writes_nothing(
 def test_a_hub_that_falls_silent_is_given_up(
     server: HubServer, writing: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modelscope_client, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(modelscope_wire, "_ANSWER_SECONDS", 0.3)
     server.fault("black_hole", "*/objects/batch")
     with pytest.raises(HubTimeout):
         open_zoo().commit(addition(None))

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from oscar_zoo.hubs.origin import Origin
+from oscar_zoo.registry.hubs.http import Origin
 
 
 class Url(NamedTuple):

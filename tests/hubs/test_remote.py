@@ -20,10 +20,9 @@ from oscar_zoo.errors import (
     StaleRevision,
     UsageError,
 )
-from oscar_zoo.hubs import remote
-from oscar_zoo.hubs.base import MAX_ROOT_BYTES, Change, Commit, Hub, HubFile
-from oscar_zoo.hubs.metadata import MetadataCache
-from oscar_zoo.hubs.remote import RemoteHub, git_oid
+from oscar_zoo.registry.hubs import remote
+from oscar_zoo.registry.hubs.base import MAX_ROOT_BYTES, Change, Commit, Hub, HubFile
+from oscar_zoo.registry.hubs.remote import MetadataCache, RemoteHub, git_oid
 
 K = bytes(range(256)) * 20
 QWEN = ArtifactId("Qwen3-8B", "seq1_prompt1_group128")

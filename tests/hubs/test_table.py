@@ -7,8 +7,8 @@ from typing import get_args
 import pytest
 
 from oscar_zoo.artifact.manifest import HubScheme
-from oscar_zoo.hubs.address import publishing_hubs
-from oscar_zoo.hubs.table import HUBS, kind_of
+from oscar_zoo.registry.hubs.address import publishing_hubs
+from oscar_zoo.registry.hubs.table import HUBS, kind_of
 
 
 def test_every_row_is_found_by_its_scheme_in_any_case() -> None:

@@ -88,21 +88,6 @@ def test_half_an_entry_is_no_answer_when_the_hub_fails(server: HubServer, cli: Q
     assert "503" in done.err
 
 
-@pytest.mark.parametrize("what", ["listing", "body", "headers"])
-def test_a_byte_per_second_ends(
-    server: HubServer, cli: QuickCli, what: str, tmp_path: Path
-) -> None:
-    (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "config.toml").write_text(
-        "[network]\nanswer = 2\nread = 2\nmin_rate = 1000\nrate_window = 2\n"
-    )
-    path = "*/api/models/*" if what == "listing" else f"{ONE}/{K_NAME}"
-    server.fault("slow", path, bytes_per_second=1, headers=what == "headers")
-    done = cli("pull", NAME, *HF)  # its files would take hours
-    assert done.code == 5
-    assert "Hugging Face org/zoo" in done.err
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 def test_publishing_needs_no_xet_and_is_one_commit(
     server: HubServer, tmp_path: Path, version: int

@@ -18,7 +18,7 @@ from oscar_zoo.models.attention import Softmax, attention_scope
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.loading import load_model
 from oscar_zoo.models.model_source import inspect_model
-from oscar_zoo.registry.model_names import ModelChoice
+from oscar_zoo.registry.targets import ModelChoice
 
 
 def with_config(folder: Path, **changes: object) -> str:

@@ -15,16 +15,16 @@ from tiny_artifacts import artifact_files, payload, write_folder
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, DigestMismatchError, UsageError
-from oscar_zoo.hubs.base import Hub
-from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry import changes
 from oscar_zoo.registry import publish as registry
-from oscar_zoo.registry.attach_scores import AttachResult, attach_scores
+from oscar_zoo.registry.changes import Version
+from oscar_zoo.registry.hubs.base import Hub
+from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index, IndexEntry
 from oscar_zoo.registry.mirror import MirrorOptions, mirror
-from oscar_zoo.registry.publishable import Publishable
+from oscar_zoo.registry.publish import Publishable
 from oscar_zoo.registry.score_file import ScoreFile
-from oscar_zoo.registry.version import Version
+from oscar_zoo.registry.status import AttachResult, attach_scores
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.manifest import Status
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.registry.card import BEGIN, END, escape, is_damaged, update_card
+from oscar_zoo.registry.catalog import PayloadFile
 from oscar_zoo.registry.index import Index, IndexEntry, Summary
-from oscar_zoo.registry.payload_file import PayloadFile
 
 HUB = "hf:org/zoo"
 EMPTY = Index.empty()

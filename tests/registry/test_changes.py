@@ -21,9 +21,9 @@ from oscar_zoo.errors import (
     StaleRevision,
     VersionExists,
 )
-from oscar_zoo.hubs.base import Change
-from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry import changes
+from oscar_zoo.registry.hubs.base import Change
+from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index
 
 TAG = f"oz-{HARD.model}-{HARD.tag}"

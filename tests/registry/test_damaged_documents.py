@@ -11,12 +11,11 @@ from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.signature_file import SignatureFile
 from oscar_zoo.compute.report.data import ReportData
 from oscar_zoo.errors import MalformedFile
+from oscar_zoo.registry.catalog import KnownDigests, TrustedKeys
 from oscar_zoo.registry.index import Index
-from oscar_zoo.registry.known_digests import KnownDigests
 from oscar_zoo.registry.pins import KNOWN_NAME, LOCK_NAME, PinFile
 from oscar_zoo.registry.score_file import ScoreFile
-from oscar_zoo.registry.timestamp import Timestamp
-from oscar_zoo.registry.trusted_keys import TrustedKeys
+from oscar_zoo.registry.trust import Timestamp
 
 DAMAGED = (b"\xff", b"{", b"[]", b"{}", b'{"a": 1, "a": 2}', b"[" * 100, b'{"schema": NaN}')
 READERS: dict[str, Callable[[bytes], object]] = {

@@ -9,8 +9,7 @@ from tiny_artifacts import K_NAME, artifact_files
 
 from oscar_zoo.artifact.artifact_folder import verify_path
 from oscar_zoo.errors import OutputExists, StorageError
-from oscar_zoo.registry.export import export
-from oscar_zoo.registry.store import Store, StoredArtifact
+from oscar_zoo.registry.store import Store, StoredArtifact, export
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from oscar_zoo.artifact.manifest import HubLocation, Status
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import MalformedFile, UsageError
-from oscar_zoo.hubs.base import MAX_ROOT_BYTES
+from oscar_zoo.registry.catalog import PayloadFile
+from oscar_zoo.registry.hubs.base import MAX_ROOT_BYTES
 from oscar_zoo.registry.index import SCHEMA, Index, IndexEntry
-from oscar_zoo.registry.payload_file import PayloadFile
 
 
 def entry(

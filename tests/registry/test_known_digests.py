@@ -17,13 +17,18 @@ from oscar_zoo.artifact.files import file_digest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.cli.main import exit_code
 from oscar_zoo.errors import DigestMismatchError, MalformedFile
-from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.known_digests import KnownDigest, KnownDigests, Seen, packaged_digests
-from oscar_zoo.registry.payload_file import PayloadFile
+from oscar_zoo.registry.catalog import (
+    Catalog,
+    KnownDigest,
+    KnownDigests,
+    PayloadFile,
+    Seen,
+    packaged_digests,
+)
+from oscar_zoo.registry.changes import Version
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
-from oscar_zoo.registry.version import Version
 
 KNOWN = packaged_digests().artifacts
 

@@ -7,9 +7,9 @@ from hub_folders import HARD
 from measured_artifacts import SELECTION, measured_files, measured_manifest
 from tiny_artifacts import artifact_files
 
+from oscar_zoo.registry.changes import Version
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.measured import Measured
-from oscar_zoo.registry.version import Version
 
 
 def test_figures_come_with_both_values_the_tool_and_the_text() -> None:

@@ -20,9 +20,9 @@ from oscar_zoo.errors import (
     VerificationFailed,
     VersionExists,
 )
-from oscar_zoo.hubs.base import Change
-from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry import changes
+from oscar_zoo.registry.hubs.base import Change
+from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.mirror import MirrorOptions, MirrorResult, mirror
 from oscar_zoo.registry.status import set_status

@@ -14,9 +14,9 @@ from publishing import publish
 from pulling import pull
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.hubs.huggingface import open_huggingface
-from oscar_zoo.hubs.local import LocalHub
-from oscar_zoo.registry.notices import locked_warnings, status_warnings
+from oscar_zoo.registry.hubs.huggingface import open_huggingface
+from oscar_zoo.registry.hubs.local import LocalHub
+from oscar_zoo.registry.known_names import locked_warnings, status_warnings
 from oscar_zoo.registry.pins import LOCK_NAME, PinFile
 from oscar_zoo.registry.pull import PullResult
 from oscar_zoo.registry.status import set_status

@@ -10,8 +10,7 @@ from failing_calls import Injection, killed_at, raise_error
 from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import AmbiguousName, MalformedFile, StorageError
-from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.payload_file import PayloadFile
+from oscar_zoo.registry.catalog import Catalog, PayloadFile
 from oscar_zoo.registry.pins import LOCK_NAME, Pin, PinFile, Pins, project_root
 from oscar_zoo.registry.trust import Trust
 

@@ -25,10 +25,10 @@ from oscar_zoo.errors import (
     VerificationFailed,
     VersionExists,
 )
-from oscar_zoo.hubs.local import LocalHub
-from oscar_zoo.hubs.table import HUBS, HubKind
 from oscar_zoo.registry import changes
 from oscar_zoo.registry.card import BEGIN
+from oscar_zoo.registry.hubs.local import LocalHub
+from oscar_zoo.registry.hubs.table import HUBS, HubKind
 from oscar_zoo.registry.status import set_status
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.view import HubView

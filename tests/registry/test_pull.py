@@ -22,9 +22,9 @@ from oscar_zoo.errors import (
     StorageError,
     VerificationFailed,
 )
-from oscar_zoo.hubs.base import HubFile, Progress
-from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.hubs.base import HubFile, Progress
+from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.pull import verify_stored
 from oscar_zoo.registry.store import Store

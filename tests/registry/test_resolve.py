@@ -18,13 +18,11 @@ from oscar_zoo.errors import (
     InvalidName,
     MalformedFile,
 )
-from oscar_zoo.hubs.base import INDEX_NAME, Hub
-from oscar_zoo.hubs.local import LocalHub
-from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.failover import first_answer
+from oscar_zoo.registry.catalog import Catalog, PayloadFile
+from oscar_zoo.registry.hubs.base import INDEX_NAME, Hub
+from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index, IndexEntry
-from oscar_zoo.registry.payload_file import PayloadFile
-from oscar_zoo.registry.resolve import resolve
+from oscar_zoo.registry.resolve import first_answer, resolve
 
 HARD = "tiny-qwen3-hard/seq512_prompt2_group64"
 PAIR = {"k.pt": b"keys", "v.pt": b"values"}

@@ -13,8 +13,7 @@ from sample_scores import DIGEST, gpqa, measured
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import MalformedFile
-from oscar_zoo.registry.score_file import SCHEMA, ScoreFile
-from oscar_zoo.registry.score_rules import binomial_error
+from oscar_zoo.registry.score_file import SCHEMA, ScoreFile, binomial_error
 
 LATER = {
     "thinking",

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from sample_scores import gpqa, measured
 
 from oscar_zoo.artifact.specs import HistoryEntry, Score
-from oscar_zoo.registry.score_history import joined, merged
-from oscar_zoo.registry.score_rules import key
+from oscar_zoo.registry.score_file import joined, key, merged
 
 UPSTREAM = Score(
     task="gpqa_diamond", value=55.56, kv_dtype="int2", reporter="upstream", source="its card"

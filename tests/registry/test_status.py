@@ -12,8 +12,8 @@ from tiny_artifacts import artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.manifest import Status
 from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, InvalidName, UsageError
-from oscar_zoo.hubs.local import LocalHub
 from oscar_zoo.registry import changes
+from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.status import StatusResult, set_status
 from oscar_zoo.registry.store import Store

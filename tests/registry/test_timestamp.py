@@ -20,15 +20,14 @@ from oscar_zoo.errors import (
     SignatureError,
     UsageError,
 )
-from oscar_zoo.hubs.base import INDEX_NAME, TIMESTAMP_NAME
-from oscar_zoo.hubs.local import LocalHub
-from oscar_zoo.registry import signing_key, timestamp, view
+from oscar_zoo.registry import signing_key, view
+from oscar_zoo.registry.hubs.base import INDEX_NAME, TIMESTAMP_NAME
+from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.signing_key import VARIABLE, SigningKey
 from oscar_zoo.registry.status import set_status
 from oscar_zoo.registry.store import Store
-from oscar_zoo.registry.timestamp import LIFETIME, Timestamp, checked_key, now
-from oscar_zoo.registry.trust import Trust
+from oscar_zoo.registry.trust import LIFETIME, Timestamp, Trust, checked_key, now
 
 pytest.importorskip("cryptography")
 NAME = "tiny-qwen3-hard"
@@ -77,7 +76,7 @@ def test_an_index_that_is_served_for_ever_is_noticed(
     hub: LocalHub, trust: Trust, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     later = now() + LIFETIME + timedelta(minutes=1)
-    monkeypatch.setattr(timestamp, "now", lambda: later)
+    monkeypatch.setattr("oscar_zoo.registry.trust.now", lambda: later)
     with pytest.raises(FrozenIndex, match="was valid until") as caught:
         open_view(hub, trust)
     assert "--allow-downgrade" in (caught.value.hint or "")

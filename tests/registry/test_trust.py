@@ -27,10 +27,10 @@ from oscar_zoo.errors import (
     OscarZooError,
     RollbackError,
 )
-from oscar_zoo.hubs.base import INDEX_NAME
-from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.catalog import PayloadFile
+from oscar_zoo.registry.hubs.base import INDEX_NAME
+from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index, IndexEntry
-from oscar_zoo.registry.payload_file import PayloadFile
 from oscar_zoo.registry.pins import LOCK_NAME, PinFile
 from oscar_zoo.registry.pull import PullResult
 from oscar_zoo.registry.store import Store

@@ -20,13 +20,12 @@ from oscar_zoo.artifact.specs import Clip, Widths
 from oscar_zoo.engines.sglang.artifact_reading import load
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import IntegrityError, MalformedFile, VersionExists
-from oscar_zoo.hubs.local import LocalHub
-from oscar_zoo.registry.export import export
+from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.mirror import mirror
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.status import set_status
-from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.store import Store, export
 from oscar_zoo.registry.trust import Trust
 
 CLIP = Clip(k=0.96, v=0.92)

@@ -13,7 +13,7 @@ from sample_scores import measured, write_scores
 from tiny_artifacts import write_folder
 
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.registry.version import Version
+from oscar_zoo.registry.changes import Version
 
 FIRST, SECOND = "tiny-qwen3-hard/seq512_prompt2_group64", "tiny-qwen3-hard/second"
 NAME, NEXT = "tiny-qwen3-hard:seq512_prompt2_group64", "tiny-qwen3-hard:second"

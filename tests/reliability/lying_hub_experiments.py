@@ -23,8 +23,8 @@ from publishing import publish
 from tiny_artifacts import FILE_NAME, K_NAME, V_NAME, write_folder
 
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.hubs.local import LocalHub
-from oscar_zoo.registry.version import Version
+from oscar_zoo.registry.changes import Version
+from oscar_zoo.registry.hubs.local import LocalHub
 
 FIRST, SECOND = "tiny-qwen3-hard/first", "tiny-qwen3-hard/second"
 NAME, NEXT = "tiny-qwen3-hard:first", "tiny-qwen3-hard:second"

@@ -19,7 +19,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.registry.known_digests import packaged_digests
+from oscar_zoo.registry.catalog import packaged_digests
 
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE.parent / "support" / "hostile.py"

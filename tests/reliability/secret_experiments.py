@@ -21,7 +21,7 @@ from sample_scores import measured, write_scores
 from tiny_artifacts import write_folder
 
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.registry.version import Version
+from oscar_zoo.registry.changes import Version
 
 CANARIES = {
     "HF_TOKEN": "hf_CanaryOfHuggingFace0123456789",

@@ -19,7 +19,6 @@ from experiment import Found, Scale
 from tiny_artifacts import write_folder
 
 from oscar_zoo.app.artifacts import open_folder
-from oscar_zoo.app.progress import SILENT
 from oscar_zoo.artifact.files import artifact_digest, file_digest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
@@ -28,6 +27,7 @@ from oscar_zoo.engines.sglang import artifact_reading
 from oscar_zoo.engines.sglang.launch import staging
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import OscarZooError
+from oscar_zoo.observer import SILENT
 from oscar_zoo.registry.pull import verify_stored
 from oscar_zoo.registry.store import Store
 

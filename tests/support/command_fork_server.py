@@ -26,8 +26,8 @@ PRELOADED = (
     "oscar_zoo.app.pull",
     "oscar_zoo.cli.commands.pull",
     "oscar_zoo.cli.main",
-    "oscar_zoo.hubs.huggingface",
-    "oscar_zoo.hubs.session",
+    "oscar_zoo.registry.hubs.huggingface",
+    "oscar_zoo.registry.hubs.http",
 )
 CLIENTS = ("huggingface_hub", "modelscope_hub")
 """They read variables while they are imported, so every command imports them itself."""

@@ -24,8 +24,7 @@ from tiny_artifacts import FILE_NAME, K_NAME, V_NAME, artifact_files
 from oscar_zoo import paths
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.errors import IntegrityError, NetworkError, OscarZooError
-from oscar_zoo.hubs.address import open_hub
-from oscar_zoo.hubs.config import NetworkSettings
+from oscar_zoo.registry.hubs.address import NetworkSettings, open_hub
 from oscar_zoo.registry.store import Store
 
 ONE, OTHER = "tiny-qwen3-hard/seq512_prompt2_group64", "tiny-qwen3/seq512_prompt2_group64"

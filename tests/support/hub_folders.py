@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.hubs.base import Change, Hub
-from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.hubs.base import Change, Hub
+from oscar_zoo.registry.hubs.local import LocalHub
 
 HARD = ArtifactId.parse("tiny-qwen3-hard/seq512_prompt2_group64")
 

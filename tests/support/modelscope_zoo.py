@@ -14,10 +14,10 @@ import pytest
 from hub_server import HubServer
 
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.hubs.base import Change
-from oscar_zoo.hubs.modelscope import open_modelscope
-from oscar_zoo.hubs.remote import RemoteHub
-from oscar_zoo.hubs.transport import Limits
+from oscar_zoo.registry.hubs.base import Change
+from oscar_zoo.registry.hubs.http import Limits
+from oscar_zoo.registry.hubs.modelscope import open_modelscope
+from oscar_zoo.registry.hubs.remote import RemoteHub
 
 ID = ArtifactId("Tiny", "seq8_prompt1_group8")
 OTHER = ArtifactId("Tiny", "seq9_prompt1_group8")
@@ -46,9 +46,7 @@ def isolate(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 
 def open_zoo(revision: str | None = None, **limits: Any) -> RemoteHub:
     """The zoo as a hub that is asked once."""
-    return open_modelscope(
-        "org/zoo", revision, limits=Limits(**{"tries": 1, "answer": 20, "read": 3600} | limits)
-    )
+    return open_modelscope("org/zoo", revision, limits=Limits(**{"tries": 1, "read": 20} | limits))
 
 
 def addition(parent: str | None, **other: Any) -> Change:

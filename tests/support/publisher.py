@@ -12,8 +12,8 @@ from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import StaleRevision, VersionExists
-from oscar_zoo.hubs.base import INDEX_NAME, Change
-from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.hubs.base import INDEX_NAME, Change
+from oscar_zoo.registry.hubs.local import LocalHub
 
 FILES = 12
 

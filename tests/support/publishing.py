@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry import publish as registry
-from oscar_zoo.registry.publish import PublishResult
-from oscar_zoo.registry.publishable import Publishable
+from oscar_zoo.registry.hubs.base import Hub
+from oscar_zoo.registry.publish import Publishable, PublishResult
 
 OF_THE_HUB = ("propose", "dry_run", "create")
 

@@ -88,7 +88,7 @@ def _version() -> str:
 def _publish(folder: str, hub: str, **options: Any) -> dict[str, Any]:
     from publishing import publish
 
-    from oscar_zoo.hubs.address import open_hub
+    from oscar_zoo.registry.hubs.address import open_hub
 
     result = publish(Path(folder), open_hub(hub), **options)
     facts = ("already_published", "digest", "revision", "proposal", "tag", "warnings")
@@ -96,7 +96,7 @@ def _publish(folder: str, hub: str, **options: Any) -> dict[str, Any]:
 
 
 def _status(name: str, hub: str, state: Any, **options: Any) -> dict[str, Any]:
-    from oscar_zoo.hubs.address import open_hub
+    from oscar_zoo.registry.hubs.address import open_hub
     from oscar_zoo.registry.status import set_status
 
     result = set_status(open_hub(hub), name, state, **options)
@@ -104,7 +104,7 @@ def _status(name: str, hub: str, state: Any, **options: Any) -> dict[str, Any]:
 
 
 def _mirror(source: str, target: str, names: list[str], **options: Any) -> dict[str, str]:
-    from oscar_zoo.hubs.address import open_hub
+    from oscar_zoo.registry.hubs.address import open_hub
     from oscar_zoo.registry.mirror import MirrorOptions, mirror
 
     results = mirror(open_hub(source), open_hub(target), names, options=MirrorOptions(**options))

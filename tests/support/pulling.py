@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.hubs.base import Hub
 from oscar_zoo.registry import pull as registry
+from oscar_zoo.registry.hubs.base import Hub
 from oscar_zoo.registry.pull import PullResult
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.view import ResolvedArtifact

@@ -14,8 +14,8 @@ from oscar_zoo.errors import (
     RepositoryNotFound,
     RevisionNotFound,
 )
-from oscar_zoo.hubs.base import Change, Commit
-from oscar_zoo.hubs.local import LocalHub
+from oscar_zoo.registry.hubs.base import Change, Commit
+from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index
 
 Event = Callable[["ScriptedHub", Change], Commit]

@@ -192,7 +192,7 @@ def serve_command(
 
 def _check_files(csv: Path | None, plot: Path | None) -> None:
     """Refuse files that could not be written in the end; raises `UsageError` and its kin."""
-    from oscar_zoo.app.files import check_file
+    from oscar_zoo.artifact.output_files import check_file
 
     if plot is not None:
         if plot.suffix.lower() != ".png":

@@ -95,8 +95,8 @@ def rm_command(names: tuple[str, ...], as_json: bool) -> None:
       oscar-zoo cache rm Qwen3-8B:seq20000_prompt83_group128 Qwen3-4B@sha256:3f9a12b4c5d6
     """
     from oscar_zoo.app.cache import remove
-    from oscar_zoo.app.targets import parse_name
     from oscar_zoo.cli.render.stored import record_row
+    from oscar_zoo.registry.targets import parse_name
 
     rows = [record_row(record) for record in remove([parse_name(name) for name in names])]
     if as_json:

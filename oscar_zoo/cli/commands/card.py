@@ -39,9 +39,9 @@ def command(
       oscar-zoo card --hub hf:my-org/zoo --output README.md
     """
     from oscar_zoo.app.card import CardRequest, make_card
-    from oscar_zoo.app.sources import Sources
-    from oscar_zoo.app.targets import parse
     from oscar_zoo.cli.render.card import emit_card, print_card
+    from oscar_zoo.registry.hubs.address import Sources
+    from oscar_zoo.registry.targets import parse
 
     target = None if artifact is None else parse(artifact)
     made = make_card(CardRequest(target, Sources(hubs, offline=offline), output))

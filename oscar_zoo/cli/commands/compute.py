@@ -7,10 +7,10 @@ from typing import Any
 import click
 
 from oscar_zoo.app.compute_request import METHODS, ComputeRequest
-from oscar_zoo.app.progress import Note
 from oscar_zoo.cli import completing, options, parsing
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import UsageError
+from oscar_zoo.observer import Note
 
 
 @click.command("compute")

@@ -215,7 +215,7 @@ def _eval_servers(
 ) -> int:
     """`eval --engine sglang`; 1 when a server failed or differs from the reference."""
     from oscar_zoo.app import evaluate_server
-    from oscar_zoo.app.files import check_file
+    from oscar_zoo.artifact.output_files import check_file
     from oscar_zoo.cli.render import server_evaluation
     from oscar_zoo.cli.saving import save_after_result
 

@@ -73,7 +73,7 @@ def command(
     from oscar_zoo.cli.pasting import measuring, saved, typed
     from oscar_zoo.cli.render.progress import TerminalObserver
     from oscar_zoo.cli.render.widths import width_lines
-    from oscar_zoo.registry.summary import artifact_summary
+    from oscar_zoo.registry.entries import artifact_summary
 
     if offline:
         options.go_offline()

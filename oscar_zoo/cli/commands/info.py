@@ -38,12 +38,11 @@ def command(
     """
     from oscar_zoo.app.browse import describe
     from oscar_zoo.app.folder_description import describe_folder
-    from oscar_zoo.app.namesakes import looking_up
-    from oscar_zoo.app.progress import SILENT
     from oscar_zoo.app.refused_models import check_served
-    from oscar_zoo.app.sources import Sources
-    from oscar_zoo.app.targets import ModelTarget, PathTarget, parse
     from oscar_zoo.cli.render.described import facts_of, print_facts
+    from oscar_zoo.observer import SILENT
+    from oscar_zoo.registry.hubs.address import Sources
+    from oscar_zoo.registry.targets import ModelTarget, PathTarget, looking_up, parse
 
     memory = None if gpu_memory is None else parsing.parse_memory(gpu_memory)
     target = parse(name)

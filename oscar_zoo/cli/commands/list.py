@@ -68,8 +68,8 @@ def command(
       oscar-zoo list --hub file:/srv/zoo --json
     """
     from oscar_zoo.app.listing import ListRequest, listing
-    from oscar_zoo.app.sources import Sources
     from oscar_zoo.cli.render.listing import emit_listing, print_listing
+    from oscar_zoo.registry.hubs.address import Sources
 
     sources = Sources(hubs, offline=offline)
     request = ListRequest(sources, installed, model, family, filters, order)

@@ -43,9 +43,9 @@ def command(
       oscar-zoo mirror file:/srv/zoo ms:my-org/zoo Qwen3-8B Qwen3-32B:seq16000_prompt69_group128
     """
     from oscar_zoo.app.mirror import MirrorRequest, mirror_all
-    from oscar_zoo.app.writing import ignore
     from oscar_zoo.cli.render.mirrored import mirror_row, print_mirrored
     from oscar_zoo.cli.render.progress import TerminalObserver
+    from oscar_zoo.registry.writing import ignore
 
     request = MirrorRequest(source, target, names, propose=create_pr, dry_run=dry_run, **flags)
     with TerminalObserver(quiet=quiet, as_json=as_json) as observer:

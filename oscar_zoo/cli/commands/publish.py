@@ -81,10 +81,10 @@ def command(
       oscar-zoo publish ./my-rotation --unmeasured
     """
     from oscar_zoo.app.publish import PublishRequest, publish_all
-    from oscar_zoo.app.writing import ignore
     from oscar_zoo.cli.main import exit_code
     from oscar_zoo.cli.render import writing
     from oscar_zoo.cli.render.progress import TerminalObserver
+    from oscar_zoo.registry.writing import ignore
 
     request = PublishRequest(folder, hubs, propose=create_pr, **flags)
     show = ignore if as_json else partial(writing.print_published, quiet=quiet)

@@ -92,13 +92,13 @@ def command(
     from oscar_zoo.app.compute_wish import ComputeWish
     from oscar_zoo.app.pull import pull_all
     from oscar_zoo.app.pull_request import PullRequest
-    from oscar_zoo.app.sources import Sources
-    from oscar_zoo.app.targets import parse_named
     from oscar_zoo.cli.main import exit_code
     from oscar_zoo.cli.render import pulled
     from oscar_zoo.cli.render.progress import TerminalObserver
     from oscar_zoo.errors import OscarZooError
+    from oscar_zoo.registry.hubs.address import Sources
     from oscar_zoo.registry.signatures import SignatureWish
+    from oscar_zoo.registry.targets import parse_named
 
     sources = Sources(hubs, offline=offline)
     wish = ComputeWish(compute, calib_data=calib_data, device=device, offline=sources.offline)

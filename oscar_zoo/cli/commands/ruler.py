@@ -121,7 +121,7 @@ def command(
       oscar-zoo ruler ./my-rotation --model ./my-model --family single --depths 11
       oscar-zoo ruler Qwen3-8B --url http://127.0.0.1:30000 --json
     """
-    from oscar_zoo.app.files import check_file
+    from oscar_zoo.artifact.output_files import check_file
     from oscar_zoo.cli.render.long_context import print_report
     from oscar_zoo.cli.render.progress import TerminalObserver
     from oscar_zoo.cli.saving import save_after_result

@@ -53,9 +53,9 @@ def show_command(
       oscar-zoo scores show ./my-rotation
     """
     from oscar_zoo.app.scores import known_scores
-    from oscar_zoo.app.sources import Sources
     from oscar_zoo.cli.render import scores as render
     from oscar_zoo.cli.render.progress import TerminalObserver
+    from oscar_zoo.registry.hubs.address import Sources
 
     observer = TerminalObserver(quiet=quiet, as_json=as_json)
     known = known_scores(name, Sources(hubs, offline=offline), observer)
@@ -93,11 +93,11 @@ def add_command(
       oscar-zoo scores add Qwen3-8B:seq512_prompt2_group128 gpqa.json --create-pr
     """
     from oscar_zoo.app.scores import AddScoresRequest, add_all
-    from oscar_zoo.app.writing import ignore
     from oscar_zoo.cli.main import exit_code
     from oscar_zoo.cli.render import scores as render
     from oscar_zoo.cli.render.progress import TerminalObserver
     from oscar_zoo.cli.render.writing import emit_report
+    from oscar_zoo.registry.writing import ignore
 
     request = AddScoresRequest(name, file, hubs, propose=create_pr)
     show = ignore if as_json else partial(render.print_added, quiet=quiet)

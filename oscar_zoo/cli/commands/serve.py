@@ -126,8 +126,8 @@ def command(
       oscar-zoo serve Qwen3-8B --print --device cuda
     """
     from oscar_zoo.app.serve_request import ServeRequest
-    from oscar_zoo.app.targets import parse
     from oscar_zoo.cli.render.progress import TerminalObserver, can_ask
+    from oscar_zoo.registry.targets import parse
 
     if choices["offline"]:
         options.go_offline()
@@ -147,9 +147,9 @@ def command(
 
 
 def _print(request: ServeRequest, observer: TerminalObserver, *, as_json: bool) -> int:
-    from oscar_zoo.app.progress import Note
     from oscar_zoo.app.serve_command import command as make
     from oscar_zoo.cli.render.serve_command import command_facts, shell_text
+    from oscar_zoo.observer import Note
 
     made = make(request, observer)
     for warning in made.warnings:

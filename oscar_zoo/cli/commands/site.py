@@ -8,7 +8,7 @@ import click
 
 from oscar_zoo.cli import options
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.hubs.table import FORMS
+from oscar_zoo.registry.hubs.table import FORMS
 
 
 @click.command("site")

@@ -8,6 +8,6 @@ from oscar_zoo.registry.params import VerifyParams
 command = build.command(
     "verify",
     VerifyParams,
-    run="oscar_zoo.app.verify:run",
+    run="oscar_zoo.registry.verify:run",
     view="oscar_zoo.cli.render.outcomes:print_report",
 )

@@ -53,7 +53,7 @@ def computed_facts(computed: Computed | None) -> dict[str, Any]:
 
 def result_facts(result: ComputeResult) -> dict[str, Any]:
     """The JSON of `compute`."""
-    from oscar_zoo.registry.summary import artifact_summary
+    from oscar_zoo.registry.entries import artifact_summary
 
     return {
         "schema": "oscar-zoo.compute/1",

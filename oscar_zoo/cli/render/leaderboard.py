@@ -5,8 +5,8 @@ from __future__ import annotations
 from oscar_zoo.app.leaderboard import Leaderboard, Place
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.registry.score_rules import PERPLEXITY
-from oscar_zoo.registry.summary import score_summary
+from oscar_zoo.registry.entries import score_summary
+from oscar_zoo.registry.score_file import PERPLEXITY
 
 
 def emit_board(board: Leaderboard) -> None:

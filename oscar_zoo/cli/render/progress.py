@@ -19,11 +19,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column
 from rich.text import Text
 
-from oscar_zoo.app.progress import Note
 from oscar_zoo.cli.render import computing, terminal
 from oscar_zoo.cli.render.choice import choice_lines
 from oscar_zoo.cli.render.course import Course, Rarely
 from oscar_zoo.evaluate.phases import Phase, duration
+from oscar_zoo.observer import Note
 
 Clock = Callable[[], float]
 LEAST_FOR_BAR = 100
@@ -137,7 +137,7 @@ class Display(Protocol):
     """Shows one piece of work until it is closed."""
 
     def advance(self, label: str, done: int, total: int, unit: str) -> None:
-        """See `oscar_zoo.app.progress.Observer`."""
+        """See `oscar_zoo.observer.Observer`."""
 
     def say(self, line: RenderableType) -> None:
         """Print a line, or a table, without breaking what is shown."""

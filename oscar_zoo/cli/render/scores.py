@@ -6,14 +6,14 @@ from shlex import quote
 from typing import Any
 
 from oscar_zoo.app.scores import KnownScores
-from oscar_zoo.app.writing import Written
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.listing import no_artifacts
 from oscar_zoo.next_step import Compute, capitalized
-from oscar_zoo.registry.attach_scores import AttachResult
 from oscar_zoo.registry.measured import Measured
-from oscar_zoo.registry.score_rules import is_lower_better
+from oscar_zoo.registry.score_file import is_lower_better
+from oscar_zoo.registry.status import AttachResult
+from oscar_zoo.registry.writing import Written
 
 _REPORTERS = {
     "measured": "measured",

@@ -8,7 +8,7 @@ from typing import Any
 from oscar_zoo.app.cache import Stored, StoredCheck
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.registry.gc import GcReport
-from oscar_zoo.registry.record import Record
+from oscar_zoo.registry.store import Record
 
 
 def record_row(record: Record) -> dict[str, Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from shlex import quote
 from typing import Any
 
-from oscar_zoo.app.writing import Written
 from oscar_zoo.artifact.outcome import warning_text
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import OscarZooError
-from oscar_zoo.hubs import address
+from oscar_zoo.registry.hubs import address
+from oscar_zoo.registry.login import Account
+from oscar_zoo.registry.params import LoginParams
 from oscar_zoo.registry.publish import PublishPlan, PublishResult
 from oscar_zoo.registry.status import StatusResult
+from oscar_zoo.registry.writing import Written
 
 
 def emit_report(
@@ -120,3 +122,14 @@ def print_status(written: Written[StatusResult], *, quiet: bool) -> None:
     )
     if result.proposal is not None:
         terminal.note(f"Next: ask its owner to merge {result.proposal}", quiet=quiet)
+
+
+def print_account(account: Account, params: LoginParams, *, quiet: bool) -> None:
+    """Who one is on a hub now."""
+    source = terminal.clean(account.source)
+    if account.user is not None:
+        terminal.out().print(
+            f"Logged in to Hugging Face as {terminal.clean(account.user)} ({source})"
+        )
+    else:
+        terminal.out().print(f"ModelScope gets the token in {source}; nothing else is needed")

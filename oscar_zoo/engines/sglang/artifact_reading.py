@@ -28,8 +28,7 @@ from oscar_zoo.errors import (
     UsageError,
 )
 from oscar_zoo.registry.catalog import recipe_for
-from oscar_zoo.registry.installed import find_installed
-from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.store import Store, find_installed
 
 
 def load(

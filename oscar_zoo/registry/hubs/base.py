@@ -1,0 +1,150 @@
+"""What a hub is: artifacts `<Model>/<tag>`, each a flat folder of files, beside an index and a
+model card.
+
+A hub moves bytes and lists them; it verifies nothing. The caller hashes the bytes that arrive. An
+opened hub is one view: the first question pins a commit, and every later answer comes from that
+commit until `refresh`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+from oscar_zoo.artifact.names import ArtifactId
+
+Progress = Callable[[str, int, int], None]
+"""Called with a file's path, the bytes fetched so far and the bytes in total."""
+
+INDEX_NAME = "index.json"
+TIMESTAMP_NAME = "timestamp.json"
+CARD_NAME = "README.md"
+MAX_ROOT_BYTES = 8 << 20
+"""Largest index or card that is read."""
+
+_TRUE = frozenset(("1", "true", "yes", "on"))
+
+
+def is_true(variable: str) -> bool:
+    """Whether a variable of the environment says yes."""
+    return os.environ.get(variable, "").strip().casefold() in _TRUE
+
+
+@dataclass(frozen=True, order=True)
+class HubFile:
+    """One file of an artifact as a hub lists it.
+
+    `sha256` is `None` if the hub does not report it; `git_oid` is the sha1 of the git blob, if the
+    hub reports only that.
+    """
+
+    path: str
+    size: int
+    sha256: str | None
+    git_oid: str | None = None
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one publish, yank or mirror writes, all of it in one commit.
+
+    Attributes:
+        artifact: the new version, or `None` when only root files change.
+        files: its files by plain name; none of them may exist before.
+        root: files in the root of the hub to create or replace: `index.json`, `README.md`.
+        parent: `revision` of the view the change was made from.
+        message: one line for the history.
+        propose: open a pull request instead of committing.
+    """
+
+    artifact: ArtifactId | None
+    files: Mapping[str, bytes]
+    root: Mapping[str, bytes]
+    parent: str | None
+    message: str
+    propose: bool = False
+
+    @property
+    def paths(self) -> dict[str, bytes]:
+        """Every file by its path in the hub."""
+        return {f"{self.artifact}/{name}": data for name, data in self.files.items()} | dict(
+            self.root
+        )
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A change that a hub took; `proposal` is the address of a pull request that still has to be
+    merged."""
+
+    revision: str | None
+    proposal: str | None = None
+    tags: tuple[str, ...] = field(default=())
+
+
+class Hub(Protocol):
+    """A place to read artifacts from and to publish them to.
+
+    Every method that asks a hub over the network may raise `NetworkError` (it did not answer;
+    another hub may be asked), `AccessError` (it refused; no other hub may be asked) or
+    `RepositoryNotFound`.
+    """
+
+    @property
+    def name(self) -> str:
+        """The hub as people write it and commands take it: `file:/srv/zoo`, `hf:org/name`."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """The hub in a sentence: `Hugging Face org/name`."""
+        ...
+
+    @property
+    def revision(self) -> str | None:
+        """What all answers refer to: a 40-hex commit, or another token that changes with the
+        content, or `None`."""
+        ...
+
+    def at(self, revision: str) -> Self:
+        """The same hub as it was at `revision`."""
+        ...
+
+    def refresh(self) -> None:
+        """Forget the pinned commit; the next question asks the hub again."""
+        ...
+
+    def artifacts(self) -> tuple[ArtifactId, ...]:
+        """Every artifact the hub has, sorted."""
+        ...
+
+    def files(self, artifact: ArtifactId) -> tuple[HubFile, ...]:
+        """The files of `artifact`, sorted by path."""
+        ...
+
+    def fetch(
+        self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None
+    ) -> bytes:
+        """The bytes of one file, as they are.
+
+        Args:
+            limit: a file with more bytes than this is refused.
+            progress: told about the bytes that arrived.
+        """
+        ...
+
+    def root_file(self, path: str) -> bytes | None:
+        """`index.json` or `README.md` of the hub, or `None` when it has none."""
+        ...
+
+    def commit(self, change: Change) -> Commit:
+        """Write `change`, all of it at once."""
+        ...
+
+    def tag(self, name: str, revision: str | None, message: str) -> None:
+        """Put the tag `name` (no slash) on `revision`; an equal tag is success. A hub without tags
+        does nothing.
+        """
+        ...

@@ -1,0 +1,460 @@
+"""Hugging Face: model repositories, read by our own requests and written by the hub's client.
+
+Writing is one commit on top of a known parent, so that nobody's change is lost and nothing is
+published by half. The client has no time limits, so it runs under a deadline; what it raises holds
+requests and stays in here. Its cache is not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.files import mistaken_content
+from oscar_zoo.artifact.strict_json import Json
+from oscar_zoo.errors import (
+    ConflictError,
+    Forbidden,
+    GatedRepository,
+    HubTimeout,
+    HubUnreachable,
+    LoginRequired,
+    MalformedFile,
+    NotFoundError,
+    OscarZooError,
+    RateLimited,
+    RepositoryNotFound,
+    RevisionNotFound,
+    StaleRevision,
+    UsageError,
+)
+from oscar_zoo.registry.hubs import http
+from oscar_zoo.registry.hubs.base import CARD_NAME, Change, Commit, HubFile, is_true
+from oscar_zoo.registry.hubs.http import HttpReply, Limits, Origin, Transport
+from oscar_zoo.registry.hubs.remote import Listing, RemoteHub
+from oscar_zoo.registry.hubs.threads import within
+
+T = TypeVar("T")
+
+MAX_PAGES = 200
+LISTING_SECONDS = 60.0
+WRITE_SECONDS = 60.0
+"""How long a change may take, on top of its bytes at `http.WRITE_RATE`."""
+_SMALL = (".json", ".md")
+"""Files that travel in the commit itself."""
+
+
+def open_huggingface(
+    repo: str, revision: str | None = None, *, limits: Limits | None = None
+) -> RemoteHub:
+    """The model repository `repo` (`org/name`) as a hub; nothing is asked yet.
+
+    Args:
+        revision: branch, tag or commit to look at; default the main branch.
+        limits: how long things may take.
+    """
+    return RemoteHub(HuggingFaceSource(repo, limits=limits), revision=revision)
+
+
+class HuggingFaceSource:
+    """One model repository; see `remote.Source`.
+
+    Args:
+        endpoint: address of the hub; default `HF_ENDPOINT`, else that of the client.
+        token: default that of the client: `HF_TOKEN`, its own login.
+        limits: how long things may take.
+    """
+
+    def __init__(
+        self,
+        repo: str,
+        *,
+        endpoint: str | None = None,
+        token: str | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.repo = repo
+        self.name = f"hf:{repo}"
+        self.title = f"Hugging Face {repo}"
+        self._endpoint = endpoint
+        self._own_token = token
+        self._limits = limits or Limits()
+
+    @property
+    def endpoint(self) -> str:
+        """Address of the hub, without a final slash."""
+        address = self._endpoint or os.environ.get("HF_ENDPOINT")
+        if not address:
+            from huggingface_hub import constants
+
+            address = constants.ENDPOINT
+        return address.rstrip("/")
+
+    @property
+    def key(self) -> str:
+        """Name and address."""
+        return f"{self.name} {self.endpoint}"
+
+    def resolve(self, revision: str | None) -> str:
+        """The commit that `revision` is; a full commit is taken at its word."""
+        if revision is not None and COMMIT.fullmatch(revision):
+            return revision
+        address = (
+            f"{self._api}/revision/{quote(revision, safe='')}"
+            if revision is not None
+            else self._api
+        )
+        seconds = min(http.ANSWER_SECONDS, self._limits.read)
+        reply = self._transport(revision).get(address, limit=MAX_PAGE_BYTES, seconds=seconds)
+        return parse_commit(reply.body, self.title)
+
+    def listing(self, revision: str) -> Listing:
+        """Every file at the commit `revision`."""
+        transport = self._transport(revision)
+        end = time.monotonic() + LISTING_SECONDS
+        files: dict[str, HubFile] = {}
+        address = f"{self._api}/tree/{quote(revision, safe='')}?recursive=true"
+        for _ in range(MAX_PAGES):
+            left = end - time.monotonic()
+            reply = transport.get(address, limit=MAX_PAGE_BYTES, seconds=left)
+            for file in parse_page(reply.body, self.title):
+                if file.path in files:
+                    raise HubUnreachable.for_hub(self.title, "its listing names a file twice")
+                files[file.path] = file
+            following = next_page(reply.headers, address, self.title)
+            if following is None:
+                return files
+            address = following
+        raise HubUnreachable.for_hub(self.title, f"its listing has more than {MAX_PAGES} pages")
+
+    def read(
+        self,
+        revision: str,
+        file: HubFile,
+        *,
+        limit: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> bytes:
+        """What the hub sends for `file`, compared with nothing."""
+        address = (
+            f"{self.endpoint}/{self.repo}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
+        )
+        transport = self._transport(revision, file.path)
+        return transport.get(address, limit=limit, size=file.size, progress=progress).body
+
+    def create(self, *, private: bool) -> None:
+        """Create the repository; one that exists stays as it is."""
+        self._write(
+            "creating it", lambda api: api.create_repo(self.repo, private=private, exist_ok=True)
+        )
+
+    def commit(self, change: Change) -> Commit:
+        """Write `change` in one commit on top of `change.parent`, or propose it."""
+        from huggingface_hub import CommitOperationAdd
+
+        # Files in memory go the plain way of LFS: hubs without Xet take them too.
+        added = [
+            CommitOperationAdd(path, io.BytesIO(data))
+            for path, data in sorted(change.paths.items())
+        ]
+
+        def send(api: Any) -> Any:
+            for each in (
+                added
+            ):  # several at once would go on threads that a process has to wait for at its end
+                if not each.path_in_repo.endswith(_SMALL):
+                    api.preupload_lfs_files(
+                        self.repo, [each], create_pr=change.propose, free_memory=False
+                    )
+            return api.create_commit(
+                self.repo,
+                added,
+                commit_message=change.message,
+                parent_commit=change.parent,
+                create_pr=change.propose,
+            )
+
+        info = self._write("writing", send, size=sum(map(len, change.paths.values())))
+        if not COMMIT.fullmatch(str(info.oid)):
+            raise HubUnreachable.for_hub(self.title, "its answer names no commit")
+        if (
+            change.propose and not info.pr_url
+        ):  # the client sends nothing where nothing would change
+            raise ConflictError(
+                f"{self.title} has all of this already: there is nothing to propose."
+            )
+        return Commit(info.oid, info.pr_url if change.propose else None)
+
+    def tag(self, name: str, revision: str | None, message: str) -> None:
+        """Put the tag `name` on `revision`; an equal one is success."""
+        target = revision or self.resolve(None)
+        put = partial(_put_tag, self.repo, name, target, message)
+        found = self._write("tagging", put)
+        if found != target:
+            raise ConflictError(
+                f"the tag {name} of {self.title} is on commit {found}, not {target}.",
+                hint="tags of versions never move; see what happened to it on the hub",
+            )
+
+    @property
+    def _api(self) -> str:
+        return f"{self.endpoint}/api/models/{self.repo}"
+
+    def _transport(self, revision: str | None, path: str | None = None) -> Transport:
+        def refuse(reply: HttpReply, sent_token: bool) -> Exception:
+            return refusal(
+                self.title,
+                reply.status,
+                reply.headers,
+                sent_token=sent_token,
+                revision=revision,
+                path=path,
+            )
+
+        return Transport(
+            self.title, self.endpoint, token=self._token, refusal=refuse, limits=self._limits
+        )
+
+    def _token(self) -> str | None:
+        return self._own_token or user_token()
+
+    def _write(self, doing: str, call: Callable[[Any], T], *, size: int = 0) -> T:
+        """What `call` returns, which may use the client; its failures in our words."""
+        seconds = WRITE_SECONDS + size / http.WRITE_RATE
+        late = HubTimeout.for_hub(self.title, f"was not done with {doing} within {seconds:.0f} s")
+        from huggingface_hub import HfApi
+
+        client = http.http_client()
+        try:
+            write = partial(self._run, HfApi, client, doing, call)
+            return within(seconds, write, error=lambda: late)
+        except http.Failed as failed:
+            error = failed.error
+        raise error
+
+    def _run(
+        self, make: Callable[..., Any], client: Any, doing: str, call: Callable[[Any], T]
+    ) -> T:
+        build = partial(client.build_request, "GET", self.endpoint)
+        home = Origin.of(http.reached(self.title, client, build).url)
+        if not home.is_private:
+            message = f"the hub's address, {home.scheme}://{home.host}, is no https address."
+            raise UsageError(message, hint="a token is sent over https only")
+        token = http.checked_token(self.title, client, self._token)
+        if token is None:
+            raise LoginRequired(
+                f"{self.title} takes changes from users only.", hint="log in: oscar-zoo login"
+            )
+        api = make(endpoint=self.endpoint, token=token)
+        with _quiet():
+            answer = partial(self._understood, doing, partial(call, api))
+            return http.reached(self.title, client, answer)
+
+    def _understood(self, doing: str, call: Callable[[], T]) -> T:
+        """`call`, with what the client makes of answers turned into our errors."""
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+        try:
+            return _unwrapped(call)
+        except HfHubHTTPError as error:
+            status = error.response.status_code
+            headers = {name.lower(): value for name, value in error.response.headers.items()}
+            failure: Exception = refusal(self.title, status, headers, sent_token=True, doing=doing)
+            if status in (409, 412):
+                failure = StaleRevision.for_hub(self.title)
+        except HFValidationError:
+            failure = UsageError(
+                f"{self.repo!r} is no repository of Hugging Face.", hint="write hf:ORG/NAME"
+            )
+        except json.JSONDecodeError:
+            failure = HubUnreachable.for_hub(self.title, "it sends something else instead of JSON")
+        except KeyError as error:
+            failure = HubUnreachable.for_hub(self.title, f"its answer has no {error.args[0]!r}")
+        except ValueError as error:
+            failure = HubUnreachable.for_hub(self.title, "its answer makes no sense")
+            if CARD_NAME in str(error):
+                message = f"{self.title} does not take the metadata at the top of {CARD_NAME}."
+                failure = UsageError(message, hint=f"repair {CARD_NAME} on the hub")
+        raise failure
+
+
+def user_token() -> str | None:
+    """The token of the user as the client finds it, or `None`."""
+    if is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+        return None
+    from huggingface_hub import errors, get_token
+
+    with contextlib.suppress(errors.OIDCError, errors.DeviceCodeError, OSError):
+        return get_token()
+    raise LoginRequired(
+        "the token for Hugging Face cannot be read.", hint="log in again: oscar-zoo login"
+    )
+
+
+def _put_tag(repo: str, name: str, target: str, message: str, api: Any) -> str:
+    """Create a tag, and tell which commit it is on now: `target`, or where it was before."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        api.create_tag(repo, tag=name, tag_message=message, revision=target)
+    except HfHubHTTPError as error:
+        if error.response.status_code != 409:
+            raise
+        found = [tag.target_commit for tag in api.list_repo_refs(repo).tags if tag.name == name]
+        return str(found[0]) if found else "that nobody names"
+    return target
+
+
+def _unwrapped(call: Callable[[], T]) -> T:
+    """`call`, whose uploads hide what happened behind a `RuntimeError`."""
+    try:
+        return call()
+    except RuntimeError as error:
+        cause = error.__cause__
+        if cause is None:
+            raise
+    raise cause
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the client says and draws on stderr."""
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logger.setLevel(logging.ERROR)
+        try:
+            with disable_progress_bars():
+                yield
+        finally:
+            logger.setLevel(level)
+
+
+MAX_PAGE_BYTES = 8 << 20
+COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NEXT = re.compile(r'<([^<>]*)>\s*;\s*rel="?next"?')
+_DISABLED = "Access to this resource is disabled."
+_WRONG_TOKEN = "Invalid credentials in Authorization header"
+
+
+def parse_commit(body: bytes, title: str) -> str:
+    """The commit that the description of a repository names."""
+    about = _parse(body, title)
+    commit = about.get("sha") if isinstance(about, dict) else None
+    if not _matches(COMMIT, commit):
+        raise HubUnreachable.for_hub(title, "its answer names no commit")
+    return str(commit)
+
+
+def parse_page(body: bytes, title: str) -> Iterator[HubFile]:
+    """The files of one page of a listing; a file in LFS has a sha256, another one its git oid."""
+    rows = _parse(body, title)
+    if not isinstance(rows, list):
+        raise HubUnreachable.for_hub(title, "its answer is no listing")
+    for row in rows:
+        if not isinstance(row, dict) or type(row.get("type")) is not str:
+            raise HubUnreachable.for_hub(title, "its listing has an entry without a type")
+        if row["type"] == "file":
+            yield _file(row, title)
+
+
+def next_page(headers: Mapping[str, str], here: str, title: str) -> str | None:
+    """Address of the page after the one at `here`, or `None`."""
+    match = _NEXT.search(headers.get("link", ""))
+    if match is None:
+        return None
+    try:
+        same = urlsplit(match[1])[:2] == urlsplit(here)[:2]
+    except ValueError:
+        same = False
+    if not same:
+        raise HubUnreachable.for_hub(title, "its listing goes on at another host")
+    return match[1]
+
+
+def refusal(
+    title: str,
+    status: int,
+    headers: Mapping[str, str],
+    *,
+    sent_token: bool,
+    doing: str = "reading",
+    revision: str | None = None,
+    path: str | None = None,
+) -> OscarZooError:
+    """The error for an answer that refuses.
+
+    Args:
+        sent_token: whether a token had been sent.
+    """
+    code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "")
+    if code == "GatedRepo":
+        return GatedRepository.for_hub(title)
+    if message == _DISABLED:
+        return Forbidden(
+            f"{title} was disabled by Hugging Face.",
+            hint="its web page may say why; try another hub",
+        )
+    if code == "RevisionNotFound":
+        return RevisionNotFound.for_hub(title, revision or "main")
+    if code == "EntryNotFound" or (status == 404 and not code and path is not None):
+        return NotFoundError(
+            f"{title} has no file {path}.", hint="see what is there: oscar-zoo list"
+        )
+    if status == 401 and sent_token and (message == _WRONG_TOKEN or not code):
+        return LoginRequired.for_hub(title, sent_token=True)
+    if status == 401:  # the hub says no more to strangers: a private repository or none
+        return LoginRequired.for_hub(title, sent_token=False)
+    if code == "RepoNotFound" or status in (404, 410):
+        return RepositoryNotFound.for_hub(title)
+    if status == 403:
+        return Forbidden.for_hub(title, doing)
+    if status == 429:
+        return RateLimited.for_hub(title, None)
+    return HubUnreachable.for_hub(title, f"it answers with status {status}")
+
+
+def _parse(body: bytes, title: str) -> Json:
+    try:
+        return strict_json.loads(body, max_bytes=MAX_PAGE_BYTES)
+    except MalformedFile:
+        pass  # said in our own words
+    mistaken = mistaken_content(body)
+    seen = "an empty answer" if not body else mistaken[1] if mistaken else "something else"
+    raise HubUnreachable.for_hub(title, f"it sends {seen} instead of JSON")
+
+
+def _file(row: dict[str, Json], title: str) -> HubFile:
+    path, size, oid, lfs = (row.get(key) for key in ("path", "size", "oid", "lfs"))
+    if type(path) is not str or type(size) is not int or size < 0:
+        raise HubUnreachable.for_hub(title, "its listing has a file without path or size")
+    if lfs is None:
+        if not _matches(COMMIT, oid):
+            raise HubUnreachable.for_hub(title, "its listing has a file without an oid")
+        return HubFile(path, size, None, str(oid))
+    if (
+        not isinstance(lfs, dict)
+        or not _matches(_SHA256, lfs.get("oid"))
+        or lfs.get("size") != size
+    ):
+        raise HubUnreachable.for_hub(title, "its listing has a file in LFS without a sha256")
+    return HubFile(path, size, lfs["oid"])
+
+
+def _matches(pattern: re.Pattern[str], value: Json) -> bool:
+    return type(value) is str and pattern.fullmatch(value) is not None

@@ -1,0 +1,282 @@
+"""A hub in a folder: `<Model>/<tag>/files`, with or without `oscar.json`; the layout of the public
+rotation hub.
+
+Publishing stages the files in the same file system and renames the whole folder to its place, so a
+version is absent or complete, and two publishers cannot mix, whatever locks the file system has.
+The root files are replaced after that, the index last and by compare and swap (`turns`), so a kill
+in between leaves a version that is only not in the index yet, and no writer overwrites the entry of
+another. A lock, where there are locks, saves work. Links and unsafe names are never followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from shlex import quote
+from typing import Self
+
+from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file, sha256_hex
+from oscar_zoo.artifact.names import ArtifactId, check_part, check_utf8
+from oscar_zoo.errors import (
+    ArtifactNotFound,
+    InvalidName,
+    MalformedFile,
+    PathNotFound,
+    RevisionNotFound,
+    StaleRevision,
+    StorageError,
+    UsageError,
+)
+from oscar_zoo.registry.hubs import turns
+from oscar_zoo.registry.hubs.base import (
+    INDEX_NAME,
+    MAX_ROOT_BYTES,
+    TIMESTAMP_NAME,
+    Change,
+    Commit,
+    HubFile,
+    Progress,
+)
+
+_LOCK_NAME = ".lock"
+_LOCK_SECONDS = 60
+
+
+class LocalHub:
+    """A hub whose artifacts lie in the folder `root`.
+
+    Args:
+        root: the folder. Reading never creates it; the first commit does.
+        must_exist: whether reading a missing `root` is an error, or an empty hub.
+    """
+
+    def __init__(self, root: Path, *, must_exist: bool = True) -> None:
+        self.root = root.absolute()
+        check_utf8(self.root, "the path of a hub, which records and locks name,")
+        self._must_exist = must_exist
+        self._view: tuple[bytes | None] | None = None
+
+    @property
+    def name(self) -> str:
+        """`file:` and the folder."""
+        return f"file:{self.root}"
+
+    @property
+    def title(self) -> str:
+        """The word folder, and which one."""
+        return f"folder {self.root}"
+
+    @property
+    def revision(self) -> str:
+        """sha256 of the index, of nothing where there is none; read once, then the same until
+        `refresh`."""
+        return turns.token(self._pinned_index())
+
+    def at(self, revision: str) -> Self:
+        """This hub, if it still is what `revision` says: a folder keeps no history."""
+        if revision != self.revision:
+            raise RevisionNotFound.for_hub(self.title, revision)
+        return self
+
+    def refresh(self) -> None:
+        """Read the index again when it is asked for the next time."""
+        self._view = None
+
+    def artifacts(self) -> tuple[ArtifactId, ...]:
+        """Every artifact, sorted. Links and names outside the grammar are no artifacts."""
+        with durable.storage_errors(f"cannot list {self.name}"):
+            if not self.root.is_dir():
+                if self._must_exist or self.root.exists():
+                    raise PathNotFound(
+                        f"no such folder for a hub: {self.root}",
+                        hint=self._make_one,
+                    )
+                return ()
+            found = self._listed()
+            if not found and self._must_exist and _holds_other_files(self.root):
+                raise PathNotFound(
+                    f"there is no hub at {self.name}: the folder holds other files.",
+                    hint=self._make_one,
+                )
+            return found
+
+    @property
+    def _make_one(self) -> str:
+        """What to do where no hub is."""
+        return (
+            "check the path of the hub, and OSCAR_ZOO_HUB if it names the hub; to make a new one"
+            f" there: oscar-zoo publish FOLDER --hub {quote(self.name)} --create"
+        )
+
+    def _listed(self) -> tuple[ArtifactId, ...]:
+        return tuple(
+            sorted(
+                ArtifactId(model, tag)
+                for model in _folders(self.root)
+                for tag in _folders(self.root / model)
+                if _has_entries(self.root / model / tag)
+            )
+        )
+
+    def files(self, artifact: ArtifactId) -> tuple[HubFile, ...]:
+        """The files of `artifact` with size and sha256, sorted. Hidden files are left out; links
+        are refused."""
+        folder = self._folder(artifact)
+        return tuple(
+            HubFile(name, len(data), sha256_hex(data))
+            for name in _plain_files(folder)
+            for data in (read_file(folder / name, max_bytes=MAX_PAYLOAD_BYTES),)
+        )
+
+    def fetch(
+        self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None
+    ) -> bytes:
+        """The bytes of one file; see `Hub.fetch`."""
+        folder = self._folder(artifact)
+        data = read_file(folder / check_part(path, "file name"), max_bytes=limit)
+        if progress is not None:
+            progress(path, len(data), len(data))
+        return data
+
+    def root_file(self, path: str) -> bytes | None:
+        """A file in the root, or `None`; the index always as it was when `revision` was read."""
+        if path == INDEX_NAME:
+            return self._pinned_index()
+        return self._read_root(path)
+
+    def commit(self, change: Change) -> Commit:
+        """Write `change`; see `Hub.commit`."""
+        if change.propose:
+            raise UsageError(
+                f"{self.title} takes no proposals.", hint="publish without --create-pr"
+            )
+        for name in (*change.files, *change.root):
+            check_part(name, "file name")
+        if change.artifact is not None:
+            durable.refuse_links(self.root, change.artifact.model, change.artifact.tag)
+        with durable.storage_errors(f"cannot publish to {self.name}"):
+            durable.make_folders(self.root)
+            durable.sweep(self.root)
+            with self._turn():
+                self._write(change)
+        self.refresh()
+        return Commit(self.revision)
+
+    def tidy(self) -> None:
+        """Remove what killed writers left; a failure is none, because it is not what was asked
+        for."""
+        with contextlib.suppress(OSError):
+            durable.sweep(self.root)
+
+    def tag(self, name: str, revision: str | None, message: str) -> None:
+        """Nothing: a folder has no tags, and its versions do not move."""
+
+    def _write(self, change: Change) -> None:
+        if change.parent != turns.token(turns.current(self.root)):
+            raise StaleRevision.for_hub(self.title)
+        if change.artifact is not None:
+            self._place(change.artifact, change.files)
+        for name in sorted(change.root.keys() - {INDEX_NAME, TIMESTAMP_NAME}):
+            durable.replace_file(self.root / name, change.root[name])
+        index = change.root.get(INDEX_NAME)
+        if index is not None and not turns.write(self.root, change.parent, index):
+            raise StaleRevision.for_hub(self.title, placed=change.artifact is not None)
+        if (stamp := change.root.get(TIMESTAMP_NAME)) is not None:  # by who has the turn alone
+            durable.replace_file(self.root / TIMESTAMP_NAME, stamp)
+
+    def _place(self, artifact: ArtifactId, files: Mapping[str, bytes]) -> None:
+        if any(other.key == artifact.key for other in self._listed()):
+            raise StaleRevision.for_hub(self.title)
+        model = self.root / artifact.model
+        durable.make_folders(model)
+        with durable.staged_folder(self.root) as staged:
+            durable.write_files(staged, files)
+            if not durable.move_into_place(staged, model / artifact.tag):
+                raise StaleRevision.for_hub(self.title)
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Be the only writer; where the file system has no locks, one of several."""
+        descriptor = os.open(
+            self.root / _LOCK_NAME, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666
+        )
+        with durable.held_descriptor(descriptor, timeout=_LOCK_SECONDS) as state:
+            if state == "late":
+                raise StorageError(
+                    f"another process has been writing to {self.title} for {_LOCK_SECONDS} s.",
+                    hint="nothing was written; run it again when the other one is done",
+                )
+            yield
+
+    def _pinned_index(self) -> bytes | None:
+        if self._view is None:
+            self._view = (turns.current(self.root),)
+        return self._view[0]
+
+    def _read_root(self, path: str) -> bytes | None:
+        try:
+            return read_file(self.root / check_part(path, "file name"), max_bytes=MAX_ROOT_BYTES)
+        except PathNotFound:
+            return None
+
+    def _folder(self, artifact: ArtifactId) -> Path:
+        parts = (check_part(artifact.model), check_part(artifact.tag))
+        folder = durable.refuse_links(self.root, *parts)
+        if not folder.exists():
+            raise ArtifactNotFound(
+                f"{artifact} is not on {self.name}.",
+                hint=f"see what is there: oscar-zoo list --hub {self.name}",
+            )
+        return folder
+
+
+def _folders(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [
+            entry.name
+            for entry in entries
+            if entry.is_dir(follow_symlinks=False) and _is_safe(entry.name)
+        ]
+
+
+def _has_entries(folder: Path) -> bool:
+    with os.scandir(folder) as entries:
+        return next(entries, None) is not None
+
+
+def _holds_other_files(folder: Path) -> bool:
+    """Whether a folder without artifacts is something else than a hub that is still empty, or into
+    which somebody writes the first version just now."""
+    with os.scandir(folder) as entries:
+        names = {entry.name for entry in entries}
+    if names & {INDEX_NAME, _LOCK_NAME}:
+        return False
+    return any(not name.startswith(".") for name in names)
+
+
+def _plain_files(folder: Path) -> list[str]:
+    names = []
+    for entry in os.scandir(folder):
+        if entry.name.startswith("."):
+            continue
+        durable.refuse_links(folder, entry.name)
+        if not _is_safe(entry.name):
+            raise MalformedFile(
+                "file.name",
+                f"{folder} has a file with the name {entry.name[:120]!r}.",
+                hint="rename or remove it",
+            )
+        if entry.is_file(follow_symlinks=False):
+            names.append(entry.name)
+    return sorted(names)
+
+
+def _is_safe(name: str) -> bool:
+    try:
+        check_part(name)
+    except InvalidName:
+        return False
+    return True

@@ -1,0 +1,251 @@
+"""ModelScope: one listing, then each file at the commit it showed; changes through the hub's own
+client.
+
+Reading needs no client. The public hub is two sites; like the client, a source whose address nobody
+configured asks the second one when the first has no such repository. The token of the user is for
+one of them, the first.
+
+The hub has no compare-and-swap. A change is refused when the branch is not where the caller saw it,
+or has one of the new files; what the branch has afterwards is compared with what was sent. Between
+the two looks somebody else may write: versions survive that, but the later index wins, and without
+the other's entry until that is published once more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+
+from oscar_zoo.artifact.files import sha256_hex
+from oscar_zoo.errors import (
+    ConflictError,
+    DigestMismatchError,
+    NetworkError,
+    NotFoundError,
+    RepositoryNotFound,
+    RevisionNotFound,
+    StaleRevision,
+    UsageError,
+)
+from oscar_zoo.registry.hubs import modelscope_wire as wire
+from oscar_zoo.registry.hubs.base import Change, Commit, HubFile, is_true
+from oscar_zoo.registry.hubs.http import HttpReply, Limits, Transport
+from oscar_zoo.registry.hubs.modelscope_wire import Client, Listing, Refused
+from oscar_zoo.registry.hubs.remote import RemoteHub
+
+BRANCH = "master"
+SITES = ("https://modelscope.cn", "https://www.modelscope.ai")
+"""The public hub, in the order the client asks."""
+LISTING_SECONDS = 60.0
+_COOKIE = "m_session_id"
+
+
+def open_modelscope(
+    repo: str,
+    revision: str | None = None,
+    *,
+    limits: Limits | None = None,
+    endpoint: str | None = None,
+) -> RemoteHub:
+    """The repository `repo` on ModelScope as a hub; nothing is asked yet.
+
+    Args:
+        revision: branch, tag or commit to look at; default `master`, the only branch that is
+            written.
+        limits: how long the hub may take.
+        endpoint: address of the hub; default `MODELSCOPE_ENDPOINT`, `MODELSCOPE_DOMAIN`, else the
+            public sites.
+    """
+    return RemoteHub(ModelScopeSource(repo, limits=limits, endpoint=endpoint), revision=revision)
+
+
+class ModelScopeSource:
+    """One repository on ModelScope; see `remote.Source`, and `open_modelscope` for the
+    arguments."""
+
+    def __init__(
+        self, repo: str, *, limits: Limits | None = None, endpoint: str | None = None
+    ) -> None:
+        own = endpoint or _configured_endpoint()
+        addresses = (own,) if own else _public_sites()
+        self.name = f"ms:{repo}"
+        self.title = f"ModelScope {repo}"
+        self.key = " ".join((self.name, *addresses))
+        self._repo = repo
+        self._limits = limits or Limits()
+        tokens = (_token, *[_no_token] * (len(addresses) - 1))
+        self._sites = [self._site(*pair) for pair in zip(addresses, tokens, strict=True)]
+        self._home = self._sites[0] if own else None
+        self._listed: Listing | None = None
+
+    def resolve(self, revision: str | None) -> str:
+        """The commit that `revision` is, else a name for what it is now; see `Listing.revision`."""
+        listed = self._listed
+        if revision is not None and (
+            wire.is_commit(revision) or (listed and listed.revision == revision)
+        ):
+            return revision
+        self._listed = self._list(revision or BRANCH)
+        return self._listed.revision
+
+    def listing(self, revision: str) -> Mapping[str, HubFile]:
+        """Every file at a `revision` that `resolve` returned, by path."""
+        listed = self._listed
+        if listed is None or listed.revision != revision:
+            listed = self._listed = self._list(revision)
+        return listed.files
+
+    def read(
+        self,
+        revision: str,
+        file: HubFile,
+        *,
+        limit: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> bytes:
+        """What the hub sends for `file`, at most `limit` bytes."""
+        site = self._home or self._find(revision)[0]
+        url = wire.address(
+            site.endpoint, self._repo, "repo", Revision=wire.name_of(revision), FilePath=file.path
+        )
+        try:
+            return site.get(url, limit=limit, size=file.size, progress=progress).body
+        except Refused as refused:
+            refusal = refused
+        if refusal.is_missing:
+            raise NotFoundError(
+                f"{self.title} lists {file.path}, but does not have it.", hint="tell its owner"
+            )
+        raise refusal.as_error(self.title, doing="reading")
+
+    def create(self, *, private: bool) -> None:
+        """Create the repository; one that exists stays as it is."""
+        with self._client() as client:
+            client.create(private=private)
+
+    def commit(self, change: Change) -> Commit:
+        """Write `change` in one commit on `master` and see that it is there."""
+        if change.propose:
+            raise UsageError(
+                f"{self.title} takes no proposals.", hint="publish without --create-pr"
+            )
+        before = self._list(BRANCH)
+        new = change.paths.keys() - change.root.keys()
+        if change.parent not in (None, before.revision) or not new.isdisjoint(before.files):
+            raise StaleRevision.for_hub(self.title)
+        with self._client() as client:
+            made = client.commit(change.paths, change.message, BRANCH)
+        self._listed = after = self._list(BRANCH)
+        self._check_arrived(change, after)
+        return Commit(made or after.revision)
+
+    def tag(self, name: str, revision: str | None, message: str) -> None:
+        """Put the tag `name` on `revision`; the hub keeps no `message`. See `base.Hub.tag`."""
+        wanted = self._list(revision or BRANCH)
+        with self._client() as client:
+            client.tag(name, wanted.commit or wanted.name)
+        if not self._list(name).is_same(wanted):
+            raise ConflictError(
+                f"{self.title} has the tag {name} on another commit.",
+                hint="a tag is never moved; ask its owner",
+            )
+
+    def _check_arrived(self, change: Change, after: Listing) -> None:
+        for path, data in change.paths.items():
+            there, want = after.files.get(path), sha256_hex(data)
+            if there is not None and there.size == len(data) and there.sha256 in (want, None):
+                continue
+            if there is not None and there.sha256 is not None and path not in change.root:
+                hint = "the hub changed it; tell its owner, and give the version another tag"
+                raise DigestMismatchError.for_content(
+                    f"{path} on {self.title}", want=want, got=there.sha256, hint=hint
+                )
+            raise NetworkError(
+                f"{self.title} took the change, but does not have {path} as it was sent.",
+                hint="somebody else may have written at the same time: run it again, which is safe",
+            )
+
+    def _list(self, revision: str) -> Listing:
+        return self._find(revision)[1]
+
+    def _find(self, revision: str) -> tuple[Transport, Listing]:
+        """The site that has the repository, and its listing at `revision`."""
+        sites = [self._home] if self._home else self._sites
+        for site in sites[:-1]:
+            try:
+                return self._found(site, revision)
+            except RepositoryNotFound:
+                continue
+        return self._found(sites[-1], revision)
+
+    def _found(self, site: Transport, revision: str) -> tuple[Transport, Listing]:
+        name = wire.name_of(revision)
+        listing = self._ask(site, name)
+        if name != revision and listing.revision != revision:
+            raise RevisionNotFound.for_hub(self.title, revision)
+        self._home = site
+        return site, listing
+
+    def _ask(self, site: Transport, name: str) -> Listing:
+        url = wire.address(
+            site.endpoint, self._repo, "repo", "files", Revision=name, Recursive="True"
+        )
+        try:
+            reply = site.get(url, limit=wire.MAX_LISTING_BYTES, seconds=LISTING_SECONDS)
+            return wire.parse_listing(wire.data_in(reply.body, self.title), name, self.title)
+        except Refused as refused:
+            refusal = refused
+        if refusal.is_empty and name == BRANCH:  # nothing was committed yet
+            return Listing(name, None, {})
+        if refusal.is_missing and name != BRANCH and (refusal.is_empty or self._exists(site)):
+            raise RevisionNotFound.for_hub(self.title, name)
+        raise refusal.as_error(self.title, doing="reading")
+
+    def _exists(self, site: Transport) -> bool:
+        try:
+            site.get(
+                wire.address(site.endpoint, self._repo),
+                limit=wire.MAX_LISTING_BYTES,
+                seconds=LISTING_SECONDS,
+            )
+        except Refused:
+            return False
+        return True
+
+    def _client(self) -> AbstractContextManager[Client]:
+        site, token = self._home or self._sites[0], _token()
+        if token is None or site is not self._sites[0]:
+            raise wire.login_required(self.title)
+        return Client.opened(self._repo, title=self.title, endpoint=site.endpoint, token=token)
+
+    def _site(self, endpoint: str, token: Callable[[], str | None]) -> Transport:
+        return Transport(
+            self.title, endpoint, token=token, refusal=_refused, cookie=_COOKIE, limits=self._limits
+        )
+
+
+def _refused(reply: HttpReply, sent_token: bool) -> Refused:
+    return Refused(reply.status, wire.code_in(reply.body), sent_token=sent_token)
+
+
+def _token() -> str | None:
+    return os.environ.get("MODELSCOPE_API_TOKEN", "").strip() or None
+
+
+def _no_token() -> None:
+    return None
+
+
+def _configured_endpoint() -> str | None:
+    """As the client reads it: a name without a scheme means https."""
+    for variable in ("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN"):
+        text = os.environ.get(variable, "").strip().rstrip("/")
+        if text:
+            return text if text.lower().startswith(("http://", "https://")) else f"https://{text}"
+    return None
+
+
+def _public_sites() -> tuple[str, ...]:
+    second_first = is_true("MODELSCOPE_PREFER_AI_SITE")
+    return SITES[::-1] if second_first else SITES

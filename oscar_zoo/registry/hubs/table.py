@@ -1,0 +1,195 @@
+"""The kinds of hubs, one row each, and where the token of each comes from; no token is read or
+stored here. A new kind of hub is a file with its opener and a row here."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote
+
+from oscar_zoo import paths
+from oscar_zoo.artifact.names import check_part
+from oscar_zoo.errors import InvalidName, UsageError
+from oscar_zoo.registry.hubs.base import Hub, is_true
+from oscar_zoo.registry.hubs.local import LocalHub
+
+if TYPE_CHECKING:
+    from oscar_zoo.registry.hubs.http import Limits
+
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+
+
+@dataclass(frozen=True)
+class Credential:
+    """Where the token of a hub comes from, never the token itself.
+
+    Attributes:
+        source: name of a variable, or path of the file that the hub's client wrote.
+        is_variable: which of the two.
+        exposed: whether other users of this machine can read it there.
+    """
+
+    source: str
+    is_variable: bool
+    exposed: bool = False
+
+
+@dataclass(frozen=True)
+class HubKind:
+    """One kind of hub, written `<scheme>:<place>`.
+
+    Attributes:
+        title: its name in sentences.
+        place: what stands behind the colon, for messages.
+        open: opens the hub at a place, within limits of requests; asks nothing.
+        endpoints: variables that may hold its address, in the order they count; a kind without
+            any is not reached over the network.
+        credential: where its token comes from, for a kind that has accounts.
+        token_step: how to give it a token.
+        tells_user: whether it says whose token it is.
+        has_commits: whether a change is one step, so that a failed publish leaves nothing behind.
+            Hubs without commits are written last.
+    """
+
+    scheme: str
+    title: str
+    place: str
+    open: Callable[[str, Limits | None], Hub]
+    endpoints: tuple[str, ...] = ()
+    credential: Callable[[], Credential | None] | None = None
+    token_step: str = ""
+    tells_user: bool = False
+    has_commits: bool = True
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether asking such a hub needs the network."""
+        return bool(self.endpoints)
+
+
+def kind_of(text: str) -> HubKind | None:
+    """The kind of the hub that is written `text`, or `None` for what is no hub."""
+    scheme, colon, _ = text.partition(":")
+    return HUBS.get(scheme.casefold()) if colon else None
+
+
+def _open_folder(place: str, limits: Limits | None) -> Hub:
+    path = _folder(place)
+    return LocalHub(path, must_exist=path != paths.default_zoo_dir())
+
+
+def _open_huggingface(place: str, limits: Limits | None) -> Hub:
+    from oscar_zoo.registry.hubs.huggingface import open_huggingface
+
+    return open_huggingface(*_repository("hf", place), limits=limits)
+
+
+def _open_modelscope(place: str, limits: Limits | None) -> Hub:
+    from oscar_zoo.registry.hubs.modelscope import open_modelscope
+
+    return open_modelscope(*_repository("ms", place), limits=limits)
+
+
+def _repository(scheme: str, place: str) -> tuple[str, str | None]:
+    """Repository and revision of `ORG/REPO[@REVISION]`."""
+    text = f"{scheme}:{place}"[:120]
+    repository, at, revision = place.partition("@")
+    organisation, _, name = repository.partition("/")
+    try:
+        check_part(organisation, "organisation")
+        check_part(name, "repository")
+    except InvalidName as error:
+        raise UsageError(
+            f"{text!r} is not a hub: {error.message}", hint=f"a hub is written {FORMS}"
+        ) from None
+    if at and (_REVISION.fullmatch(revision) is None or ".." in revision):
+        raise UsageError(
+            f"{text!r} has no valid revision after @.", hint="name a branch, a tag or a commit"
+        )
+    return repository, revision or None
+
+
+def _folder(place: str) -> Path:
+    """The folder of `PATH` (absolute, relative or with `~`) or `///PATH`."""
+    text = f"file:{place}"[:120]
+    if place.startswith("//"):
+        host, slash, path = place[2:].partition("/")
+        if host not in ("", "localhost") or not slash:
+            raise UsageError(
+                f"{text!r} names a host.", hint="write file:///absolute/path or file:relative/path"
+            )
+        place = "/" + unquote(path)
+    if not place or "\0" in place:
+        raise UsageError(f"{text!r} has no path.", hint="a hub in a folder is written file:PATH")
+    return Path(place).expanduser().resolve()
+
+
+def _huggingface_credential() -> Credential | None:
+    """Where the token comes from, in the order of the hub's client."""
+    if is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
+        return None
+    found = _variable("HF_OIDC_RESOURCE", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    if found is not None:
+        return found
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    path = Path(os.path.expandvars(os.environ.get("HF_TOKEN_PATH") or f"{home}/token")).expanduser()
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    if not status.st_size:
+        return None
+    return Credential(str(path), False, exposed=bool(stat.S_IMODE(status.st_mode) & 0o077))
+
+
+def _modelscope_credential() -> Credential | None:
+    """A variable only: its client keeps a login in a pickle, which nothing here reads."""
+    return _variable("MODELSCOPE_API_TOKEN")
+
+
+def _variable(*names: str) -> Credential | None:
+    name = next((name for name in names if os.environ.get(name, "").strip()), None)
+    return None if name is None else Credential(name, is_variable=True)
+
+
+HUBS = {
+    kind.scheme: kind
+    for kind in (
+        HubKind("file", "a folder", "PATH", _open_folder),
+        HubKind(
+            "hf",
+            "Hugging Face",
+            "ORG/REPO",
+            _open_huggingface,
+            endpoints=("HF_ENDPOINT",),
+            credential=_huggingface_credential,
+            token_step="oscar-zoo login",
+            tells_user=True,
+        ),
+        HubKind(
+            "ms",
+            "ModelScope",
+            "ORG/REPO",
+            _open_modelscope,
+            endpoints=("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN"),
+            credential=_modelscope_credential,
+            token_step="set MODELSCOPE_API_TOKEN",
+            has_commits=False,
+        ),
+    )
+}
+"""Every kind of hub, by its scheme."""
+_WRITTEN = [
+    f"{kind.scheme}:{kind.place}"
+    for kind in sorted(HUBS.values(), key=lambda kind: not kind.is_remote)
+]
+FORMS = f"{', '.join(_WRITTEN[:-1])} or {_WRITTEN[-1]}"
+"""How every kind is written, for messages and helps."""
+WITHOUT_COMMITS = ", ".join(kind.title for kind in HUBS.values() if not kind.has_commits)
+"""Names of the kinds that are written last."""

@@ -1,0 +1,243 @@
+"""Look at several hubs at once, for `list` and `info`. Each hub has little time, and a hub that
+fails does not stop the others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from shlex import quote
+
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.files import read_file
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, Status
+from oscar_zoo.artifact.names import Reference, path_text
+from oscar_zoo.errors import (
+    AccessError,
+    AmbiguousName,
+    ArtifactNotFound,
+    HubTimeout,
+    HubUnreachable,
+    NetworkError,
+    NotFoundError,
+    OscarZooError,
+    PathNotFound,
+    UsageError,
+)
+from oscar_zoo.observer import SILENT
+from oscar_zoo.registry import known_names, score_file
+from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.entries import Entry, collect, entry_of
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.hubs.base import Hub
+from oscar_zoo.registry.hubs.threads import in_parallel, within
+from oscar_zoo.registry.index import ACCEPTED, Summary
+from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.targets import ModelTarget, NameTarget, PathTarget, Target, looking_up
+from oscar_zoo.registry.trust import Trust
+from oscar_zoo.registry.view import HubView
+
+PATIENCE = 6.0
+"""Seconds that looking at one hub may take."""
+
+
+def look(hubs: Sequence[Hub]) -> tuple[list[HubView], list[OscarZooError]]:
+    """Look at every hub: load its index and its listing.
+
+    Args:
+        hubs: opened hubs, in the order in which they are asked.
+
+    Returns:
+        The hubs that answered, in order, and what the others said.
+    """
+    if len(hubs) == 1:
+        return [_load(hubs[0])], []
+    answers = in_parallel([partial(_attempt, hub) for hub in hubs], workers=len(hubs) or 1)
+    views = [answer for answer in answers if isinstance(answer, HubView)]
+    return views, [answer for answer in answers if isinstance(answer, OscarZooError)]
+
+
+def unknown_name(
+    name: str, unreachable: Sequence[OscarZooError], close: Sequence[str]
+) -> OscarZooError:
+    """The error for a `name` that no hub has which answered.
+
+    Args:
+        unreachable: what the others said; where one of them did not answer, it may have the name.
+        close: names like it that are known, best first.
+    """
+    silent = [error.message for error in unreachable if isinstance(error, NetworkError)]
+    if silent:
+        return HubUnreachable.for_unknown(name, silent, close)
+    return ArtifactNotFound.for_name(name, close)
+
+
+def _attempt(hub: Hub) -> HubView | OscarZooError:
+    late = partial(HubTimeout.for_hub, hub.title, f"did not answer within {PATIENCE:.0f} s")
+    try:
+        return within(PATIENCE, partial(_load, hub), error=late)
+    except (NetworkError, AccessError, NotFoundError) as error:
+        return error
+
+
+def _load(hub: Hub) -> HubView:
+    view = HubView.open(hub, Catalog.packaged(), trust=Trust())
+    hub.artifacts()
+    return view
+
+
+def known_entries(
+    targets: Sequence[Target], sources: Sources
+) -> tuple[list[Entry], list[OscarZooError]]:
+    """What each target means: the artifact in a folder, or the one that a name means.
+
+    A name without a tag means the default version of the model, or its only one. The package and
+    the hubs are asked, then the local store. No hub is asked for folders.
+    """
+    views: list[HubView] = []
+    unreachable: list[OscarZooError] = []
+    if not all(isinstance(target, PathTarget) for target in targets):
+        views, unreachable = look(sources.hubs)
+    entries = [
+        _in_folder(target)
+        if isinstance(target, PathTarget)
+        else _looked_up(target, views, unreachable)
+        for target in targets
+    ]
+    return entries, unreachable
+
+
+def served_entry(reference: Reference) -> Entry | None:
+    """The version that `serve` would take for `reference`, as far as this machine knows: a copy in
+    the local store, else what the package and hubs in folders say. `None` where they know none, or
+    several of which none is the default."""
+    with contextlib.suppress(AmbiguousName, ArtifactNotFound):
+        views, _ = look(Sources(offline=True).hubs)
+        return _stored(reference) or _named(NameTarget(str(reference), reference), views, ())
+    return None
+
+
+def is_published(target: NameTarget | ModelTarget) -> bool:
+    """Whether this machine knows an artifact of this name, without a request."""
+    try:
+        known_entries([target], Sources(offline=True))
+    except AmbiguousName:
+        return True
+    except (ArtifactNotFound, NetworkError):
+        return False
+    return True
+
+
+def _looked_up(
+    target: NameTarget | ModelTarget,
+    views: Sequence[HubView],
+    unreachable: Sequence[OscarZooError],
+) -> Entry:
+    with looking_up(target, SILENT):
+        return _named(target, views, unreachable)
+
+
+def _named(
+    target: NameTarget | ModelTarget,
+    views: Sequence[HubView],
+    unreachable: Sequence[OscarZooError],
+) -> Entry:
+    catalog = Catalog.packaged()
+    reference = known_names.expand(target.reference, views)
+    recipe = catalog.recipe(reference.name)
+    model = recipe.name if recipe else reference.name.rpartition("/")[2]
+    versions = collect(catalog, views, model)
+    found = [one for one in versions if _means(reference, one)]
+    default = recipe.default_tag if recipe else None
+    if len(found) > 1 and reference.tag is None and reference.digest is None:
+        found = [one for one in found if one.id.tag == default] or found
+    if len(found) > 1:
+        raise AmbiguousName.for_name(str(target), [one.id.reference for one in found])
+    entry = found[0] if found else _stored(reference)
+    if entry is None:
+        raise _unknown(target, versions, views, unreachable)
+    return entry
+
+
+def _stored(reference: Reference) -> Entry | None:
+    """A copy in the local store of what no hub that was asked has, with what the index of its hub
+    said of its quality; `None` where there is none."""
+    store = Store()
+    record = known_names.find_stored(reference, store)
+    copy = store.intact(record)
+    if record is None or copy is None:
+        return None
+    accepted = tuple(what for what in ACCEPTED if what in record.accepted)
+    if copy.manifest is not None:
+        entry = entry_of(copy.manifest)
+        measured = entry.summary.measured or record.measured
+        summary = entry.summary.model_copy(update={"measured": measured})
+        return replace(entry, summary=summary, accepted=accepted)
+    return Entry(
+        id=record.id,
+        manifest=None,
+        recipe=Catalog.packaged().recipe(record.id.model),
+        summary=Summary(measured=record.measured),
+        digest=record.digest,
+        status=Status(),
+        scores=(),
+        hubs=(),
+        payload_bytes=sum(file.size for file in record.files),
+        accepted=accepted,
+    )
+
+
+def _unknown(
+    target: NameTarget | ModelTarget,
+    versions: Sequence[Entry],
+    views: Sequence[HubView],
+    unreachable: Sequence[OscarZooError],
+) -> OscarZooError:
+    catalog, name = Catalog.packaged(), target.reference.name
+    if versions:
+        return ArtifactNotFound.among(str(target), [one.id.reference for one in versions])
+    recipe = catalog.recipe(name)
+    if recipe is not None:
+        return ArtifactNotFound.for_model(recipe.name)
+    models = {artifact.model for view in views for artifact in view.hub.artifacts()}
+    return unknown_name(str(target), unreachable, catalog.close_matches(name, models))
+
+
+def _in_folder(target: PathTarget) -> Entry:
+    path = target.path / FILE_NAME
+    if target.path.is_file():
+        raise _of_a_file(target)
+    if not target.path.is_dir():
+        raise PathNotFound.for_path(target, "folder of an artifact")
+    if not path.is_file():
+        where = "name a folder that compute, fit or pull --output wrote"
+        raise PathNotFound(f"{target} has no {FILE_NAME}, so nothing is known of it.", hint=where)
+    data = read_file(path, max_bytes=strict_json.MAX_BYTES)
+    manifest = Manifest.from_bytes(data, what=str(path))
+    beside = score_file.read(score_file.in_folder(target.path))
+    same = beside is not None and beside.digest == manifest.digest
+    return entry_of(manifest, beside.scores if beside and same else ())
+
+
+def _of_a_file(target: PathTarget) -> UsageError:
+    """The error for a file in place of its folder."""
+    folder = target.path.parent
+    if (folder / FILE_NAME).is_file():
+        shown = "./" if folder == Path() else quote(path_text(folder))
+        return UsageError(
+            f"{target} is a file; what is known of it stands in the {FILE_NAME} of its folder.",
+            hint=f"name the folder: {shown}",
+        )
+    return UsageError(
+        f"{target} is a file, and no {FILE_NAME} beside it says anything of it.",
+        hint=f"to check it: oscar-zoo verify {quote(path_text(target.path))}",
+    )
+
+
+def _means(reference: Reference, entry: Entry) -> bool:
+    tagged = reference.tag is None or entry.id.tag.casefold() == reference.tag.casefold()
+    return tagged and (
+        reference.digest is None or (entry.digest or "").startswith(reference.digest)
+    )

@@ -1,0 +1,281 @@
+"""Verify what lies at a path, or what a name means in the local store."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from oscar_zoo.artifact.manifest import FILE_NAME
+from oscar_zoo.artifact.names import Reference, is_path, parse_digest, path_text
+from oscar_zoo.artifact.outcome import (
+    Check,
+    DigestMismatch,
+    Outcome,
+    Unreadable,
+    VerifyReport,
+)
+from oscar_zoo.artifact.specs import Geometry
+from oscar_zoo.errors import (
+    ArtifactNotFound,
+    DigestMismatchError,
+    MalformedFile,
+    PathNotFound,
+    UsageError,
+)
+from oscar_zoo.next_step import Pull
+from oscar_zoo.observer import SILENT, Observer
+from oscar_zoo.registry.catalog import Catalog, recipe_for
+from oscar_zoo.registry.known_names import close_names, find_stored, status_warnings
+from oscar_zoo.registry.params import VerifyParams
+from oscar_zoo.registry.signatures import SignatureWish, signature_in, signature_of, with_signature
+from oscar_zoo.registry.store import Record, Store
+from oscar_zoo.registry.targets import NameTarget, looking_up, parse
+from oscar_zoo.verb import python_call
+
+WANTED = "give a rotation file, or a folder that holds a K/V pair"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What an artifact is held against.
+
+    Attributes:
+        geometry: of the model; default that of the model which a folder of the path, or the
+            artifact itself, names.
+        digest: what the artifact must have; see `verify_files`.
+        strict: apply the rules of publishing.
+        signing: whether a signature is required, and keys that are known.
+    """
+
+    geometry: Geometry | None = None
+    digest: str | None = None
+    strict: bool = False
+    signing: SignatureWish = field(default_factory=SignatureWish)
+
+
+def check_path(path: Path, expected: Expected) -> list[Outcome]:
+    """Verify a rotation file, an artifact folder, or every artifact in a tree."""
+    place = artifacts_at(path)
+    if expected.digest is not None and len(place.artifacts) > 1:
+        raise UsageError(
+            f"--digest goes with one artifact, {place.path} holds {len(place.artifacts)}.",
+            hint="name one of them",
+        )
+    return [check_one(item, expected) for item in place.artifacts]
+
+
+def check_one(path: Path, expected: Expected | None = None) -> Outcome:
+    """Verify one rotation file or artifact folder; `path` is as `existing_path` returns it."""
+    from oscar_zoo.artifact.artifact_folder import read_path
+    from oscar_zoo.artifact.verify import verify_files
+
+    expected = expected or Expected()
+    if path.is_file() and expected.signing.required:
+        raise UsageError(
+            f"{path_text(path)} is one file, and a signature is of an artifact.",
+            hint="name its folder",
+        )
+    files = read_path(path)
+    if not isinstance(files, dict):
+        return replace(files, label=path_text(path))
+    signature = None if path.is_file() else signature_in(path, files, expected.signing)
+    outcome = with_signature(
+        lambda: verify_files(
+            files,
+            expected_digest=expected.digest,
+            geometry=expected.geometry or geometry_from_path(path),
+            what=str(path),
+            strict=expected.strict,
+        ),
+        signature,
+        expected.signing,
+    )
+    return replace(outcome, label=path_text(path), signature=signature)
+
+
+def check_installed(reference: Reference, expected: Expected) -> Outcome:
+    """Verify what `reference` means in the local store; a damaged or missing file is an outcome,
+    not an exception.
+    """
+    store = Store()
+    record = find_stored(reference, store)
+    if record is None:
+        close = close_names(reference.name)
+        raise ArtifactNotFound(
+            f"{reference} is not in the store.",
+            suggestions=close,
+            next_step=None if close else Pull(str(reference)),
+        )
+    outcome = _check_stored(store, record, expected)
+    return replace(
+        outcome,
+        label=record.id.reference,
+        fetch_again=record.fetch_again,
+        remarks=status_warnings(record),
+    )
+
+
+def _check_stored(store: Store, record: Record, expected: Expected) -> Outcome:
+    from oscar_zoo.artifact.verify import verify_files
+
+    label = record.id.reference
+    try:
+        stored = store.open(record.digest, record.id)
+    except DigestMismatchError as error:
+        failed = Check("bytes", "failed", error.message)
+        return DigestMismatch(error.what, error.want, error.got, (failed,))
+    except MalformedFile as error:
+        return Unreadable(error.message, label)
+    recipe = recipe_for(record.id.model)
+    signature = signature_of(stored, expected.signing)
+    outcome = with_signature(
+        lambda: verify_files(
+            stored.payload,
+            manifest=stored.manifest,
+            expected=record.files,
+            expected_digest=expected.digest,
+            geometry=expected.geometry or (recipe.geometry if recipe else None),
+            what=label,
+            strict=expected.strict,
+        ),
+        signature,
+        expected.signing,
+    )
+    return replace(outcome, signature=signature)
+
+
+def existing_path(path: Path) -> Path:
+    """What to verify for `path`: a manifest stands for its folder, and a link to a folder for the
+    folder itself.
+    """
+    text = path_text(path)
+    if path.is_symlink() and not path.exists():
+        raise PathNotFound(
+            f"{text} is a symbolic link that leads nowhere.",
+            hint=f"see where: ls -l {shlex.quote(text)}",
+        )
+    if not path.exists():
+        raise PathNotFound.for_path(text)
+    if path.is_dir():
+        return path.resolve() if path.is_symlink() else path
+    if not path.is_file():
+        raise UsageError(f"{text} is neither a file nor a folder.", hint=WANTED)
+    return path.parent if path.name == FILE_NAME else path
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a path holds.
+
+    Attributes:
+        path: as `existing_path` gives it.
+        artifacts: `path` if it is a file, else the folders of artifacts at and below it; one at
+            least.
+    """
+
+    path: Path
+    artifacts: list[Path]
+
+
+def artifacts_at(path: Path) -> Place:
+    """The artifacts at and below a path that somebody named."""
+    from oscar_zoo.artifact.artifact_folder import find_artifacts, refuse_links
+
+    path = existing_path(path)
+    found = [path] if path.is_file() else find_artifacts(path)
+    if not found:
+        refuse_links(path)
+        raise PathNotFound(f"no rotation files in {path_text(path)}.", hint=WANTED)
+    return Place(path, found)
+
+
+def one_artifact(path: Path) -> Path:
+    """The file `path`, or the folder of the one artifact at or below it."""
+    place = artifacts_at(path)
+    path, found = place.path, place.artifacts
+    if path not in found and len(found) > 1:
+        raise UsageError(
+            f"{path} holds {len(found)} artifacts.",
+            hint=f"name one, for example {path_text(found[0])}",
+        )
+    return path if path in found else found[0]
+
+
+def geometry_from_path(path: Path) -> Geometry | None:
+    """Geometry of the model whose recipe is named by a folder of `path`, as in
+    `<Model>/<tag>/file`."""
+    for part in (path, *path.absolute().parents[:3]):
+        recipe = recipe_for(part.name)
+        if recipe is not None:
+            return recipe.geometry
+    return None
+
+
+def model_geometry(model: str | Path, describe: Callable[[Path], Geometry]) -> Geometry:
+    """Geometry of a model given as a name of the zoo or as a folder with a `config.json`."""
+    catalog, path = Catalog.packaged(), Path(model).expanduser()
+    recipe = catalog.recipe(model) if isinstance(model, str) else None
+    if recipe is not None:
+        return recipe.geometry
+    if path.is_dir():
+        return describe(path)
+    if path.exists():
+        raise UsageError(
+            f"{model} is a file, not a model folder.", hint="give the folder that holds config.json"
+        )
+    if isinstance(model, Path) or is_path(model):
+        raise PathNotFound.for_path(model, "model folder")
+    close = catalog.close_matches(model)
+    raise UsageError(
+        f"no model is called {model!r}.",
+        hint=None if close else "give a folder with a config.json, or a name of the zoo",
+        suggestions=close,
+    )
+
+
+def run(params: VerifyParams, observer: Observer = SILENT) -> VerifyReport:
+    """Verify every target; a tree gives one result for each artifact in it."""
+    named = params.targets if isinstance(params.targets, tuple) else (params.targets,)
+    targets = [parse(target) for target in named]
+    if params.digest is not None and len(targets) > 1:
+        raise UsageError("--digest goes with exactly one target.")
+    expected = _expected(params)
+    results: list[Outcome] = []
+    for target in targets:
+        if isinstance(target, NameTarget):
+            with looking_up(target, observer):
+                results.append(check_installed(target.reference, expected))
+        else:
+            results += check_path(target.path, expected)
+    return VerifyReport.of(results)
+
+
+def _one(params: VerifyParams) -> Outcome:
+    """Check a rotation file, a folder with a K/V pair, or an installed artifact by name.
+
+    Returns:
+        `Verified`, `Rejected`, `DigestMismatch`, `Unsupported` or `Unreadable`: a value, not an
+            exception.
+    """
+    assert not isinstance(params.targets, tuple)
+    target = parse(params.targets)
+    if not isinstance(target, NameTarget):
+        params = replace(params, targets=one_artifact(target.path))
+    return run(params).results[0]
+
+
+verify = python_call(VerifyParams, _one)
+
+
+def _expected(params: VerifyParams) -> Expected:
+    from oscar_zoo.models.folder_geometry import geometry_of_folder
+
+    geometry = None if params.model is None else model_geometry(params.model, geometry_of_folder)
+    return Expected(
+        geometry=geometry,
+        digest=parse_digest(params.digest) if params.digest is not None else None,
+        strict=params.strict,
+        signing=SignatureWish(params.require_signature, tuple(map(Path, params.keys))),
+    )
