@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from oscar_zoo.app.evaluate import evaluate_artifact
     from oscar_zoo.app.evaluate_against import evaluate_against
     from oscar_zoo.app.fit import fit, merge_moments
-    from oscar_zoo.app.fit_gpu import fit_gpu
     from oscar_zoo.app.leaderboard import leaderboard
     from oscar_zoo.app.listing import list_artifacts
     from oscar_zoo.app.mirror import mirror
@@ -36,17 +35,18 @@ if TYPE_CHECKING:
     from oscar_zoo.app.pull import pull
     from oscar_zoo.app.report import draw_report
     from oscar_zoo.app.ruler import ask_long_prompts
-    from oscar_zoo.app.running_server import RunningServer
     from oscar_zoo.app.scores import add_scores, scores
     from oscar_zoo.app.search import search
     from oscar_zoo.app.serve import serve
     from oscar_zoo.app.site import build_site
     from oscar_zoo.app.status import deprecate, unyank, yank
     from oscar_zoo.registry.verify import verify
+    from oscar_zoo.serving.fit_gpu import fit_gpu
+    from oscar_zoo.serving.running import RunningServer
 
 _CALLS = {
     "Artifact": "app.artifacts",
-    "RunningServer": "app.running_server",
+    "RunningServer": "serving.running",
     "add_scores": "app.scores",
     "benchmark_artifact": "app.benchmark",
     "build_site": "app.site",
@@ -59,7 +59,7 @@ _CALLS = {
     "evaluate_against": "app.evaluate_against",
     "evaluate_artifact": "app.evaluate",
     "fit": "app.fit",
-    "fit_gpu": "app.fit_gpu",
+    "fit_gpu": "serving.fit_gpu",
     "installed": "app.cache",
     "leaderboard": "app.leaderboard",
     "list_artifacts": "app.listing",

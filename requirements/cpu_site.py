@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from oscar_zoo.engines.sglang.launch.environment import cpu_site_dir
+from oscar_zoo.engines.sglang.launch.plan import cpu_site_dir
 
 PLACE = Path(sysconfig.get_path("purelib")) / "oscar-zoo-cpu.pth"
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import oscar_zoo.models.torchvision_ops  # noqa: F401 (some tests import transformers before anything of ours)
-from oscar_zoo.engines.sglang.launch import ports
+from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.models import model_hub
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -29,7 +29,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     # No two workers take the same port, nor one that a program under test takes for itself.
     share = 10_000 // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     first = 10_000 + share * int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
-    ports.NEVER_GIVEN = range(first, first + share)
+    plan.NEVER_GIVEN = range(first, first + share)
 HAS_GPU = Path("/dev/nvidiactl").exists()
 if not HAS_GPU:  # Triton looks at it when it is imported, and much imports Triton
     os.environ["TRITON_INTERPRET"] = "1"
@@ -67,7 +67,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
         monkeypatch.setenv(f"OSCAR_ZOO_{name}", str(folder / name.lower()))
     for name in ("HUB", "OFFLINE", "DEBUG", "SIGN_KEY"):
         monkeypatch.delenv(f"OSCAR_ZOO_{name}", raising=False)
-    monkeypatch.setenv("OSCAR_ZOO_PORT", str(ports.free_port()))  # the usual one may be taken
+    monkeypatch.setenv("OSCAR_ZOO_PORT", str(plan.free_port()))  # the usual one may be taken
     model_hub._connect.cache_clear()  # a port may be that of a hub of an earlier test
     return folder
 

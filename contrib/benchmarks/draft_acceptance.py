@@ -26,7 +26,7 @@ from served import Server  # noqa: E402
 from steps import Check  # noqa: E402
 
 from oscar_zoo.engines.server_client import ServerClient  # noqa: E402
-from oscar_zoo.engines.sglang.launch.stock_server import StockServer, stock_server  # noqa: E402
+from oscar_zoo.engines.sglang.launch.starting import StockServer, stock_server  # noqa: E402
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags  # noqa: E402
 
 NEW_TOKENS, TIMEOUT = 160, 900.0

@@ -37,10 +37,9 @@ from pathlib import Path
 
 from oscar_zoo.bench import dummy
 from oscar_zoo.engines.sglang.flags import device_flags, device_switches
-from oscar_zoo.engines.sglang.launch.environment import child_environment
-from oscar_zoo.engines.sglang.launch.phases import PHASES
-from oscar_zoo.engines.sglang.launch.ports import free_port
-from oscar_zoo.engines.sglang.launch.stock_server import BACKENDS, NO_PLUGIN
+from oscar_zoo.engines.sglang.launch.plan import child_environment, free_port
+from oscar_zoo.engines.sglang.launch.server_log import PHASES
+from oscar_zoo.engines.sglang.launch.starting import BACKENDS, NO_PLUGIN
 from oscar_zoo.models.folder_geometry import geometry_of_folder
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"

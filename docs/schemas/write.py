@@ -27,6 +27,7 @@ from oscar_zoo.compute.report.data import ReportData
 from oscar_zoo.registry.login import Account
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.recipe import ModelRecipe
+from oscar_zoo.serving.servers import LogsReport, PsReport, StopReport
 from oscar_zoo.verb import schema_of
 
 HERE = Path(__file__).resolve().parent
@@ -118,6 +119,9 @@ def text(value: Any, indent: int = 0, before: int = 0) -> str:
 
 GENERATED: dict[str, tuple[str, type]] = {
     "login-1": ("A login", Account),
+    "logs-1": ("The log of a server", LogsReport),
+    "ps-1": ("Servers that run, and servers that ended by themselves", PsReport),
+    "stop-1": ("A stopped server", StopReport),
     "verify-1": ("Verified artifacts", VerifyReport),
 }
 """Outputs whose schema is made of the outcome of their verb: nobody writes them by hand."""

@@ -13,9 +13,8 @@ from oscar_zoo.app.bench_subject import SubjectNames, find_subject
 from oscar_zoo.bench import run, sides
 from oscar_zoo.bench.report import Report
 from oscar_zoo.engines.requirements import require_serve
-from oscar_zoo.engines.sglang.launch import ports, staging
-from oscar_zoo.engines.sglang.launch.own_server import log_file
-from oscar_zoo.engines.sglang.launch.stock_server import BACKENDS
+from oscar_zoo.engines.sglang.launch import plan, starting
+from oscar_zoo.engines.sglang.launch.starting import BACKENDS, log_file
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case
 from oscar_zoo.errors import FlagRefused, UsageError
@@ -91,7 +90,7 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
     """
     flags = check(request)
     require_serve()
-    with staging.private_folder() as private:
+    with starting.private_folder() as private:
         names = SubjectNames(request.target, request.dummy_weights, request.model, request.again)
         sources = Sources(request.hubs, offline=request.offline)
         subject = find_subject(names, sources, private, observer, longest=request.longest)
@@ -101,16 +100,16 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
             model=subject.source,
             random_weights=subject.random_weights,
             rotations=staged,
-            rotations_sha256=staging.stage_rotations(subject.artifact.verified, staged),
+            rotations_sha256=starting.stage_rotations(subject.artifact.verified, staged),
             copy_of=subject.artifact.verified.digest,
             recipe=subject.model.recipe,
             device=device,
-            kernels=staging.kernels_folder(),
+            kernels=starting.kernels_folder(),
             cases=request.cases,
             new_tokens=request.new_tokens,
             repeats=request.repeats,
             requests=usual_requests(subject.model, flags.sizes(), device, gpu),
-            port=ports.free_port(),
+            port=plan.free_port(),
             revision=request.revision,
             flags=flags,
             bulk=request.bulk,

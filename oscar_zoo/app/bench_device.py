@@ -8,10 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from oscar_zoo.app.artifact_model import ArtifactModel
 from oscar_zoo.app.bench_subject import Subject
-from oscar_zoo.app.model_needs import needs_of_choice
-from oscar_zoo.app.prepare_serve import stored_weights_of
 from oscar_zoo.engines.sglang import concurrency
 from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags
 from oscar_zoo.engines.sglang.launch import preflight
@@ -19,6 +16,8 @@ from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import UnsupportedMachine
 from oscar_zoo.models.hardware import pick_serving_device
 from oscar_zoo.observer import Note, Observer
+from oscar_zoo.serving.memory import needs_of_choice
+from oscar_zoo.serving.prepared import ArtifactModel, stored_weights_of
 
 LARGE = 2 * 10**9
 """Bytes of weights from which a CPU is measured only when it was named."""

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from oscar_zoo.app.bench_device import pick_device
 from oscar_zoo.app.bench_subject import SubjectNames, find_subject
-from oscar_zoo.app.server_start import StartObserver
 from oscar_zoo.bench import load_run
 from oscar_zoo.bench.load_clients import Load
 from oscar_zoo.bench.load_run import LoadLimits, LoadReport
 from oscar_zoo.engines.requirements import require_serve
-from oscar_zoo.engines.sglang.launch import staging
-from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
+from oscar_zoo.engines.sglang.launch import starting
+from oscar_zoo.engines.sglang.launch.starting import WantedServer, log_file, own_server
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.serving.running import StartObserver
 
 RANDOM_WEIGHTS = ("--load-format=dummy", "--skip-tokenizer-init")
 """Flags of an engine that fills a model with random numbers."""
@@ -63,7 +63,7 @@ def load(request: LoadRequest, observer: Observer = SILENT) -> LoadReport:
     names.check()
     require_serve()
     longest = request.load.longest + request.load.new_tokens
-    with staging.private_folder() as private:
+    with starting.private_folder() as private:
         sources = Sources(request.hubs, offline=request.offline)
         subject = find_subject(names, sources, private, observer, longest=longest)
         device, gpu = pick_device(subject, request.device, flags, observer)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from oscar_zoo.app.artifact_model import ArtifactModel, model_for
 from oscar_zoo.app.artifacts import Artifact, open_artifact
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.bench import dummy
@@ -16,6 +15,7 @@ from oscar_zoo.observer import Observer
 from oscar_zoo.registry import targets
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.targets import ModelChoice
+from oscar_zoo.serving.prepared import ArtifactModel, model_for
 
 
 @dataclass(frozen=True)

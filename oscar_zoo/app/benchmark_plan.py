@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo import paths
-from oscar_zoo.app.artifact_model import ArtifactModel, both_sides, model_for
 from oscar_zoo.app.artifacts import Artifact, open_artifact
 from oscar_zoo.app.benchmark_request import BenchmarkRequest, generation_of, seeds_of
 from oscar_zoo.app.benchmark_servers import BenchmarkServers
@@ -25,6 +24,7 @@ from oscar_zoo.observer import Observer
 from oscar_zoo.registry import targets
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.targets import ModelChoice
+from oscar_zoo.serving.prepared import ArtifactModel, both_sides, model_for
 
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.benchmarks.harness import LoadedTask

@@ -8,16 +8,21 @@ from dataclasses import dataclass
 
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.server_answers import check_recipe
-from oscar_zoo.app.server_keys import client_of
-from oscar_zoo.app.server_start import StartObserver
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.server_client import ServerClient
-from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
-from oscar_zoo.engines.sglang.launch.stock_server import StockServer, stock_server
+from oscar_zoo.engines.sglang.launch.starting import (
+    StockServer,
+    WantedServer,
+    log_file,
+    own_server,
+    stock_server,
+)
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import UsageError
 from oscar_zoo.observer import Observer
 from oscar_zoo.registry.targets import ModelChoice
+from oscar_zoo.serving.records import client_of
+from oscar_zoo.serving.running import StartObserver
 
 LABELS = {"int2": "INT2", "bf16": "BF16", "fp8": "FP8"}
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from oscar_zoo.app.compute_wish import computing
-from oscar_zoo.app.memory_estimate import estimate_memory
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.outcome import Outcome, SignatureReport
@@ -28,6 +27,7 @@ from oscar_zoo.registry.signatures import NOT_SIGNED, signature_of
 from oscar_zoo.registry.store import Record, Store
 from oscar_zoo.registry.targets import ModelChoice, ModelTarget, NameTarget
 from oscar_zoo.registry.view import HubView
+from oscar_zoo.serving.memory import estimate_memory
 
 
 @dataclass(frozen=True)

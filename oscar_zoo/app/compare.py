@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.app.model_needs import needs_of_manifest, needs_of_recipe
 from oscar_zoo.engines.sglang.capacity import caches
 from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.errors import OscarZooError, UsageError
@@ -16,6 +15,7 @@ from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.lookup import known_entries
 from oscar_zoo.registry.score_file import in_order
 from oscar_zoo.registry.targets import Target, parse
+from oscar_zoo.serving.memory import needs_of_manifest, needs_of_recipe
 
 _OWN = ("id", "digest")
 """Facts that differ between any two artifacts."""

@@ -173,8 +173,8 @@ def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalRepor
     values of the recipe, BF16 and the artifact under every combination.
     """
     require_compute()
-    from oscar_zoo.app.artifact_model import both_sides
     from oscar_zoo.app.evaluated_model import find_subject, load_subject
+    from oscar_zoo.serving.prepared import both_sides
 
     subject = find_subject(request, observer)
     # What follows imports torch and transformers, which takes seconds.

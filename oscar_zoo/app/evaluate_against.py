@@ -99,8 +99,8 @@ def evaluate(request: AgainstRequest, observer: Observer = SILENT) -> AgainstRep
     """Measure BF16, the artifact and the alternatives on the same text and questions."""
     asked, chosen = request.asked, choices(request.against)
     require_compute()
-    from oscar_zoo.app.artifact_model import both_sides
     from oscar_zoo.app.evaluated_model import find_subject, load_subject
+    from oscar_zoo.serving.prepared import both_sides
 
     subject = find_subject(asked, observer, options=f"--against {','.join(request.against)}")
     from oscar_zoo.evaluate.alternatives.comparison import compare

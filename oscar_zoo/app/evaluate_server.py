@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from oscar_zoo.app.artifact_model import ArtifactModel, both_sides, model_for
 from oscar_zoo.app.artifacts import Artifact, open_artifact
 from oscar_zoo.app.server_answers import (
     ServerFailure,
@@ -21,7 +20,6 @@ from oscar_zoo.app.server_answers import (
     counter,
     serving_dtype,
 )
-from oscar_zoo.app.server_keys import client_of
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.engines.requirements import require_serve
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
@@ -31,6 +29,8 @@ from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry import targets
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.targets import ModelChoice
+from oscar_zoo.serving.prepared import ArtifactModel, both_sides, model_for
+from oscar_zoo.serving.records import client_of
 
 if TYPE_CHECKING:
     from oscar_zoo.app.evaluate import Task

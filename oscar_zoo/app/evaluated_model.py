@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from oscar_zoo.app.artifact_model import model_for
 from oscar_zoo.app.artifacts import Artifact, open_artifact
 from oscar_zoo.app.early_checks import check_device, check_model
-from oscar_zoo.app.refused_models import check_used
 from oscar_zoo.observer import Note, Observer
 from oscar_zoo.registry import targets
 from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.serving.prepared import check_used, model_for
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.specs import Geometry, ServingRecipe

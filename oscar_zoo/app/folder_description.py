@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from oscar_zoo.app.browse import Description, KnownModel
-from oscar_zoo.app.memory_estimate import estimate_memory
 from oscar_zoo.artifact.outcome import Verified, failed_verification
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.lookup import known_entries
 from oscar_zoo.registry.targets import PathTarget
 from oscar_zoo.registry.verify import check_one, existing_path
+from oscar_zoo.serving.memory import estimate_memory
 
 
 def describe_folder(target: PathTarget, *, gpu_memory: int | None = None) -> Description:

@@ -20,7 +20,6 @@ from oscar_zoo.app.pull_request import (
     check_request,
     trust_of,
 )
-from oscar_zoo.app.refused_models import check_used
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.output_files import check_folder
 from oscar_zoo.errors import NotLocked, OscarZooError
@@ -42,6 +41,7 @@ from oscar_zoo.registry.targets import (
     parse_named,
 )
 from oscar_zoo.registry.trust import Trust
+from oscar_zoo.serving.prepared import check_used
 
 T = TypeVar("T")
 PARALLEL_ARTIFACTS = 4

@@ -161,8 +161,8 @@ def ask_long_prompts(
 def ask(request: RulerRequest, observer: Observer = SILENT) -> RulerReport:
     """Ask the model in this process under every cache, or the servers."""
     require_compute()
-    from oscar_zoo.app.artifact_model import both_sides
     from oscar_zoo.app.evaluated_model import find_subject, load_subject, recipe_of
+    from oscar_zoo.serving.prepared import both_sides
 
     _check_caches(request)
     subject = find_subject(request, observer)
@@ -222,10 +222,9 @@ def _ask_servers(
     source: str,
     observer: Observer,
 ) -> RulerReport:
-    from oscar_zoo.app.api_key import key_for
-    from oscar_zoo.app.server_keys import client_of
     from oscar_zoo.evaluate.long_context import run
     from oscar_zoo.models.loading import load_tokenizer
+    from oscar_zoo.serving.records import client_of, key_for
 
     tokenizer = load_tokenizer(source, revision=request.revision)
 

@@ -1,4 +1,4 @@
-"""Start stock SGLang with an INT2 cache, and watch it until it ends."""
+"""Serve from Python, and compute the artifact first where nobody has one."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from oscar_zoo.app.arguments import clip_of
-from oscar_zoo.app.draft_choice import choose_drafts
-from oscar_zoo.app.launching import launch
-from oscar_zoo.app.prepare_serve import check_groups, check_memory, prepare
-from oscar_zoo.app.running_server import RunningServer
-from oscar_zoo.app.serve_checks import check, find_artifact
-from oscar_zoo.app.serve_request import PORT, TIMEOUT, ServeRequest
-from oscar_zoo.app.servers import serve_log
+from oscar_zoo.app.artifacts import Artifact, open_pulled
+from oscar_zoo.app.compute_plan import plan_instead
+from oscar_zoo.app.compute_wish import ComputeWish, model_to_compute, tell_of_folder
+from oscar_zoo.app.obtain import obtain
 from oscar_zoo.artifact.specs import Clip
-from oscar_zoo.engines.sglang.concurrency import Layout
-from oscar_zoo.engines.sglang.launch.own_server import WantedServer
-from oscar_zoo.models import hardware
+from oscar_zoo.errors import OscarZooError
 from oscar_zoo.observer import SILENT, Observer
-from oscar_zoo.registry import targets
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.pins import PinFile
+from oscar_zoo.registry.targets import ModelChoice, ModelTarget, NameTarget
+from oscar_zoo.registry.trust import Trust
+from oscar_zoo.serving.params import PORT, ServeParams
+from oscar_zoo.serving.running import RunningServer
+from oscar_zoo.serving.serve import start
+from oscar_zoo.verb import checked
 
 
 def serve(
@@ -36,7 +38,7 @@ def serve(
     drafts: str | None = None,
     flags: Sequence[str] = (),
     device: str | None = None,
-    timeout: float = TIMEOUT,
+    timeout: float = 1800.0,
     hubs: str | Sequence[str] | None = None,
     offline: bool = False,
     compute: bool = False,
@@ -55,78 +57,54 @@ def serve(
         hubs: hubs to use in place of the configured ones.
         observer: hears how the start goes on.
 
-    The other arguments are those of `ServeRequest`.
-
-    Raises:
-        OscarZooError: as `start`.
+    The other arguments are the options of `oscar-zoo serve`; see `ServeParams`.
     """
-    request = ServeRequest(
-        targets.parse(target),
-        model=model,
-        revision=revision,
-        port=port,
-        expose=expose,
-        api_key_file=None if api_key_file is None else Path(api_key_file),
-        require_key=require_key,
-        allow_origin=tuple(allow_origin),
-        engine_api=engine_api,
-        clip=clip_of(clip),
-        drafts=drafts,
-        extra=tuple(flags),
-        device=device,
-        timeout=timeout,
-        hubs=(hubs,) if isinstance(hubs, str) else tuple(hubs or ()),
-        offline=offline,
-        compute=compute,
-    )
-    return start(request, observer)
+    values = {
+        "target": target,
+        "model": model,
+        "revision": revision,
+        "port": port,
+        "expose": expose,
+        "api_key_file": api_key_file,
+        "require_key": require_key,
+        "allow_origin": tuple(allow_origin),
+        "engine_api": engine_api,
+        "clip": clip_of(clip),
+        "drafts": drafts,
+        "flags": tuple(flags),
+        "device": device,
+        "timeout": timeout,
+        "hubs": (hubs,) if isinstance(hubs, str) else tuple(hubs or ()),
+        "offline": offline,
+        "compute": compute,
+    }
+    return start(checked(ServeParams, values), observer, computed)
 
 
-def start(request: ServeRequest, observer: Observer = SILENT) -> RunningServer:
-    """Start a server and wait until it is ready."""
-    checked = check(request, observer)
-    artifact = find_artifact(request, checked, observer)
-    flags, again = request.flags, request.command_line
-    with hardware.one_look():
-        prepared = prepare(
-            artifact,
-            observer,
-            again=again(model="FOLDER"),
-            model=checked.model,
-            clip=request.clip,
-            device=checked.device,
-            gpu=checked.gpu,
-            flags=checked.size,
-        )
-        check_groups(prepared, flags)
-        check_memory(prepared, checked.size)
-    drafts = choose_drafts(checked.drafts, prepared, flags, request.revision, observer)
-    wanted = WantedServer(
-        model=prepared.model,
-        revision=request.revision,
-        verified=artifact.verified,
-        recipe=prepared.recipe,
-        device=checked.device,
-        log=serve_log(request.port),
-        timeout=request.timeout,
-        gpu=checked.gpu,
-        tensor_parallel=prepared.tensor_parallel,
-        flags=drafts.flags,
-        host=checked.host,
-        port=request.port,
-        api_key=checked.key,
-        origins=checked.origins,
-        engine_api=request.engine_api,
-        name=prepared.name,
-        served_name=prepared.served_name,
-        environment={"HF_HUB_OFFLINE": "1"} if request.offline else {},
+def computed(
+    params: ServeParams,
+    target: ModelTarget | NameTarget,
+    model: ModelChoice | None,
+    error: OscarZooError,
+    observer: Observer,
+) -> Artifact:
+    """An artifact that is computed because a search gave `error`, which is raised where that is not
+    wished or possible."""
+    choice = model_to_compute(target, error, model)
+    if choice is None:
+        raise error
+    tell_of_folder(target, error)
+    choice.check_can_be_had(params.command_line(model="FOLDER"))
+    wish = ComputeWish(
+        compute=params.compute,
+        ask=params.ask,
+        calib_data=params.calib_data,
+        device=params.device,
+        revision=params.revision,
+        offline=Sources(params.hubs, offline=params.offline).offline,
+        to_serve=True,
     )
-    return launch(
-        wanted,
-        prepared,
-        request.port,
-        observer,
-        again=again(model="DIR"),
-        ranks=Layout.of_flags(checked.size, tp=prepared.tensor_parallel).gpus,
-        drafts=drafts.told,
-    )
+    plan = plan_instead(choice, wish, error, observer, again=params.command_line)
+    made = obtain(plan, Trust(lock=PinFile.of_project(), write_lock=False), observer)
+    folder_model = target.choice if isinstance(target, ModelTarget) else None
+    return open_pulled(made.pulled, folder_model, observer)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from oscar_zoo.app.artifacts import Artifact
-from oscar_zoo.app.server_start import StartObserver
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.server_client import ServerClient
-from oscar_zoo.engines.sglang.launch.own_server import WantedServer, log_file, own_server
+from oscar_zoo.engines.sglang.launch.starting import WantedServer, log_file, own_server
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant
 from oscar_zoo.engines.sglang.layer_values import one_or_text
@@ -18,6 +17,7 @@ from oscar_zoo.engines.sglang.served_artifact import recipe_values
 from oscar_zoo.errors import FlagRefused, OscarZooError, ServerFailed, UsageError
 from oscar_zoo.observer import Note, Observer
 from oscar_zoo.registry.targets import ModelChoice
+from oscar_zoo.serving.running import StartObserver
 
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.server_tasks import ServerQuestions, ServerRun

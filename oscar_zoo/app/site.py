@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from oscar_zoo.app.model_needs import Needs, needs_of_manifest, needs_of_recipe
 from oscar_zoo.app.site_charts import report_of, spectra_of
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.output_files import check_folder
@@ -19,6 +18,7 @@ from oscar_zoo.registry.entries import Entry, collect
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.lookup import look
 from oscar_zoo.registry.view import HubView
+from oscar_zoo.serving.memory import Needs, needs_of_manifest, needs_of_recipe
 from oscar_zoo.site.build import files_of
 from oscar_zoo.site.exhibit import INDEX, Exhibit
 

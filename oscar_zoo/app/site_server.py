@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from oscar_zoo.engines.sglang.launch.ports import check_port_free
+from oscar_zoo.engines.sglang.launch.plan import check_port_free
 
 _HOST = "127.0.0.1"
 

@@ -19,9 +19,8 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import settings
 from oscar_zoo.engines.sglang.flags import CPU_FLAGS, device_flags, device_switches
 from oscar_zoo.engines.sglang.launch import plan
-from oscar_zoo.engines.sglang.launch.environment import child_environment
-from oscar_zoo.engines.sglang.launch.rank_port import rank_port
-from oscar_zoo.engines.sglang.launch.stock_server import CACHE_TYPES, NO_PLUGIN
+from oscar_zoo.engines.sglang.launch.plan import child_environment, rank_port
+from oscar_zoo.engines.sglang.launch.starting import CACHE_TYPES, NO_PLUGIN
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
 from oscar_zoo.errors import UsageError

@@ -50,6 +50,18 @@ def command(
             named(view)(outcome, request, quiet=quiet)
         return getattr(outcome, "exit_code", 0)
 
+    return of_body(name, params, body, cls=cls, quiet=quiet)
+
+
+def of_body(
+    name: str,
+    params: type,
+    body: Callable[..., int],
+    *,
+    cls: type[click.Command] = click.Command,
+    quiet: bool = True,
+) -> click.Command:
+    """The click command that gives the values of `params`, `as_json` and `quiet` to `body`."""
     body.__doc__ = inspect.getdoc(params)
     for parameter in reversed(list(parameters_of(params))):
         body = declared(parameter)(body)
@@ -83,9 +95,9 @@ def declared(parameter: Parameter) -> Callable[[Any], Any]:
     if kind.click is bool:
         two_sided = not kind.only_on and "/" not in flag
         flag = f"{flag}/--no-{flag.removeprefix('--')}" if two_sided else flag
-        return click.option(flag, parameter.name, is_flag=True, **shared)
+        return click.option(*flag.split(), parameter.name, is_flag=True, **shared)
     return click.option(
-        flag, parameter.name, multiple=kind.many, required=parameter.required, **shared
+        *flag.split(), parameter.name, multiple=kind.many, required=parameter.required, **shared
     )
 
 

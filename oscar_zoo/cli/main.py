@@ -21,7 +21,7 @@ from typing import NoReturn
 import click
 
 from oscar_zoo import errors
-from oscar_zoo.cli import close_options, help_format, misplaced, options, streams
+from oscar_zoo.cli import help_format, options, streams
 from oscar_zoo.version import __version__
 
 EXIT_CODES: tuple[tuple[type[errors.OscarZooError], int], ...] = (
@@ -325,9 +325,7 @@ def _report(error: BaseException, as_json: bool) -> None:
         hint = f"try: {context.command_path} --help" if context is not None else None
         if isinstance(error, click.NoSuchOption):
             message = f"No such option {error.option_name!r}."
-            close = close_options.closest_first(error.option_name, error.possibilities or ())
-            hint = rendered(close, hint, None)
-            hint = misplaced.behind_its_command(error) or hint
+            hint = rendered(tuple(error.possibilities or ()), hint, None)
     elif isinstance(error, KeyboardInterrupt | click.Abort):
         code, message = "interrupted", "interrupted; nothing was left half-written"
         hint = _notes(error.__cause__ or error)  # click makes an Abort of what interrupted it

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from oscar_zoo.errors import UsageError
+from oscar_zoo.serving.sizes import parse_memory as parse_memory
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.specs import Clip
@@ -128,116 +128,6 @@ def bulk_of(job: str | None, turns: int) -> Bulk | None:
         )
     requests, context, new_tokens = map(int, parts)
     return Bulk(requests=requests, context=context, new_tokens=new_tokens, turns=turns)
-
-
-def parse_memory(text: str, option: str = "--gpu-memory") -> int:
-    """The bytes of a GPU that `24`, `24GB` or `24GiB` mean: all three GiB, as what is sold as 24 GB
-    has them; raises `UsageError`, which names `option`."""
-    return _bytes(text, option, 1 << 10)
-
-
-def parse_weights(text: str, option: str = "--weights") -> int:
-    """The bytes of files that `16` (GB), `16GB` or `15GiB` mean; raises as `parse_memory`."""
-    return _bytes(text, option, 1000)
-
-
-def _bytes(text: str, option: str, step: int) -> int:
-    units = {"": step**3, "gb": step**3, "gib": 1 << 30, "mb": step**2, "mib": 1 << 20}
-    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in units or float(match[1]) == 0:
-        raise UsageError(f"{text!r} is no size of memory.", hint=f"write it like {option} 24GiB")
-    return round(float(match[1]) * units[match[2]])
-
-
-class GivenGpu(NamedTuple):
-    """Bytes of one GPU, how they were read in words, and how many GPUs, where that is said."""
-
-    memory: int
-    source: str
-    gpus: int | None
-
-
-def given_gpu(memory: str | None, gpu: str | None, gpus: int | None) -> GivenGpu:
-    """What exactly one of `--memory` and `--gpu` says, and `--tp` or a name such as `2xH100`."""
-    if memory is not None and gpu is None:
-        return GivenGpu(parse_memory(memory, "--memory"), _read_as(memory), gpus)
-    if gpu is None or memory is not None:
-        raise UsageError(
-            "--memory and --gpu exclude each other." if gpu else "give one of --memory and --gpu.",
-            hint="for example --memory 24GiB or --gpu H100",
-        )
-    size = _SIZE.fullmatch(gpu.strip())
-    parts = (None, gpu.strip(), None) if size and size["unit"] else _COUNTED.fullmatch(gpu).groups()  # type: ignore[union-attr]
-    first, name, last = parts
-    numbers = {int(one) for one in (first, last) if one} | ({gpus} if gpus else set())
-    if len(numbers) > 1 or 0 in numbers:
-        raise UsageError(
-            f"the number of GPUs cannot be {' and '.join(map(str, sorted(numbers)))}.",
-            hint=f"--gpu {name!r} --tp {max(numbers) or 1}",
-        )
-    return GivenGpu(*_card(name or gpu), next(iter(numbers), 1))
-
-
-_SIZE = re.compile(r"[0-9.]+\s*(?P<unit>[KMGT]i?B?)?", re.IGNORECASE)
-_COUNTED = re.compile(
-    r"\s*(?:([0-9]{1,3})(?:\s*[x×*]\s*|\s+))?(.*?)(?:\s*[x×*]\s*([0-9]{1,3}))?\s*", re.IGNORECASE
-)
-
-
-def _card(name: str) -> tuple[int, str]:
-    """Bytes of the GPU called `name`, or of one that has so much, and what it is; raises
-    `UsageError`."""
-    import difflib
-
-    from oscar_kernels.chips import CHIPS, LOWEST, cards_named, is_older, state
-
-    found = cards_named(name)
-    if len(found) == 1:
-        ((capability, card),) = found
-        size = f"{card.memory / (1 << 30):g} GiB"
-        chip = "sm_{}{}".format(*capability)
-        return card.memory, f"{card.name}: {size}, {chip}, {state(capability)}"
-    if found:
-        raise UsageError(
-            f"{name!r} has several sizes of memory.",
-            suggestions=[f"{card.name} {card.sold}GB" for _, card in found],
-        )
-    if _SIZE.fullmatch(name):
-        return parse_memory(name, "--gpu"), _read_as(name)
-    least = ".".join(map(str, LOWEST))
-    if is_older(name):
-        raise UsageError(
-            f"{name} is not supported: the INT2 kernels need compute capability {least} or later.",
-            hint="which GPUs work: oscar-zoo doctor",
-        )
-    names = {one.lower(): one for chip in CHIPS.values() for one in chip.names}
-    close = [names[key] for key in difflib.get_close_matches(name.lower(), names)]
-    known = "" if close else f"known are {', '.join(names.values())}; "
-    raise UsageError(
-        f"no GPU is known as {name!r}.",
-        suggestions=close,
-        hint=f"{known}for another one of compute capability {least} or later give its memory:"
-        " --gpu 24GB",
-    )
-
-
-def _read_as(size: str) -> str:
-    number, unit = re.fullmatch(r"(.*?)\s*([A-Z]*)", size.strip().upper()).groups()  # type: ignore[union-attr]
-    if unit.endswith("IB"):
-        return "as given"
-    unit = unit or "GB"
-    return f"{number} {unit} of a card is read as {number} {unit[0]}iB"
-
-
-def parse_lines(text: str) -> int | None:
-    """The value of `--lines`: a number, or `None` for `all`; raises `UsageError`."""
-    if text == "all":
-        return None
-    if not _is_number(text):
-        raise UsageError(
-            f"--lines {text!r} is no number of lines.", hint="a number from 1 on, or all"
-        )
-    return int(text)
 
 
 def apart(artifact: str | None, flags: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:

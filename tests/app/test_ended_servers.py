@@ -12,9 +12,9 @@ import pytest
 from cli_output import parsed
 from left_servers import identity, left, record, sleeping
 
-from oscar_zoo.app import server_records
-from oscar_zoo.app.server_record import ServerRecord
 from oscar_zoo.cli.main import run
+from oscar_zoo.serving import records
+from oscar_zoo.serving.records import ServerRecord
 
 
 def killed(port: int = 30000, **changes: str) -> ServerRecord:
@@ -34,7 +34,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 def test_a_killed_server_is_told_with_the_next_step(capsys: pytest.CaptureFixture[str]) -> None:
     one = killed()
     for name in (".key", ".administration-key"):
-        (server_records.folder() / f"30000-{one.process.pid}{name}").write_text("secret")
+        (records.folder() / f"30000-{one.process.pid}{name}").write_text("secret")
     for _ in range(2):
         code, out, err = said(capsys, "ps")
         assert code == 0 and "No server of yours runs here" in err
@@ -44,7 +44,7 @@ def test_a_killed_server_is_told_with_the_next_step(capsys: pytest.CaptureFixtur
         )
     (told,) = parsed(said(capsys, "ps", "--json")[1])["ended"]
     assert (told["port"], told["ended"], told["exit_status"]) == (30000, None, None)
-    assert [path.suffix for path in server_records.folder().iterdir()] == [".json"]
+    assert [path.suffix for path in records.folder().iterdir()] == [".json"]
 
 
 def test_a_restart_of_the_machine_is_told_as_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,11 +56,11 @@ def test_a_restart_of_the_machine_is_told_as_one(capsys: pytest.CaptureFixture[s
 def test_one_that_noted_its_end_tells_when_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     """Its process may take some more seconds to end; it does not count as running."""
     with sleeping() as process:
-        with server_records.registered(record(identity(process))) as entry:
+        with records.registered(record(identity(process))) as entry:
             entry.keep_keys("key", "administration-key")
             entry.ended("its process detokenizer was killed", -9)
-            assert server_records.running() == []
-        (one,) = server_records.ended()
+            assert records.running() == []
+        (one,) = records.ended()
         assert one.end is not None and one.end.at is not None
         time = one.end.at[:19].replace("T", " ")
         assert said(capsys, "ps")[1].startswith(
@@ -69,7 +69,7 @@ def test_one_that_noted_its_end_tells_when_and_why(capsys: pytest.CaptureFixture
         )
         (told,) = parsed(said(capsys, "ps", "--json")[1])["ended"]
         assert (told["ended"], told["exit_status"]) == (one.end.at, -9)
-        assert [path.suffix for path in server_records.folder().iterdir()] == [".json"]
+        assert [path.suffix for path in records.folder().iterdir()] == [".json"]
 
 
 def test_its_log_needs_no_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +99,7 @@ def test_stop_forgets_it_and_says_so(capsys: pytest.CaptureFixture[str]) -> None
     assert "was killed" in out and out.endswith(
         "It is forgotten now. Its log: oscar-zoo logs 30000\n"
     )
-    assert said(capsys, "ps")[1] == "" and not [*server_records.folder().iterdir()]
+    assert said(capsys, "ps")[1] == "" and not [*records.folder().iterdir()]
     code, _, err = said(capsys, "stop", "30000")
     assert code == 3 and "no server of yours runs here" in err
 
@@ -119,7 +119,7 @@ def test_stop_of_one_that_ended_leaves_those_that_run(capsys: pytest.CaptureFixt
     with sleeping() as process:
         left(record(identity(process)))
         assert parsed(said(capsys, "stop", "30001", "--json")[1])["stopped"] is None
-        assert process.poll() is None and [one.port for one in server_records.running()] == [30000]
+        assert process.poll() is None and [one.port for one in records.running()] == [30000]
 
 
 def test_when_it_ended_is_told_as_far_as_it_is_known(
@@ -144,7 +144,7 @@ def test_another_server_on_its_port_takes_its_place(capsys: pytest.CaptureFixtur
     killed()
     killed(30001)
     with sleeping() as process:
-        with server_records.registered(record(identity(process))):
+        with records.registered(record(identity(process))):
             rows = parsed(said(capsys, "ps", "--json")[1])
             assert [one["port"] for one in rows["servers"]] == [30000]
             assert [one["port"] for one in rows["ended"]] == [30001]
@@ -153,7 +153,7 @@ def test_another_server_on_its_port_takes_its_place(capsys: pytest.CaptureFixtur
 def test_it_is_forgotten_after_days(capsys: pytest.CaptureFixture[str]) -> None:
     killed()
     assert said(capsys, "ps")[1]
-    (path,) = server_records.folder().iterdir()
+    (path,) = records.folder().iterdir()
     value = json.loads(path.read_bytes())
     value["end"]["noticed"] = "2020-01-01T00:00:00+00:00"
     path.write_text(json.dumps(value))

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from own_cli import Cli, numbers
+from own_cli import Cli
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo import fit_gpu
-from oscar_zoo.app.fit_report import FitReport
-from oscar_zoo.app.memory_estimate import estimate_memory
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Widths
 from oscar_zoo.engines.sglang.capacity import Cache
 from oscar_zoo.engines.sglang.concurrency import MOST
@@ -22,6 +19,8 @@ from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.other_layers import STATES_PER_REQUEST, OtherLayers, other_layers
 from oscar_zoo.models.weight_count import weights_of_config, weights_of_name
 from oscar_zoo.registry.catalog import recipe_for
+from oscar_zoo.serving.fit_gpu import FitReport
+from oscar_zoo.serving.memory import estimate_memory
 
 MODELS = Path(__file__).parents[2] / "docs/figures/models"
 GB = 10**9
@@ -47,22 +46,6 @@ def test_the_estimate_is_of_the_widths_that_all_artifacts_have() -> None:
 
     assert token_bytes() == token_bytes(plain, four) == token_bytes(plain)
     assert token_bytes(four, four) > 1.7 * token_bytes()
-
-
-@pytest.mark.parametrize(
-    "cache", [Cache("BF16", 1000), Cache("INT2", 150, 1000, 128, 320_000)], ids=lambda one: one.kind
-)
-@pytest.mark.parametrize("left", [10**6, 10**8, 123_456_789])
-def test_requests_and_context_are_inverse(cache: Cache, left: int) -> None:
-    for context in (1, 100, 128, 129, 5000, 40_000):
-        many = cache.requests(left, context)
-        assert many * cache.request_bytes(context) <= left
-        assert (many + 1) * cache.request_bytes(context) > left
-        if many:
-            longest = cache.context(left, many)
-            assert longest >= context
-            assert many * cache.request_bytes(longest) <= left
-            assert many * cache.request_bytes(longest + 1) > left
 
 
 def kinds(report: FitReport) -> dict[str, Cache]:
@@ -91,13 +74,6 @@ def test_it_agrees_with_info(name: str, memory: int) -> None:
             assert known[f"{kind}_token_bytes"] == one.cache.token
             assert known["state_bytes_per_request"] == one.cache.state
     assert known["other_layers_unknown"] is None and report.other_layers
-
-
-def test_info_tells_how_many_requests_have_states(cli: Cli) -> None:
-    text = " ".join(cli(0, "info", "Qwen3.5-27B", "--offline", "--gpu-memory", "80GB").split())
-    assert "weights 54.0 GB (about, by the size in its name); cache per token 9.2 kB INT2" in text
-    assert "794.9 MB per running request for its BF16 tokens and its states" in text
-    assert "about 285 k tokens INT2 with 20 requests at a time, 154 k BF16 with 11" in text
 
 
 def test_states_and_windows_come_from_the_configuration() -> None:
@@ -154,22 +130,15 @@ def test_weights_are_those_of_the_files_the_shapes_or_the_name(tmp_path: Path) -
     ("words", "gib", "gpus", "source"),
     [
         (("--memory", "24"), 24, 1, "24 GB of a card is read as 24 GiB"),
-        (("--memory", "24GB"), 24, 1, "24 GB of a card is read as 24 GiB"),
         (("--gpu-memory", "24 GiB"), 24, 1, "as given"),
         (("--memory", "81559MB"), 81559 / 1024, 1, "81559 MB of a card is read as 81559 MiB"),
         (("--gpu", "RTX 4090"), 24, 1, "RTX 4090: 24 GiB, sm_89, compiled and"),
-        (("--gpu", "nvidia geforce rtx-5090"), 32, 1, "RTX 5090: 32 GiB, sm_120"),
         (("--gpu", "4090 x2"), 24, 2, "RTX 4090: 24 GiB"),
         (("--gpu", "2xH100"), 80, 2, "H100: 80 GiB, sm_90, measured"),
-        (("--gpu", "H100x2"), 80, 2, "H100"),
         (("--gpu", "2 x H200", "--tp", "2"), 141, 2, "H200: 141 GiB"),
         (("--gpu", "4 A100 40GB"), 40, 4, "A100: 40 GiB, sm_80"),
-        (("--gpu", "NVIDIA A100-SXM4-80GB"), 80, 1, "A100: 80 GiB"),
         (("--gpu", "NVIDIA H100 80GB HBM3"), 80, 1, "H100: 80 GiB"),
-        (("--gpu", "NVIDIA RTX PRO 6000 Blackwell Server Edition"), 96, 1, "RTX PRO 6000"),
-        (("--gpu", "24 GB"), 24, 1, "24 GB of a card is read as 24 GiB"),
         (("--gpu", "80000MB"), 80000 / 1024, 1, "80000 MB of a card is read as 80000 MiB"),
-        (("--gpu", "24"), 24, 1, "24 GB of a card is read as 24 GiB"),
         (("--gpu", "2x24GiB"), 24, 2, "as given"),
         (("--gpu", "L4"), 22.5, 1, "L4: 22.5 GiB, sm_89"),  # 23,034 MiB, says its driver
     ],
@@ -180,8 +149,6 @@ def test_a_gpu_is_what_people_call_it(
     facts = cli.json(0, "fit-gpu", "Qwen3-8B", *words)
     assert (facts["memory_bytes"], facts["gpus"]) == (gib * 2**30, gpus)
     assert facts["memory_source"].startswith(source)
-    shown = cli(0, "fit-gpu", "Qwen3-8B", *words)
-    assert (facts["memory_source"] in shown) == (source != "as given")
 
 
 @pytest.mark.parametrize(
@@ -217,8 +184,6 @@ def test_it_says_which_number_of_gpus_it_assumes(cli: Cli) -> None:
     ):
         facts = cli.json(0, "fit-gpu", *words, "--memory", "80GiB")
         assert (facts["gpus"], facts["gpus_source"]) == (gpus, source)
-        shown = cli(0, "fit-gpu", *words, "--memory", "80GiB")
-        assert ("those of its recipe" in shown) == (source == "of its recipe")
     one_card = cli.json(0, "fit-gpu", "Qwen3-32B", "--gpu", "4090")
     assert one_card["gpus"] == 1 and not any(one["tokens"] for one in one_card["caches"])
 
@@ -256,7 +221,7 @@ def test_bits_that_are_asked_for_count(cli: Cli) -> None:
     assert token() == token("--bits", "2") == token("--bits", "2.25") == elements * 2.25 / 8
     assert token("--bits", "2.75") == elements * 2.75 / 8
     assert token("--bits", "4") == token("--bits", "4.25") == elements * 4.25 / 8
-    for wrong, words in (("2.1", "2.25 to 4.25"), ("auto", "3.25"), ("x", "2.75")):
+    for wrong, words in (("2.1", "2.25 to 4.25"), ("auto", "number of bits"), ("x", "2.75")):
         told = cli.json(2, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--bits", wrong)["error"]
         assert words in told["hint"]
 
@@ -268,29 +233,10 @@ def test_it_says_how_many_requests_serve_runs(cli: Cli) -> None:
     assert (facts["usual_requests"], fitting) == (16, 24)
     shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB")
     assert "lets 16 requests run" in shown and f"-- --max-running-requests={fitting}" in shown
-    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--context", 16384)
-    assert "max-running-requests" not in shown
-    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--context", 4096, "--requests", 20)
-    assert "-- --max-running-requests=39" in shown  # as many as fit
     shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--requests", 64)
     assert "max-running-requests" not in shown  # which do not fit
-
-
-def test_it_advises_no_more_requests_than_serve_ever_lets_run(cli: Cli) -> None:
-    """Thousands fit, and `serve` lets 128 run at most."""
-    for words in (("tiny-qwen3-hard", "--memory", "24GB"), ("Qwen3-30B-A3B", "--memory", "80GB")):
-        assert cli.json(0, "fit-gpu", *words)["caches"][-1]["max_requests"] > MOST
-        advised = re.findall(r"max-running-requests=(\d+)", cli(0, "fit-gpu", *words))
-        assert all(int(number) <= MOST for number in advised)
-    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "80GB", "--context", 2048)
-    assert f"-- --max-running-requests={MOST}" in shown
-
-
-def test_the_first_line_is_the_answer(cli: Cli) -> None:
-    first = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB").splitlines()[0]
-    assert "about 223,000 tokens fit with INT2, and 37,500 with BF16" in first
-    found = {one.cache.kind: one.tokens for one in fit_gpu("Qwen3-8B", 24 << 30).caches}
-    assert (round(found["INT2"], -3), round(found["BF16"], -2)) == (223_000, 37_500)
+    most = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "80GB", "--context", 2048)
+    assert f"-- --max-running-requests={MOST}" in most  # `serve` lets no more run
 
 
 @pytest.mark.parametrize(
@@ -307,37 +253,14 @@ def test_it_names_the_smallest_number_of_gpus_that_fits(cli: Cli, words: tuple[s
     facts = cli.json(0, "fit-gpu", *words)
     enough = facts["fitting_gpus"]
     assert not facts["fits"] and enough > facts["gpus"]
-    first = cli(0, "fit-gpu", *words).splitlines()[0]
-    assert "does not fit" in first and f"{enough} GPUs of this size are enough: --tp {enough}" in (
-        first
-    )
-    assert ("one machine" in first) == (enough > 8)
+    assert f"--tp {enough}" in cli(0, "fit-gpu", *words).splitlines()[0]
     assert cli.json(0, "fit-gpu", *words, "--tp", enough)["fits"]
     assert not cli.json(0, "fit-gpu", *words, "--tp", enough // 2)["fits"]
 
 
-def test_windows_that_take_all_memory_are_the_cause(cli: Cli) -> None:
-    """The weights leave 5.5 GB, which is enough for fewer requests."""
-    words = ("fit-gpu", "Qwen3-8B", "--memory", "24GB", "--requests")
-    first = cli(0, *words, 100).splitlines()[0]
-    assert "the windows of 100 requests take 5.7 GB, and the weights leave 5.5 GB" in first
-    assert "at most 24 of 8,192 tokens fit. 2 GPUs of this size" in first
-    assert "at most 24 of 8,192 tokens fit" in cli(0, *words, 64).splitlines()[0]
-    most = next(one for one in cli.json(0, *words, 100)["caches"] if one["kind"] == "INT2")
-    assert cli.json(0, *words, most["max_requests"])["fits"]
-    first = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "18.6GiB", "--requests", 10).splitlines()[0]
-    assert "the weights and the windows of 10 requests leave room for 1,380 tokens" in first
-    states = ("fit-gpu", MODELS / "Qwen3.5-35B-A3B", "--tp", 1, "--memory", "77.3GiB")
-    first = cli(0, *states, "--context", 200_000).splitlines()[0]
-    assert "weights, windows and states leave room for 73,516 tokens" in first
-
-
 def test_no_gpus_are_recommended_for_a_context_that_the_model_refuses(cli: Cli) -> None:
     words = ("fit-gpu", "Qwen3-8B", "--memory", "24GB", "--context")
-    first, *rest = cli(0, *words, 1_000_000).splitlines()
-    assert "GPUs" not in first and "--tp" not in first
-    assert first.endswith("Qwen3-8B takes 40,960 tokens at most: --context 40960")
-    assert "SGLang refuses longer ones" in rest[-1]
+    assert cli(0, *words, 1_000_000).splitlines()[0].endswith("--context 40960")
     facts = cli.json(0, *words, 1_000_000)
     assert (facts["fits"], facts["fitting_gpus"]) == (False, None)
     assert cli.json(0, *words, 40_960)["fitting_gpus"] == 1
@@ -347,12 +270,6 @@ def test_it_names_only_gpus_that_can_share_the_heads() -> None:
     """5 and 3 are enough memory, and divide the query heads, but not the 8 KV heads."""
     assert fit_gpu("Qwen3-14B", 8 * GB).fitting_gpus == 8
     assert fit_gpu("Llama-3.2-3B-Instruct", 4 * GB).fitting_gpus == 4
-
-
-def test_it_says_where_no_number_of_gpus_is_enough(cli: Cli) -> None:
-    assert cli.json(0, "fit-gpu", "Qwen3-8B", "--memory", "0.1GB")["fitting_gpus"] is None
-    first = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "0.1GB").splitlines()[0]
-    assert "No number of such GPUs" in first and "--tp" not in first
 
 
 @pytest.mark.parametrize(
@@ -390,11 +307,6 @@ def test_it_says_what_cannot_be_served(cli: Cli, tmp_path: Path) -> None:
     assert "chunk" in cli.json(0, "fit-gpu", folder, "--memory", "80GB")["not_served"]
 
 
-def test_the_memory_has_the_name_that_info_gives_it(cli: Cli) -> None:
-    words = ("fit-gpu", "Qwen3-8B")
-    assert cli(0, *words, "--gpu-memory", "24GB") == cli(0, *words, "--memory", "24GB")
-
-
 def test_no_request_is_longer_than_the_model_allows(cli: Cli) -> None:
     """`max_position_embeddings` of the example model is 2,048."""
     folder = str(MODELS.parents[2] / "examples/models/tiny-qwen3-hard")
@@ -402,47 +314,9 @@ def test_no_request_is_longer_than_the_model_allows(cli: Cli) -> None:
         facts = cli.json(0, "fit-gpu", model, "--memory", "24GB")
         assert (facts["context"], facts["model_context"]) == (2048, 2048)
         assert {one["max_context"] for one in facts["caches"]} == {2048}
-    shown = cli(0, "fit-gpu", folder, "--memory", "24GB")
-    assert "REQUESTS OF 2,048 TOKENS" in shown and "495,419" not in shown
-    longer = cli(0, "fit-gpu", folder, "--memory", "24GB", "--context", 8192)
-    assert "a request of tiny-qwen3-hard has 2,048 tokens at most" in longer
-    assert "most, and SGLang refuses longer ones" in longer
     facts = cli.json(0, "fit-gpu", "Qwen3-8B", "--memory", "141GB", "--requests", 64)
     assert (facts["context"], facts["model_context"]) == (8192, 40960)
     assert facts["caches"][-1]["max_context"] == 40960
-
-
-def test_the_second_line_adds_up(cli: Cli) -> None:
-    for words in (("Qwen3-8B", "--memory", "24GB"), ("Qwen3-32B", "--memory", "80GB", "--tp", 2)):
-        first = cli(0, "fit-gpu", *words).splitlines()[1]
-        sums = first.partition("an estimate: ")[2]
-        shown = re.findall(r"([\d.]+) GB", sums.replace(" of the 65.5 GB", ""))
-        whole, engine, weights, left = map(float, shown)
-        assert "for the engine" in first and abs(whole - engine - weights - left) < 0.16
-    assert "less 32.8 GB of the 65.5 GB of weights" in first
-
-
-def test_it_says_where_the_number_of_requests_comes_from(cli: Cli) -> None:
-    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB")
-    assert "5 % of the memory" in shown and "in steps of 8, 16 at least and 128 at most" in shown
-    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--requests", "20")
-    assert "in steps of 8" in shown and "TOKENS OF 20 REQUESTS" in shown
-
-
-def test_its_total_can_be_checked_by_hand(cli: Cli) -> None:
-    lines = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB").splitlines()
-    (whole,) = (line for line in lines if line.startswith("In bytes: "))
-    memory, reserved, weights, left = numbers(whole)
-    assert memory == 24 << 30 and memory - reserved - weights == left
-    (one,) = (line for line in lines if line.startswith("INT2, a request of 8,192 tokens: "))
-    terms = numbers(one.partition(": ")[2])
-    tokens, token, two, sinks, ring, total, again, divisor, fitting = terms
-    assert (tokens, token) == (8192, 36 * 8 * 256 * 9 // 32)
-    assert (two, sinks, ring) == (2, 64 * 147_456, 256 * 147_456)
-    assert tokens * token + two * sinks + ring == total == divisor
-    (why,) = (line for line in lines if line.startswith("Sinks count twice"))
-    assert "finished prompt" in why
-    assert again == left and left // total == fitting == 24
 
 
 def test_the_terms_are_in_its_json(cli: Cli) -> None:
@@ -485,10 +359,5 @@ def test_the_command_answers_for_people_and_programs(cli: Cli) -> None:
     assert [(one["kind"], one["fits"]) for one in facts["caches"]] == [
         ("BF16", False), ("FP8", False), ("INT2", True),
     ]  # fmt: skip
-    shown = cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB", "--requests", 16)
-    assert "REQUESTS OF 8,192 TOKENS" in shown and "16 x 8,192" in shown
-    assert "does not fit" in shown
-    assert "56.6 MB with INT2" in shown
-    assert "x 8,192" not in cli(0, "fit-gpu", "Qwen3-8B", "--memory", "24GB")
-    assert "weights take all memory" in cli(0, "fit-gpu", "Qwen3-8B", "--memory", "16GB")
+    assert cli.json(0, "fit-gpu", "Qwen3-8B", "--memory", "0.1GB")["fitting_gpus"] is None
     assert "--memory 24GiB" in cli.json(2, "fit-gpu", "Qwen3-8B", "--memory", "x")["error"]["hint"]

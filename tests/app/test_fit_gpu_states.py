@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from own_cli import Cli, numbers
 
 from oscar_zoo import fit_gpu
-from oscar_zoo.app.model_needs import needs_of_recipe
 from oscar_zoo.engines.sglang.head_split import splits
 from oscar_zoo.engines.sglang.launch.preflight import ServerDemand, check_memory
 from oscar_zoo.errors import NotEnoughMemory, UsageError
@@ -17,6 +15,7 @@ from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.other_layers import STATES_PER_REQUEST
 from oscar_zoo.models.weight_count import weights_of_config, weights_of_name
 from oscar_zoo.registry.catalog import Catalog, recipe_for
+from oscar_zoo.serving.memory import needs_of_recipe
 
 MODELS = Path(__file__).parents[2] / "docs/figures/models"
 GB = 10**9
@@ -82,44 +81,9 @@ def test_names_whose_states_nobody_knows_get_a_range(cli: Cli) -> None:
     assert windows.caches[-1].requests < windows.caches[-1].most_requests
 
 
-@pytest.mark.usefixtures("unknown_shapes")
-def test_info_guesses_no_tokens_of_them_and_names_the_command_that_has_the_range(cli: Cli) -> None:
-    words = ("info", "Qwen3.5-4B", "--offline", "--gpu-memory", "24GB")
-    memory = cli.json(0, *words)["memory"]
-    assert memory["other_layers_unknown"] == fit_gpu("Qwen3.5-4B", 24 << 30).unknown is not None
-    (card,) = memory["gpus"]
-    assert {value for key, value in card.items() if key.startswith(("int2", "bf16"))} == {None}
-    text = " ".join(cli(0, *words).split())
-    assert "the zoo does not know the size of the states; a range: oscar-zoo fit-gpu" in text
-    assert "oscar-zoo fit-gpu Qwen3.5-4B --gpu-memory 24GiB" in text
-
-
-def test_the_command_that_it_advises_helps(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What `hf download` leaves in the cache of its client is read by name."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    place = tmp_path / "models--Qwen--Qwen3.5-35B-A3B"
-    (place / "refs").mkdir(parents=True)
-    (place / "refs/main").write_text("a" * 40)
-    folder = place / "snapshots" / ("a" * 40)
-    folder.mkdir(parents=True)
-    config = ConfigFile.of_folder(MODELS / "Qwen3.5-35B-A3B").as_written
-    (folder / "config.json").write_text(json.dumps(config | {"linear_num_value_heads": 16}))
-    facts = cli.json(0, "fit-gpu", "Qwen3.5-35B-A3B", "--memory", "141GB", "--tp", "1")
-    one = 30 * (4 * 16 * 128 * 128 + 2 * 3 * (2 * 16 * 128 + 16 * 128))
-    assert {cache["state_bytes"] for cache in facts["caches"]} == {STATES_PER_REQUEST * one}
-
-
 def test_text_and_json_say_the_same(cli: Cli) -> None:
     for name in ("Qwen3.5-35B-A3B", "Qwen3.5-4B", "gemma-4-31B-it", "gpt-oss-20b", "Qwen3-8B"):
         rows_are_the_json(cli, name)
-
-
-@pytest.mark.usefixtures("unknown_shapes")
-@pytest.mark.parametrize("name", ["Qwen3.5-4B", "gemma-4-31B-it"])
-def test_text_and_json_have_the_same_range(cli: Cli, name: str) -> None:
-    rows_are_the_json(cli, name)
 
 
 def rows_are_the_json(cli: Cli, name: str) -> None:

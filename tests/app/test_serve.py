@@ -20,13 +20,13 @@ from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
 from oscar_zoo import children
-from oscar_zoo.app import detach, server_records
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli import main as cli
 from oscar_zoo.engines.sglang.launch import plan, server
 from oscar_zoo.engines.sglang.launch.server import STOPPED
 from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
 from oscar_zoo.observer import Note, Silent
+from oscar_zoo.serving import detach, records
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 
@@ -64,11 +64,11 @@ def test_a_server_lives_as_long_as_its_block(
         assert json.load(urllib.request.urlopen(f"{server.url}/models"))["data"] == [{"id": "m"}]
         assert server.facts.model == "m" and server.facts.capacity == 9
         assert server.digest.startswith("sha256:") and server.device == "cpu"
-        (record,) = server_records.running()
+        (record,) = records.running()
         assert (record.state, record.port, record.process.pid) == ("ready", port, server.pid)
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(f"{server.url}/models")
-    assert server_records.running() == [] and signal.getsignal(signal.SIGINT) == before
+    assert records.running() == [] and signal.getsignal(signal.SIGINT) == before
     assert [note.code for note in listener.notes] == ["server.starting"]
     assert listener.phases and {unit for _, unit in listener.phases} == {"s"}
     server.stop()  # a second end changes nothing
@@ -95,7 +95,7 @@ def test_stop_ends_it_without_a_block(artifact: Path, monkeypatch: pytest.Monkey
     with pytest.raises(PortInUse, match=f"port {port} is taken"):
         oscar_zoo.serve(**arguments(artifact, port))
     server.stop()
-    assert server_records.running() == []
+    assert records.running() == []
 
 
 def test_another_thread_may_start_one(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_a_server_that_ends_by_itself_says_why(
     with oscar_zoo.serve(**arguments(artifact, port)) as server:
         with pytest.raises(ServerFailed, match=r"the server ended: .*it fell over\."):
             server.wait()
-    (record,) = server_records.ended()
+    (record,) = records.ended()
     assert record.end is not None and record.end.cause.endswith("it fell over")
     assert record.port == port and record.end.exit_status == 3
 
@@ -135,9 +135,9 @@ def test_an_engine_that_was_killed_says_so(artifact: Path, monkeypatch: pytest.M
         ) as error:
             server.wait()
     assert "without free memory" in str(error.value.hint) and "log: " in str(error.value.hint)
-    (record,) = server_records.ended()
+    (record,) = records.ended()
     assert record.end is not None and record.end.cause == "it was killed (SIGKILL)"
-    assert server_records.told(record).endswith(" UTC: it was killed (SIGKILL)")
+    assert records.told(record).endswith(" UTC: it was killed (SIGKILL)")
 
 
 def test_what_the_caller_says_reaches_the_command(
@@ -148,7 +148,7 @@ def test_what_the_caller_says_reaches_the_command(
 
     seen: list[plan.ServeOptions] = []
 
-    def planned(options: plan.ServeOptions, environ: Mapping[str, str]) -> plan.LaunchPlan:
+    def planned(options: plan.ServeOptions, *_: object) -> plan.LaunchPlan:
         seen.append(options)
         raise Planned
 
@@ -160,7 +160,7 @@ def test_what_the_caller_says_reaches_the_command(
     (options,) = seen
     assert options.recipe.clip == Clip(k=0.5, v=0.25) and options.flags.words == ("--page-size=16",)
     assert options.model == str(MODEL) and options.port == port
-    assert server_records.running() == []
+    assert records.running() == []
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ import pytest
 from cli_output import parsed
 from left_servers import identity, left, record, sleeping
 
-from oscar_zoo.app import server_records, servers
-from oscar_zoo.app.servers import serve_log
 from oscar_zoo.cli.main import run
 from oscar_zoo.errors import ServerNotFound, UsageError
+from oscar_zoo.serving import records, servers
+from oscar_zoo.serving.servers import serve_log
 
 
 @pytest.fixture
@@ -27,15 +27,15 @@ def child() -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_record_is_private_and_gone_afterwards(child: subprocess.Popen[str]) -> None:
-    with server_records.registered(replace(record(identity(child)), state="starting")) as entry:
+    with records.registered(replace(record(identity(child)), state="starting")) as entry:
         assert (
-            entry.path.stat().st_mode & 0o777 == 0o600
-            and entry.path.parent.stat().st_mode & 0o777 == 0o700
+            entry.record.path.stat().st_mode & 0o777 == 0o600
+            and entry.record.path.parent.stat().st_mode & 0o777 == 0o700
         )
         entry.change(state="ready", model="a-name")
-        (found,) = server_records.running()
+        (found,) = records.running()
         assert (found.state, found.model) == ("ready", "a-name") and found == entry.record
-    assert not entry.path.exists() and server_records.running() == []
+    assert not entry.record.path.exists() and records.running() == []
 
 
 def test_another_process_with_the_same_number_is_not_the_server(
@@ -56,7 +56,7 @@ def test_records_of_before_a_restart_go_and_those_of_other_machines_stay(
     child: subprocess.Popen[str], change: dict[str, str], kept: bool
 ) -> None:
     path = left(record(replace(identity(child), **change)))
-    assert server_records.running() == []
+    assert records.running() == []
     assert run(["stop"]) == (3 if kept else 0)
     assert child.poll() is None and path.exists() == kept
 
@@ -75,7 +75,7 @@ def test_what_is_no_record_is_ignored(child: subprocess.Popen[str]) -> None:
         ("{", "[]", '{"process": {}}', '{"process": {"pid": 1}, "odd": 2}')
     ):
         left(record(identity(child))).with_name(f"{number}.json").write_text(text)
-    assert len(server_records.running()) == 1
+    assert len(records.running()) == 1
 
 
 def test_a_server_is_called_by_port_model_or_artifact(
@@ -84,14 +84,14 @@ def test_a_server_is_called_by_port_model_or_artifact(
     one = identity(child)
     left(record(one))
     for name in ("30000", "qwen3-8b", "Qwen/Qwen3-8B", "Qwen3-8B:seq20000_prompt83_group128", None):
-        assert server_records.find(name, "stop").port == 30000
+        assert records.find(name, "stop").port == 30000
     with pytest.raises(
         ServerNotFound, match=r"called 30001\. Running: Qwen/Qwen3-8B on port 30000"
     ):
-        server_records.find("30001", "stop")
+        records.find("30001", "stop")
     left(record(one, port=30001))
     with pytest.raises(UsageError, match="2 servers run") as caught:
-        server_records.find("qwen3-8b", "logs")
+        records.find("qwen3-8b", "logs")
     assert str(caught.value.hint).endswith("oscar-zoo logs 30000")
     assert run(["ps"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
@@ -108,7 +108,7 @@ def test_stop_waits_for_the_end(
     assert run(["stop", "--json"]) == 0
     told = parsed(capsys.readouterr().out)
     assert told["stopped"] == {"port": 30000, "model_id": "Qwen/Qwen3-8B", "pid": child.pid}
-    assert child.wait() == -signal.SIGTERM and not list(server_records.folder().iterdir())
+    assert child.wait() == -signal.SIGTERM and not list(records.folder().iterdir())
 
 
 def test_stop_now_interrupts(child: subprocess.Popen[str]) -> None:

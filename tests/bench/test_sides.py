@@ -55,10 +55,9 @@ def test_the_sides_differ_in_the_cache_only(device: str) -> None:
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_server_gets_the_same_flags(device: str, tmp_path: Path) -> None:
     """But for the pool, which the cases of a measurement decide."""
-    options = plan.ServeOptions(
-        "/m", ArtifactSource(folder="/r"), "sha256:1", ENGINES.recipe, tmp_path, device
-    )
-    pairs = (argument.partition("=") for argument in plan.plan(options, {}).argv[4:])
+    options = plan.ServeOptions(model="/m", recipe=ENGINES.recipe, device=device)
+    staged = plan.Staged(ArtifactSource(folder="/r"), "sha256:1", tmp_path)
+    pairs = (argument.partition("=") for argument in plan.plan(options, staged, {}).argv[4:])
     served = {name: value for name, _, value in pairs}
     measured = flags(INT2, replace(ENGINES, device=device))
     own = {"--model-path", "--host", "--port", "--max-total-tokens", "--max-running-requests"}

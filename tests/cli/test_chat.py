@@ -21,10 +21,10 @@ from typing import Any, ClassVar
 import pytest
 from own_cli import Cli
 
-from oscar_zoo.app import server_records
-from oscar_zoo.app.server_record import ServerRecord, now
 from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang.launch.processes import Process
+from oscar_zoo.serving import records
+from oscar_zoo.serving.records import ServerRecord, now
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -77,7 +77,7 @@ def asked() -> Iterator[list[dict[str, Any]]]:
     one = ServerRecord(
         me, server.server_port, url, "org/a-model", "a:b", "/tmp/log", now(), "ready"
     )
-    with server_records.registered(one):
+    with records.registered(one):
         yield Handler.asked
     server.shutdown()
     server.server_close()
@@ -139,8 +139,8 @@ class Typist:
 def test_a_server_that_starts_is_no_server_that_is_gone(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (one,) = server_records.running()
-    with server_records.registered(replace(one, state="starting", port=one.port + 1)):
+    (one,) = records.running()
+    with records.registered(replace(one, state="starting", port=one.port + 1)):
         assert chat(monkeypatch, "one", str(one.port + 1)) == 1
     said = capsys.readouterr().err
     assert f"org/a-model on port {one.port + 1} is still starting." in said

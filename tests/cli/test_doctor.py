@@ -17,11 +17,9 @@ from hub_server import HubServer
 from quick_cli import QuickCli
 from tiny_artifacts import artifact_files, payload
 
-from oscar_zoo.app import doctor as health
-from oscar_zoo.app import machine
-from oscar_zoo.app.machine import counted
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.registry.store import Store
+from oscar_zoo.serving import doctor
 
 BOTH = "hf:org/zoo ms:org/zoo"
 CANARY = "hf_CANARY0123456789abcdefghijklmnop"
@@ -90,37 +88,14 @@ def test_people_get_a_state_and_a_next_step_per_line(server: HubServer, cli: Qui
     )
 
 
-def test_one_artifact_is_no_artifacts() -> None:
-    assert (counted(0), counted(1), counted(2)) == ("0 artifacts", "1 artifact", "2 artifacts")
-
-
-def test_hubs_that_never_answer_are_all_asked_at_once(server: HubServer, cli: QuickCli) -> None:
-    silent = server.hang_accept()
-    (cli.folder / "config" / "config.toml").write_text("[network]\nanswer = 1\ntries = 1\n")
-    hubs = "hf:a/a hf:b/b hf:c/c hf:d/d ms:a/a ms:b/b ms:c/c"
-    done = cli(
-        *("doctor", "--json"),
-        OSCAR_ZOO_HUB=hubs,
-        HF_ENDPOINT=silent,
-        MODELSCOPE_ENDPOINT=silent,
-        **SECRETS,
-    )
-    assert done.code == 1 and done.json["usable"] is True
-    for row in findings(done, "hub").values():
-        assert (row["state"], row["reachable"]) == ("failed", False)
-        assert row["error"] == "network.timeout" and row["next"]
-    token = findings(done, "token")["Hugging Face"]
-    assert token["state"] == "not checked" and "from HF_TOKEN; Hugging Face " in token["detail"]
-
-
 def test_a_hub_that_hangs_in_any_other_way_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "SECONDS", 0.05)
+    monkeypatch.setattr(doctor, "SECONDS", 0.05)
     monkeypatch.setattr(
         "oscar_zoo.registry.hubs.local.LocalHub.artifacts", lambda hub: os.read(pipe[0], 1)
     )
     pipe = os.pipe()
     try:
-        found = [f for f in health.examine(["file:/somewhere"]) if f.topic == "hub"]
+        found = [f for f in doctor.examine(["file:/somewhere"]) if f.topic == "hub"]
     finally:
         os.close(pipe[1])
     assert [f.state for f in found] == ["failed"] and "did not answer within 0 s" in found[0].detail
@@ -292,7 +267,7 @@ def test_no_command_shows_a_secret(server: HubServer, cli: QuickCli, debug: str)
     ],
 )
 def test_masking_keeps_what_people_need(text: str, shown: str) -> None:
-    assert health.masked(text) == shown
+    assert doctor.masked(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -306,13 +281,4 @@ def test_masking_keeps_what_people_need(text: str, shown: str) -> None:
     ],
 )
 def test_versions_are_compared_as_numbers(version: str, supported: str, inside: bool) -> None:
-    assert machine.is_inside(version, supported) is inside
-
-
-def test_what_only_some_commands_need_is_said_in_a_sentence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(machine, "_version", lambda name: None)
-    said = {found.name: found.detail for found in machine.versions()}
-    assert said["modelscope-hub"] == "not installed; needed only for publishing to ModelScope"
-    assert said["torch"] == "not installed; needed only for compute, eval and serve"
+    assert doctor.is_inside(version, supported) is inside

@@ -32,29 +32,6 @@ def hub(tmp_path: Path) -> Path:
     return tmp_path / "hub"
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        (["--json", "list"], "put --json behind the command: oscar-zoo list --json"),
-        (["--json", "cache", "list"], "oscar-zoo cache list --json"),
-        (["cache", "--json", "list"], "oscar-zoo cache list --json"),
-        (["--json", "ls"], "oscar-zoo list --json"),
-        (["-q", "rm", "x"], "Put -q behind the command: oscar-zoo cache rm -q"),
-        (["-q", "verify", "x"], "Put -q behind the command: oscar-zoo verify -q"),
-        (["--hub=hf:a/b", "list"], "Put --hub behind the command: oscar-zoo list --hub"),
-        (["--nothing", "list"], None),
-        (["--versoin"], None),
-    ],
-)
-def test_an_option_in_front_of_its_command(
-    capsys: pytest.CaptureFixture[str], typed: list[str], meant: str | None
-) -> None:
-    assert run(typed) == 2
-    out, err = capsys.readouterr()
-    said = parsed(out)["error"]["hint"] if "--json" in typed else err
-    assert meant in said if meant else "behind" not in said
-
-
 def test_a_manifest_means_its_folder_and_a_linked_folder_its_target(
     capsys: pytest.CaptureFixture[str], artifact: Path, tmp_path: Path
 ) -> None:

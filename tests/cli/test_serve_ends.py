@@ -30,7 +30,7 @@ from served_model import (
 )
 from tiny_artifacts import K_NAME, artifact_files, write_folder
 
-from oscar_zoo.engines.sglang.launch.ports import check_port_free, free_port
+from oscar_zoo.engines.sglang.launch.plan import check_port_free, free_port
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), needs_sglang]
 SCHEDULER = b"sglang::scheduler"

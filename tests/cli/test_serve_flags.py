@@ -9,61 +9,34 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-import click
 import pytest
 
-from oscar_zoo.app.serve_request import PORT, TIMEOUT, ServeRequest
-from oscar_zoo.app.server_start import with_next_step
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.serve import command
 from oscar_zoo.cli.main import run
-from oscar_zoo.cli.parsing import parse_clip
-from oscar_zoo.engines.sglang.launch.ports import check_port_free
+from oscar_zoo.engines.sglang.launch.plan import check_port_free
 from oscar_zoo.errors import ServerFailed
-from oscar_zoo.registry.targets import parse
-
-MEANT = {
-    "X --tp 2": "X -- --tp=2",
-    "X --tp=2 --context_length 8192": "X -- --tp=2 --context_length=8192",
-    "--tp 2 X": "X -- --tp=2",
-    "--context-length=8192 X --port 3 -- --dp=2": "X --port 3 -- --dp=2 --context-length=8192",
-    "--enable-metrics X --clip 0.9,0.9": "X --clip 0.9,0.9 -- --enable-metrics",
-    "X --chat-template 'a b'": "X -- '--chat-template=a b'",
-    "X --host 0.0.0.0": "X --expose 0.0.0.0 --require-key",
-    "X --host=0.0.0.0 --api-key-file key -- --tp=2": (
-        "X --expose=0.0.0.0 --api-key-file key -- --tp=2"
-    ),
-    "X --daemon": "X --detach",
-    "X --tp 2 --drafts": "X --drafts -- --tp=2",
-    "X --model-path ./m": "X --model ./m",
-}
-
-
-@pytest.mark.parametrize("text", MEANT)
-def test_the_line_that_was_meant(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["serve", *shlex.split(text)]) == 2
-    line = capsys.readouterr().err.strip()
-    assert line.endswith(f" oscar-zoo serve {MEANT[text]}") and "\n" not in line
-    meant = shlex.split(MEANT[text])
-    assert command.make_context("serve", meant).params["artifact"] == "X"
+from oscar_zoo.serving.params import ServeParams
+from oscar_zoo.serving.running import with_next_step
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    "text",
     [
-        ("X --prot 3", "--port"),
-        ("X --kv-cache-dtype auto", "serve always runs the INT2 cache"),
-        ("X --trust-remote-code", "it runs code from the model repository"),
-        ("X --api-key secret-canary", "--api-key-file FILE"),
-        ("X -x", "-x"),
-        ("X --foo-bar 1", "serve has no --foo-bar"),
-        ("X --tp 2 --foo-bar 1", "serve has no --foo-bar"),
+        "X --tp 2",
+        "X --host=0.0.0.0",
+        "X --kv-cache-dtype auto",
+        "X --trust-remote-code",
+        "X --api-key secret-canary",
+        "X --api-key=secret-canary",
     ],
 )
-def test_what_has_no_other_line(text: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_sglang_go_behind_the_dashes(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["serve", *text.split()]) == 2
     line = capsys.readouterr().err.strip()
-    assert words in line and "canary" not in line and " -- -" not in line
+    assert "goes behind --" in line and "canary" not in line and "\n" not in line
 
 
 @pytest.mark.parametrize(
@@ -97,16 +70,7 @@ def test_a_word_too_many_is_named(text: str, word: str, capsys: pytest.CaptureFi
 )
 def test_words_behind_the_dashes_go_to_sglang(text: str, flags: tuple[str, ...]) -> None:
     values = command.make_context("serve", text.split()).params
-    assert (values["artifact"], values["engine_flags"]) == ("X", flags)
-
-
-def test_known_flags_are_none_of_ours() -> None:
-    from oscar_zoo.cli.engine_flags import KNOWN, OURS
-
-    ours = {
-        name for param in command.params if isinstance(param, click.Option) for name in param.opts
-    }
-    assert not ours & (KNOWN | OURS.keys())
+    assert (values["target"], values["flags"]) == ("X", flags)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +82,7 @@ def test_offline_asks_no_hub(
     for variable in ("HF_HUB_OFFLINE", "OSCAR_ZOO_OFFLINE"):
         monkeypatch.setenv(variable, "")  # so that what the command sets is gone afterwards
     monkeypatch.setenv("OSCAR_ZOO_HUB", "hf:nobody/asks")
-    for module in ("app.serve_checks", "app.bench"):
+    for module in ("serving.serve", "app.bench"):
         monkeypatch.setattr(
             f"oscar_zoo.{module}.require_serve", lambda: None
         )  # not what this is about
@@ -128,13 +92,12 @@ def test_offline_asks_no_hub(
     )
 
 
-def parsed(words: list[str]) -> ServeRequest:
-    """The request of a command line without `serve`."""
-    values = dict(command.make_context("serve", words).params)
-    for name in ("print_only", "quiet", "as_json"):
-        values.pop(name)
-    clip, flags = parse_clip(values.pop("clip")), values.pop("engine_flags")
-    return ServeRequest(parse(values.pop("artifact")), clip=clip, extra=flags, **values)
+def parsed(words: list[str]) -> ServeParams:
+    """The parameters of a command line without `serve`."""
+    values = command.make_context("serve", words).params
+    return ServeParams(
+        **{name: value for name, value in values.items() if name not in ("quiet", "as_json")}
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,21 +122,15 @@ def test_a_request_as_a_command_line_again(text: str) -> None:
     request = parsed(shlex.split(text))
     assert parsed(request.arguments()[1:]) == request
     assert parsed(shlex.split(request.command_line())[2:]) == request
-    other = parsed(request.arguments(port=4711, detach=None, json=True)[1:])
+    other = parsed(request.arguments(port=4711, detach=False, json=True)[1:])
     assert other == replace(request, port=4711, detach=False)
-
-
-def test_the_defaults_are_those_of_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OSCAR_ZOO_PORT")
-    request = parsed(["X"])
-    assert (request.port, request.timeout) == (PORT, TIMEOUT)
 
 
 def test_a_taken_port_shows_the_command_with_a_free_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "oscar_zoo.app.serve_checks.require_serve", lambda: None
+        "oscar_zoo.serving.serve.require_serve", lambda: None
     )  # not what this is about
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -187,7 +144,7 @@ def test_a_taken_port_shows_the_command_with_a_free_one(
         assert f"port {port} on 127.0.0.1 is taken" in line
         again = parsed(shlex.split(line.rpartition("oscar-zoo serve ")[2]))
         check_port_free("127.0.0.1", again.port)
-    assert (again.target.text, again.extra) == ("Qwen3-8B", ("--tp=2",))
+    assert (again.target, again.flags) == ("Qwen3-8B", ("--tp=2",))
     assert again.clip == Clip(k=0.9, v=0.9)
 
 

@@ -21,7 +21,7 @@ from tiny_artifacts import artifact_files, write_folder
 from oscar_zoo.cli import main as cli
 from oscar_zoo.engines.sglang.compat.versions import BEYOND, FIRST
 from oscar_zoo.engines.sglang.launch import server
-from oscar_zoo.engines.sglang.launch.ports import free_port
+from oscar_zoo.engines.sglang.launch.plan import free_port
 
 SUPPORTED = ">={}.{}.{},<{}.{}.{}".format(*FIRST, *BEYOND)
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
@@ -292,16 +292,6 @@ CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
         2,
         ("--oscar-k-clip '0.9,abc': a clip ratio is a number from 0 to 1, not 'abc'.", "=0.96"),
     ),
-    "a misspelt flag": (
-        lambda t: ["--", "--mem-fracton-static=0.8"],
-        2,
-        ("has no flag --mem-fracton-static", "Did you mean --mem-fraction-static?"),
-    ),
-    "a short flag of SGLang with a mistake": (
-        lambda t: ["--", "--tpp=2"],
-        2,
-        ("has no flag --tpp", "Did you mean --tp?"),
-    ),
     "no number of GPUs": (lambda t: ["--", "--tp=many"], 2, ("--tp 'many'",)),
     "a number by the beginning of its flag": (
         lambda t: ["--", "--tensor-parallel=many"],
@@ -378,7 +368,7 @@ def refusal(table: Table, arguments: list[str], code: int) -> str:
 def test_a_name_that_nobody_has_is_said_before_the_port(
     options: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oscar_zoo.app.serve_checks.require_serve", lambda: None)
+    monkeypatch.setattr("oscar_zoo.serving.serve.require_serve", lambda: None)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -19,11 +19,11 @@ from hub_folders import HARD
 from measured_artifacts import measured_files
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.app.servers import serve_log
 from oscar_zoo.cli.main import cli, run
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.streams import ascii_text
 from oscar_zoo.registry.store import Store
+from oscar_zoo.serving.servers import serve_log
 
 PROGRAM = [sys.executable, "-m", "oscar_zoo"]
 EACH = """

@@ -12,9 +12,9 @@ from documents import ROOT
 
 from oscar_zoo.cli.commands.serve import command as serve
 from oscar_zoo.engines.sglang.compat.versions import BEYOND, FIRST
-from oscar_zoo.engines.sglang.launch.denied_flags import check_extra_flags
 from oscar_zoo.engines.sglang.launch.plan import DEFAULT_PORT
 from oscar_zoo.engines.sglang.launch.server import DRAIN_SECONDS
+from oscar_zoo.engines.sglang.launch.user_flags import check_extra_flags
 
 DOCKER = ROOT / "docker"
 WORKFLOWS = ROOT / ".github/workflows"

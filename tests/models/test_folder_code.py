@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from random_qwen3 import EXAMPLE
 
-from oscar_zoo.app.refused_models import check_served, check_used
-from oscar_zoo.engines.sglang.launch.environment import set_variables
+from oscar_zoo.engines.sglang.launch.plan import set_variables
 from oscar_zoo.engines.sglang.launch.preflight import check_folder
 from oscar_zoo.errors import InvalidModel, UnsupportedModel
 from oscar_zoo.models.attention import EXACT
@@ -19,6 +18,7 @@ from oscar_zoo.models.config_file import refuse_chosen_code
 from oscar_zoo.models.loading import load_model, load_tokenizer
 from oscar_zoo.models.model_source import inspect_model
 from oscar_zoo.registry.targets import ModelChoice
+from oscar_zoo.serving.prepared import check_served, check_used
 
 KERNEL = "kernels-community/flash-attn"
 CHOSEN: dict[str, tuple[str, dict[str, Any]]] = {

@@ -12,13 +12,13 @@ import torch
 from random_qwen3 import EXAMPLE, write_model
 from torch import Tensor
 
-from oscar_zoo.app.refused_models import check_served
 from oscar_zoo.errors import InvalidModel, OscarZooError, PathNotFound, UnsupportedModel
 from oscar_zoo.models.attention import Softmax, attention_scope
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.loading import load_model
 from oscar_zoo.models.model_source import inspect_model
 from oscar_zoo.registry.targets import ModelChoice
+from oscar_zoo.serving.prepared import check_served
 
 
 def with_config(folder: Path, **changes: object) -> str:

@@ -24,7 +24,7 @@ from experiment import Found, Scale
 from load_experiments import FLAGS, MODEL, environment, ready_server
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.engines.sglang.launch.ports import free_port
+from oscar_zoo.engines.sglang.launch.plan import free_port
 
 CONNECTIONS, BODIES, GRAMMARS, IDS = 2000, 40, 10, 16
 BODY = 50 << 20

@@ -24,7 +24,7 @@ from disk_faults import state
 from experiment import Found, Scale
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.engines.sglang.launch.ports import free_port
+from oscar_zoo.engines.sglang.launch.plan import free_port
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 CLIENTS, SECONDS, KILLS = 200, 300, 20

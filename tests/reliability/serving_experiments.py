@@ -24,7 +24,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.engines.sglang import artifact_reading
-from oscar_zoo.engines.sglang.launch import staging
+from oscar_zoo.engines.sglang.launch import starting
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.observer import SILENT
@@ -142,11 +142,11 @@ def _stored(store: Store, digest: str) -> Verified:
 
 
 def _stage(verified: Verified) -> tuple[str, Mapping[str, bytes]]:
-    with staging.private_folder() as private:
+    with starting.private_folder() as private:
         staged = private / "rotations"
-        staging.stage_rotations(verified, staged)
+        starting.stage_rotations(verified, staged)
         return verified.digest, {
-            side: (staged / name).read_bytes() for side, name in staging.FILES.items()
+            side: (staged / name).read_bytes() for side, name in starting.FILES.items()
         }
 
 
@@ -161,15 +161,15 @@ def _staged_copies(work: Path, good: Path, other: Path, count: int) -> tuple[int
     wins = []
     chance = random.Random(SEED)
     for number in range(count):
-        with staging.private_folder() as private:
+        with starting.private_folder() as private:
             staged = private / "rotations"
-            digest = staging.stage_rotations(open_folder(good, SILENT).verified, staged)
+            digest = starting.stage_rotations(open_folder(good, SILENT).verified, staged)
             side = chance.choice(tuple(SIDES))
             swap = swapping.SWAPS[number % len(swapping.SWAPS)]
-            swap(staged / staging.FILES[side], (other / SIDES[side]).read_bytes())
+            swap(staged / starting.FILES[side], (other / SIDES[side]).read_bytes())
             looks = {
                 "the plugin": partial(artifact_reading.load, ArtifactSource(str(staged)), digest),
-                "the check": partial(staging.check_unchanged, staged, digest),
+                "the check": partial(starting.check_unchanged, staged, digest),
             }
             for who, look in looks.items():
                 try:

@@ -15,7 +15,7 @@ import torch
 from architecture_places import Place
 
 from oscar_zoo.engines.sglang.flags import device_flags
-from oscar_zoo.engines.sglang.launch.ports import free_port
+from oscar_zoo.engines.sglang.launch.plan import free_port
 from oscar_zoo.engines.sglang.model_refusals import TEXT_ONLY
 
 PROMPT, NEW = 48, 16

@@ -19,7 +19,7 @@ from architecture_places import CPU, Place
 from architectures import write_architecture, write_config
 from random_qwen3 import EXAMPLE
 
-from oscar_zoo.engines.sglang.launch.ports import free_port
+from oscar_zoo.engines.sglang.launch.plan import free_port
 
 Outcome = Literal["works", "refused", "fails", "stock fails", "stock differs", "not tried"]
 

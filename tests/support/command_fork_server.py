@@ -20,7 +20,7 @@ PRELOADED = (
     "yaml",
     "forked_commands",
     "oscar_zoo.app.artifacts",
-    "oscar_zoo.app.doctor",
+    "oscar_zoo.serving.doctor",
     "oscar_zoo.app.mirror",
     "oscar_zoo.app.publish",
     "oscar_zoo.app.pull",

@@ -56,7 +56,7 @@ def environment(**extra: str) -> dict[str, str]:
     move rows of a cache with a Triton kernel of its own, and the interpreter of that took a fifth
     of the time of jobs with drafts.
     """
-    from oscar_zoo.engines.sglang.launch.environment import cpu_site_dir
+    from oscar_zoo.engines.sglang.launch.plan import cpu_site_dir
 
     dropped = ("SGLANG_", "OSCAR_", "INT2_TEST_", "PYTHON", "TRITON_")
     env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}

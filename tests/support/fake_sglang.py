@@ -8,8 +8,7 @@ import sys
 
 import pytest
 
-from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, ServeOptions
-from oscar_zoo.engines.sglang.launch.ports import free_port
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, Staged, free_port
 
 PROGRAM = """
 import json, pathlib, sys
@@ -45,9 +44,9 @@ def take_its_place(monkeypatch: pytest.MonkeyPatch, *, dies: bool) -> int:
     port = free_port()
     argv = (sys.executable, "-P", "-c", PROGRAM, str(port), "dies" if dies else "stays")
 
-    def plan(options: ServeOptions, _: object) -> LaunchPlan:
-        return LaunchPlan((*argv, options.front), dict(os.environ), f"http://127.0.0.1:{port}")
+    def plan(_: object, staged: Staged, __: object) -> LaunchPlan:
+        return LaunchPlan((*argv, staged.front), dict(os.environ), f"http://127.0.0.1:{port}")
 
-    monkeypatch.setattr("oscar_zoo.app.serve_checks.require_serve", lambda: None)
+    monkeypatch.setattr("oscar_zoo.serving.serve.require_serve", lambda: None)
     monkeypatch.setattr("oscar_zoo.engines.sglang.launch.plan.plan", plan)
     return port

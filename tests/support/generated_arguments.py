@@ -17,7 +17,7 @@ from typing import Any
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli.main import run
-from oscar_zoo.engines.sglang.launch.denied_flags import DENIED_FAMILIES, DENIED_FLAGS
+from oscar_zoo.engines.sglang.launch.user_flags import DENIED_FAMILIES, DENIED_FLAGS
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 DENIED = (*DENIED_FLAGS, *(f"{family}x" for family in DENIED_FAMILIES))

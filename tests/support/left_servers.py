@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from oscar_zoo.app import server_records
-from oscar_zoo.app.server_record import ServerRecord, now
 from oscar_zoo.engines.sglang.launch.processes import Process
+from oscar_zoo.serving import records
+from oscar_zoo.serving.records import ServerRecord, now
 
 SLEEPER = "print('up', flush=True); import time; time.sleep(600)"
 
@@ -41,13 +41,13 @@ def record(process: Process, port: int = 30000, model: str = "Qwen/Qwen3-8B") ->
     """The record of a server that is ready."""
     url = f"http://127.0.0.1:{port}/v1"
     label = "Qwen3-8B:seq20000_prompt83_group128"
-    log = str(server_records.folder() / f"{port}.log")  # there is none
+    log = str(records.folder() / f"{port}.log")  # there is none
     return ServerRecord(process, port, url, model, label, log, now(), "ready")
 
 
 def left(one: ServerRecord) -> Path:
     """The file of `one`, as a killed process leaves it."""
-    folder = server_records.folder()
+    folder = records.folder()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{one.port}-{one.process.pid}.json"
     path.write_text(json.dumps(asdict(one)))

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 from hub_server import HubServer
 
-from oscar_zoo.engines.sglang.launch.ports import free_port
+from oscar_zoo.engines.sglang.launch.plan import free_port
 
 PROGRAM = Path(sys.prefix) / "olah" / "bin" / "olah-cli"
 needs_olah = pytest.mark.skipif(

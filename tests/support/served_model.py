@@ -19,7 +19,7 @@ from engines import MODEL, REPOSITORY
 from forked_process import ForkedProcess
 
 from oscar_zoo.cli.main import run
-from oscar_zoo.engines.sglang.launch.ports import free_port
+from oscar_zoo.engines.sglang.launch.plan import free_port
 
 PROGRAM = (sys.executable, "-c", "from oscar_zoo.cli.main import main; main()")
 KEY = "key-with-#-and-'quotes'"

@@ -22,7 +22,7 @@ from engines import MODEL, folder_of
 
 from oscar_zoo.engines.sglang.flags import CPU_FLAGS, CPU_SWITCHES
 from oscar_zoo.engines.sglang.front.settings import FrontSettings
-from oscar_zoo.engines.sglang.launch.ports import free_port
+from oscar_zoo.engines.sglang.launch.plan import free_port
 
 PATIENCE = 300.0
 

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import click
+from oscar_zoo.cli import build
+from oscar_zoo.serving.params import DoctorParams
 
-from oscar_zoo.cli import options
 
-
-@click.command("doctor")
-@options.hubs_option
-@options.offline_option
-@options.json_option
-def command(hubs: tuple[str, ...], offline: bool, as_json: bool) -> int:
-    """Check hubs, versions, tokens, settings, disk, GPU and engine; takes ten seconds at most and
-    changes nothing.
-
-    Tokens are never shown, only where they come from. The exit code is 1 when a check FAILED. The
-    last line says whether commands work all the same.
-
-    \b
-    Examples:
-      oscar-zoo doctor
-      oscar-zoo doctor --hub hf:Zhongzhu/OSCAR-RotationZoo
-      oscar-zoo doctor --offline --json
-    """
-    from oscar_zoo.app.doctor import examine
+def _body(as_json: bool, hubs: tuple[str, ...], offline: bool) -> int:
     from oscar_zoo.cli.render.findings import emit_findings, print_findings
+    from oscar_zoo.serving.doctor import examine
 
     found = examine(hubs, offline=offline)
     usable = not any(finding.essential and finding.state == "failed" for finding in found)
     (emit_findings if as_json else print_findings)(found, usable=usable)
     return 1 if any(finding.state == "failed" for finding in found) else 0
+
+
+command = build.of_body("doctor", DoctorParams, _body, quiet=False)

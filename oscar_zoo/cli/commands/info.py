@@ -38,11 +38,11 @@ def command(
     """
     from oscar_zoo.app.browse import describe
     from oscar_zoo.app.folder_description import describe_folder
-    from oscar_zoo.app.refused_models import check_served
     from oscar_zoo.cli.render.described import facts_of, print_facts
     from oscar_zoo.observer import SILENT
     from oscar_zoo.registry.hubs.address import Sources
     from oscar_zoo.registry.targets import ModelTarget, PathTarget, looking_up, parse
+    from oscar_zoo.serving.prepared import check_served
 
     memory = None if gpu_memory is None else parsing.parse_memory(gpu_memory)
     target = parse(name)

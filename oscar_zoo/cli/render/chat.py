@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from oscar_zoo.app.chat import ChatSession
-from oscar_zoo.app.server_record import ServerRecord
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import ServerFailed, UsageError
+from oscar_zoo.serving.chat import ChatSession
+from oscar_zoo.serving.records import ServerRecord
 
 NEW = "/new"
 ENDS = ("/bye", "/exit", "/quit")

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from oscar_zoo.app.artifact_model import model_argument
 from oscar_zoo.cli.pasting import pasted, saved, typed
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.choice import print_choice
 from oscar_zoo.cli.render.widths import width_lines
 from oscar_zoo.evaluate.phases import duration
+from oscar_zoo.serving.prepared import model_argument
 
 if TYPE_CHECKING:
     from oscar_zoo.app.obtain import Computed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from oscar_zoo.app.machine import DoctorFinding
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.serving.doctor import DoctorFinding
 
 _MARK = 12
 """Columns of the state of a finding."""

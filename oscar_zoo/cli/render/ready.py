@@ -1,15 +1,20 @@
-"""A server that is ready, as text and as JSON with the same facts."""
+"""A server that is ready, or the command of `serve --print`: as text, and as JSON with the same
+facts."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.app.running_server import RunningServer
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.engines.sglang.launch.ports import client_url
+from oscar_zoo.cli.streams import with_bytes
+from oscar_zoo.engines.sglang.launch.plan import client_url
+from oscar_zoo.serving.command import ServeCommand
+from oscar_zoo.serving.running import RunningServer
 
 SCHEMA = "oscar-zoo.serve/1"
 
@@ -118,3 +123,38 @@ def _where(facts: dict[str, Any]) -> str:
 def _wider(code_bits: str) -> str:
     """What to say of codes that do not have 2 bits everywhere."""
     return "" if code_bits == "2" else f" with codes of {code_bits} bits (keys/values)"
+
+
+def for_shell(argv: Sequence[str], env: Mapping[str, str], unset: Sequence[str] = ()) -> str:
+    """One command that a shell runs as it stands, with one flag or variable per line."""
+    program = next((i for i, part in enumerate(argv) if part.startswith("--")), len(argv))
+    words = ["env", *(f"-u {shlex.quote(name)}" for name in unset)]
+    words += [f"{name}={shlex.quote(value)}" for name, value in env.items()]
+    words.append(shlex.join(argv[:program]))
+    words += [shlex.quote(part) for part in argv[program:]]
+    return " \\\n  ".join([" ".join(words[:2]), *words[2:]])
+
+
+def shell_text(made: ServeCommand) -> str:
+    """`for_shell` of a command; it unsets only variables that are set here."""
+    unset = [name for name in made.unset if name in os.environ]
+    return with_bytes(for_shell(made.argv, made.environment, unset))
+
+
+def command_facts(made: ServeCommand) -> dict[str, Any]:
+    """The command for `--json`."""
+    return {
+        "schema": "oscar-zoo.serve-command/1",
+        "engine": "sglang",
+        "argv": list(made.argv),
+        "env": dict(made.environment),
+        "unset": list(made.unset),
+        "artifact": made.artifact,
+        "digest": made.digest,
+        "model": made.model,
+        "recipe": made.recipe.model_dump(mode="json"),
+        "device": made.device,
+        "tensor_parallel": made.tensor_parallel,
+        "drafts": made.drafts,
+        "warnings": list(made.warnings),
+    }

@@ -1,88 +1,53 @@
-"""The servers that run and those that ended, as a table and as JSON."""
+"""The servers that run and those that ended, for people."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import sys
 
-from oscar_zoo.app.server_record import ServerRecord
-from oscar_zoo.app.server_records import how, told
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.serving.params import LogsParams, PsParams, StopParams
+from oscar_zoo.serving.servers import EndedServer, LogsReport, PsReport, StopReport
 
 
-def server_facts(record: ServerRecord) -> dict[str, Any]:
-    """One server for `--json`."""
-    return {
-        "port": record.port,
-        "model_id": record.model,
-        "artifact": record.artifact,
-        "url": record.url,
-        "state": record.state,
-        "pid": record.process.pid,
-        "since": record.since,
-        "seconds": round(record.seconds),
-        "log": record.log,
-    }
+def print_servers(report: PsReport, params: PsParams, *, quiet: bool) -> None:
+    """The table, and a line about each server that ended by itself, with the next step."""
+    if report.servers:
+        table = terminal.table(
+            "PORT", "MODEL", "ARTIFACT", "STATE", "UP", "PID", "URL", right=(0, 4, 5)
+        )
+        for one in report.servers:
+            minutes, seconds = divmod(one.seconds, 60)
+            up = f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+            cells = (one.port, one.model_id, one.artifact, one.state, up, one.pid, one.url)
+            table.add_row(*map(terminal.clean, cells))
+        terminal.out().print(table)
+    else:
+        terminal.note("No server of yours runs here. Start one: oscar-zoo serve NAME --detach")
+    for ended in report.ended:
+        terminal.prose(f"{_told(ended)}. Its log: oscar-zoo logs {ended.port}")
 
 
-def ended_facts(record: ServerRecord) -> dict[str, Any]:
-    """One server that ended by itself, for `--json`."""
-    end = record.end
-    assert end is not None, "only of a server that ended"
-    return {
-        "port": record.port,
-        "model_id": record.model,
-        "artifact": record.artifact,
-        "since": record.since,
-        "ended": end.at,
-        "last_sign": end.last_sign,
-        "noticed": end.noticed,
-        "exit_status": end.exit_status,
-        "cause": end.cause,
-        "log": record.log,
-    }
-
-
-def print_ended(record: ServerRecord) -> None:
-    """A line for people about a server that ended by itself, with the next step."""
-    terminal.prose(f"{told(record)}. Its log: oscar-zoo logs {record.port}")
-
-
-def stopped_facts(stopped: ServerRecord | list[ServerRecord]) -> dict[str, Any]:
-    """What `stop` did, for `--json`: the server that it stopped, or those that had ended."""
-    if isinstance(stopped, list):
-        return {"stopped": None, "forgotten": [*map(ended_facts, stopped)]}
-    told = {"port": stopped.port, "model_id": stopped.model, "pid": stopped.process.pid}
-    return {"stopped": told, "forgotten": []}
-
-
-def print_stopped(stopped: ServerRecord | list[ServerRecord]) -> None:
-    """What `stop` did, for people, in a line for each server."""
-    if isinstance(stopped, ServerRecord):
-        terminal.out().print(terminal.clean(f"Stopped {stopped.model} on port {stopped.port}."))
-        return
-    for record in stopped:
+def print_stopped(report: StopReport, params: StopParams, *, quiet: bool) -> None:
+    """A line for each server."""
+    done = report.stopped
+    if done is not None:
+        terminal.out().print(terminal.clean(f"Stopped {done.model_id} on port {done.port}."))
+    for one in report.forgotten:
         terminal.prose(
-            f"{record.model} on port {record.port} had already ended ({how(record)})."
-            f" It is forgotten now. Its log: oscar-zoo logs {record.port}"
+            f"{one.model_id} on port {one.port} had already ended ({one.how})."
+            f" It is forgotten now. Its log: oscar-zoo logs {one.port}"
         )
 
 
-def print_servers(records: Sequence[ServerRecord]) -> None:
-    """The table for people."""
-    table = terminal.table(
-        "PORT", "MODEL", "ARTIFACT", "STATE", "UP", "PID", "URL", right=(0, 4, 5)
-    )
-    for record in records:
-        minutes, seconds = divmod(round(record.seconds), 60)
-        cells = (
-            record.port,
-            record.model,
-            record.artifact,
-            record.state,
-            f"{minutes // 60}:{minutes % 60:02}:{seconds:02}",
-            record.process.pid,
-            record.url,
-        )
-        table.add_row(*(terminal.clean(cell) for cell in cells))
-    terminal.out().print(table)
+def print_log(report: LogsReport, params: LogsParams, *, quiet: bool) -> None:
+    """The lines, as they come."""
+    if report.ended is not None:
+        terminal.note(f"note: {_told(report.ended)}.")
+    for line in report.lines:
+        sys.stdout.write(terminal.printable(line) + "\n")
+        if params.follow:
+            sys.stdout.flush()
+
+
+def _told(server: EndedServer) -> str:
+    return f"{server.model_id} on port {server.port} ended {server.how}"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from engines import ATTEMPTS, Engines, needs_sglang
 
-from oscar_zoo.engines.sglang.launch.ports import free_port
+from oscar_zoo.engines.sglang.launch.plan import free_port
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), needs_sglang]
 JOB = {"groups": [{"name": "one", "prompts": [[5, 6, 7]], "new": 2}]}

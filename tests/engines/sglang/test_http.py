@@ -22,7 +22,7 @@ from tiny_artifacts import payload, write_folder
 from oscar_zoo.engines.sglang.bounds import grammars, patterns
 from oscar_zoo.engines.sglang.front.routes import ADMINISTRATION, Routes, open_routes
 from oscar_zoo.engines.sglang.front.settings import FrontSettings
-from oscar_zoo.engines.sglang.launch.staging import write_front
+from oscar_zoo.engines.sglang.launch.starting import write_front
 
 pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(900)]
 

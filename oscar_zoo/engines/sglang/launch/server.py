@@ -24,17 +24,17 @@ from urllib.parse import urlsplit
 from oscar_zoo import children
 from oscar_zoo.children import Child
 from oscar_zoo.engines.sglang.launch import processes, watchdog
-from oscar_zoo.engines.sglang.launch.failure_cause import (
+from oscar_zoo.engines.sglang.launch.plan import LOOPBACK, LaunchPlan, client_url
+from oscar_zoo.engines.sglang.launch.processes import Signals, in_main_thread
+from oscar_zoo.engines.sglang.launch.server_log import (
     KILLED,
     UNKNOWN,
     Cause,
+    LogPump,
     cause_in,
     lost_port,
+    redacted_log,
 )
-from oscar_zoo.engines.sglang.launch.plan import LOOPBACK, LaunchPlan
-from oscar_zoo.engines.sglang.launch.ports import client_url
-from oscar_zoo.engines.sglang.launch.private_log import LogPump, redacted_log
-from oscar_zoo.engines.sglang.launch.signals import Signals, in_main_thread
 from oscar_zoo.errors import FlagRefused, PortInUse, ServerFailed
 
 PR_SET_PDEATHSIG = 1

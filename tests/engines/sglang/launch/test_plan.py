@@ -2,39 +2,40 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
-from oscar_zoo.engines.sglang.launch import denied_flags, plan
-from oscar_zoo.engines.sglang.launch.environment import ENDS_AT_ONCE
+from oscar_zoo.engines.sglang.launch import plan, starting, user_flags
+from oscar_zoo.engines.sglang.launch.plan import ENDS_AT_ONCE, rank_port
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.settings import ArtifactSource
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import PortInUse, UsageError
 
 RECIPE = ServingRecipe(
     group_size=64, clip=Clip(k=0.96, v=0.92), windows=Windows(sink=16, recent=32)
 )
 
 
-def options(tmp_path: Path, **changes: object) -> plan.ServeOptions:
-    values: dict[str, object] = {
-        "model": "some/model",
-        "rotations": ArtifactSource(folder=str(tmp_path / "rotations")),
-        "rotations_sha256": "sha256:" + "a" * 64,
-        "recipe": RECIPE,
-        "kernels": tmp_path,
-        "device": "cuda",
-    }
-    return plan.ServeOptions(**(values | changes))  # type: ignore[arg-type]
+def made(
+    tmp_path: Path, environ: Mapping[str, str] | None = None, **changes: Any
+) -> plan.LaunchPlan:
+    """What `serve` would run for a recipe."""
+    values: dict[str, Any] = {"model": "some/model", "recipe": RECIPE, "device": "cuda"}
+    rotations = ArtifactSource(folder=str(tmp_path / "rotations"))
+    staged = plan.Staged(rotations, "sha256:" + "a" * 64, tmp_path)
+    return plan.plan(plan.ServeOptions(**(values | changes)), staged, environ or {})
 
 
 def test_the_recipe_reaches_the_server_as_flags(tmp_path: Path) -> None:
-    made = plan.plan(options(tmp_path, port=31000), {})
-    assert made.argv[1:4] == ("-P", "-m", "sglang.launch_server")
+    run = made(tmp_path, port=31000)
+    assert run.argv[1:4] == ("-P", "-m", "sglang.launch_server")
     for flag in (
         "--kv-cache-dtype=int2",
         "--host=127.0.0.1",
@@ -46,15 +47,15 @@ def test_the_recipe_reaches_the_server_as_flags(tmp_path: Path) -> None:
         "--oscar-group-size=64",
         f"--oscar-rotation-path={tmp_path / 'rotations'}",
     ):
-        assert flag in made.argv
-    assert made.url == "http://127.0.0.1:31000"
+        assert flag in run.argv
+    assert run.url == "http://127.0.0.1:31000"
 
 
 def test_a_draft_model_is_loaded_from_safetensors_unless_the_user_says_otherwise(
     tmp_path: Path,
 ) -> None:
     def formats(*words: str) -> list[str]:
-        argv = plan.plan(options(tmp_path, flags=UserFlags([*words])), {}).argv
+        argv = made(tmp_path, flags=UserFlags([*words])).argv
         return [word for word in argv if word.startswith(plan.DRAFT_FORMAT)]
 
     safe, other = f"{plan.DRAFT_FORMAT}=safetensors", f"{plan.DRAFT_FORMAT}=auto"
@@ -67,16 +68,16 @@ def test_a_draft_model_is_loaded_from_safetensors_unless_the_user_says_otherwise
 def test_only_on_a_cpu_an_idle_server_sleeps(tmp_path: Path) -> None:
     """A GPU is worth the core that a polling scheduler takes."""
     idle = {
-        device: "--sleep-on-idle" in plan.plan(options(tmp_path, device=device), {}).argv
+        device: "--sleep-on-idle" in made(tmp_path, device=device).argv
         for device in ("cpu", "cuda")
     }
     assert idle == {"cpu": True, "cuda": False}
 
 
 def test_a_value_that_starts_with_a_dash_stays_a_value(tmp_path: Path) -> None:
-    made = plan.plan(options(tmp_path, model="--trust-remote-code"), {})
-    assert "--model-path=--trust-remote-code" in made.argv
-    assert "--trust-remote-code" not in made.argv
+    run = made(tmp_path, model="--trust-remote-code")
+    assert "--model-path=--trust-remote-code" in run.argv
+    assert "--trust-remote-code" not in run.argv
 
 
 def test_the_environment_is_an_allow_list(tmp_path: Path) -> None:
@@ -90,12 +91,10 @@ def test_the_environment_is_an_allow_list(tmp_path: Path) -> None:
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "canary",
         "SGLANG_EXTERNAL_MODEL_PACKAGE": "canary",
     }
-    env = plan.plan(options(tmp_path), secret | {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0"}).env
+    env = made(tmp_path, secret | {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "0"}).env
     assert "canary" not in env.values()
     assert env["PATH"] == "/bin" and env["CUDA_VISIBLE_DEVICES"] == "0"
-    asked = plan.plan(
-        options(tmp_path), {"OSCAR_KERNELS_CUDA_WRITE": "0", "OSCAR_KERNELS_ODD": "1"}
-    ).env
+    asked = made(tmp_path, {"OSCAR_KERNELS_CUDA_WRITE": "0", "OSCAR_KERNELS_ODD": "1"}).env
     assert asked["OSCAR_KERNELS_CUDA_WRITE"] == "0" and "OSCAR_KERNELS_ODD" not in asked
     assert env["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
     assert env["SGLANG_PLUGINS"] == "oscar"
@@ -106,37 +105,35 @@ def test_the_environment_is_an_allow_list(tmp_path: Path) -> None:
 def test_a_crash_ends_a_server_at_once_unless_the_user_wants_its_dumps(
     tmp_path: Path, name: str
 ) -> None:
-    assert plan.plan(options(tmp_path), {}).env[name] == "0"
-    assert plan.plan(options(tmp_path), {name: "1"}).env[name] == "1"
+    assert made(tmp_path).env[name] == "0"
+    assert made(tmp_path, {name: "1"}).env[name] == "1"
 
 
 def test_a_cpu_gets_the_shims_and_defaults_a_user_can_override(tmp_path: Path) -> None:
-    made = plan.plan(
-        options(tmp_path, device="cpu", flags=UserFlags(["--max-total-tokens=99"])), {}
-    )
-    assert made.env["TRITON_INTERPRET"] == made.env["TORCHDYNAMO_DISABLE"] == "1"
-    assert (Path(made.env["PYTHONPATH"]) / "sitecustomize.py").is_file()
-    assert "--device=cpu" in made.argv and "--dtype=float32" in made.argv
-    assert [a for a in made.argv if a.startswith("--max-total-tokens")][
+    run = made(tmp_path, device="cpu", flags=UserFlags(["--max-total-tokens=99"]))
+    assert run.env["TRITON_INTERPRET"] == run.env["TORCHDYNAMO_DISABLE"] == "1"
+    assert (Path(run.env["PYTHONPATH"]) / "sitecustomize.py").is_file()
+    assert "--device=cpu" in run.argv and "--dtype=float32" in run.argv
+    assert [a for a in run.argv if a.startswith("--max-total-tokens")][
         -1
     ] == "--max-total-tokens=99"
-    gpu = plan.plan(options(tmp_path, device="cuda"), {})
+    gpu = made(tmp_path, device="cuda")
     assert not {"TRITON_INTERPRET", "TORCHDYNAMO_DISABLE"} & gpu.env.keys()
     assert "--device=cpu" not in gpu.argv
 
 
 def test_a_gpu_decodes_under_cuda_graphs_and_a_cpu_has_none(tmp_path: Path) -> None:
-    gpu = plan.plan(options(tmp_path, device="cuda", gpu=3), {}).argv
+    gpu = made(tmp_path, device="cuda", gpu=3).argv
     assert [a for a in gpu if "graph" in a] == ["--cuda-graph-backend-prefill=disabled"]
     assert "--base-gpu-id=3" in gpu
-    cpu = plan.plan(options(tmp_path, device="cpu"), {}).argv
+    cpu = made(tmp_path, device="cpu").argv
     assert {"--cuda-graph-backend-decode=disabled", "--cuda-graph-backend-prefill=disabled"} <= set(
         cpu
     )
     assert not any(a.startswith("--base-gpu-id") for a in cpu)
 
 
-@pytest.mark.parametrize("denied", sorted(denied_flags.DENIED_FLAGS))
+@pytest.mark.parametrize("denied", sorted(user_flags.DENIED_FLAGS))
 def test_denied_flags_are_refused_in_every_spelling(denied: str) -> None:
     spellings = [
         denied,
@@ -146,18 +143,18 @@ def test_denied_flags_are_refused_in_every_spelling(denied: str) -> None:
     ]
     for spelling in spellings:
         with pytest.raises(UsageError) as caught:
-            denied_flags.check_extra_flags(["--tp=2", spelling])
+            user_flags.check_extra_flags(["--tp=2", spelling])
         assert "not allowed" in caught.value.message
 
 
 @given(st.lists(st.text(max_size=30), max_size=5))
 def test_no_extra_argument_can_name_a_denied_flag(extra: list[str]) -> None:
     try:
-        denied_flags.check_extra_flags(extra)
+        user_flags.check_extra_flags(extra)
     except UsageError:
         return
     for token in extra:
-        assert token.split("=", 1)[0] not in denied_flags.DENIED_FLAGS
+        assert token.split("=", 1)[0] not in user_flags.DENIED_FLAGS
         assert not (token.startswith("-") and any(ord(c) < 32 for c in token))
 
 
@@ -165,4 +162,79 @@ def test_no_extra_argument_can_name_a_denied_flag(extra: list[str]) -> None:
     "flag", ["--tp=2", "--context-length=65536", "--chunked-prefill-size", "512", "-1"]
 )
 def test_ordinary_flags_pass(flag: str) -> None:
-    denied_flags.check_extra_flags([flag])
+    user_flags.check_extra_flags([flag])
+
+
+@pytest.mark.parametrize(
+    ("words", "tensor_parallel"),
+    [(["--tp=2"], 1), (["--tensor-parallel-size", "2"], 1), ([], 2), (["--pp=2"], 1)],
+)
+def test_several_ranks_get_a_port(words: list[str], tensor_parallel: int) -> None:
+    (word,) = rank_port(UserFlags(words), tensor_parallel)
+    name, _, port = word.partition("=")
+    assert name == "--nccl-port" and int(port) in plan.NEVER_GIVEN
+    with socket.socket() as listens:
+        listens.bind(("127.0.0.1", int(port)))
+
+
+@pytest.mark.parametrize(
+    ("words", "tensor_parallel"),
+    [
+        ([], 1),
+        (["--tp=1"], 2),
+        (["--tp=2", "--nccl-port=25000"], 1),
+        (["--tp=2", "--nccl_port", "25000"], 1),
+        (["--tp=2", "--dp=2"], 1),
+        (["--tp=2", "--dp=2", "--enable-dp-attention"], 1),
+    ],
+)
+def test_sglang_and_the_user_choose_the_others(words: list[str], tensor_parallel: int) -> None:
+    assert rank_port(UserFlags(words), tensor_parallel) == []
+
+
+def test_it_is_not_the_port_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "NEVER_GIVEN", range(24_000, 24_100))
+    taken = {int(rank_port(UserFlags(["--tp=2"]), listens=24_007)[0][12:]) for _ in range(500)}
+    assert 24_007 not in taken and len(taken) > 50
+
+
+def test_a_stock_server_gets_one(tmp_path: Path) -> None:
+    server = starting.StockServer(
+        cache="bf16", model="some/model", revision=None, device="cuda", log=tmp_path / "log",
+        timeout=1.0, flags=UserFlags(["--tp=2"]),
+    )  # fmt: skip
+    argv = starting._stock_plan(server, 31_000).argv
+    assert len([word for word in argv if word.startswith("--nccl-port=")]) == 1
+
+
+def test_a_taken_port_is_refused_with_a_free_one() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse) as caught:
+            plan.check_port_free("127.0.0.1", port)
+        other = plan.next_free_port("127.0.0.1", port)
+        later = plan.next_free_port("127.0.0.1", port, avoid={other or 0})
+    assert str(port) in caught.value.message and f"--port {other}" in str(caught.value.hint)
+    assert other is not None and later is not None and later > other > port
+    plan.check_port_free("127.0.0.1", other)
+
+
+def test_no_connection_takes_a_free_port() -> None:
+    """Between the answer and the server that listens there."""
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    if first < plan.NEVER_GIVEN.stop:
+        pytest.skip(f"this machine gives ports from {first} on to connections")
+    assert all(plan.free_port() < first for _ in range(20))
+
+
+def test_a_free_port_where_all_of_these_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(plan, "NEVER_GIVEN", [port] * 100)
+        other = plan.free_port()
+    assert other != port
+    plan.check_port_free("127.0.0.1", other)

@@ -14,9 +14,8 @@ import pytest
 from alive import alive
 
 from oscar_zoo import children
-from oscar_zoo.engines.sglang.launch import ports, processes, server
-from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
-from oscar_zoo.engines.sglang.launch.ports import free_port
+from oscar_zoo.engines.sglang.launch import processes, server
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, check_port_free, free_port
 from oscar_zoo.errors import ServerFailed, UsageError
 
 SERVER = """
@@ -32,7 +31,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
 
-def plan(code: str, *arguments: str, port: int = 1) -> LaunchPlan:
+def child_of(code: str, *arguments: str, port: int = 1) -> LaunchPlan:
     argv = (sys.executable, "-P", "-c", textwrap.dedent(code), *arguments)
     return LaunchPlan(argv, {"PATH": os.environ["PATH"]}, f"http://127.0.0.1:{port}")
 
@@ -40,21 +39,21 @@ def plan(code: str, *arguments: str, port: int = 1) -> LaunchPlan:
 def test_a_healthy_server_is_gone_afterwards_with_its_children(tmp_path: Path) -> None:
     port, pid_file = free_port(), tmp_path / "pid"
     with server.running(
-        plan(SERVER, str(port), str(pid_file), port=port), tmp_path / "log"
+        child_of(SERVER, str(port), str(pid_file), port=port), tmp_path / "log"
     ) as child:
         child.wait_until_healthy(300, lambda seconds: None)
         grandchild = int(pid_file.read_text())
         assert alive(grandchild)
     assert not alive(grandchild)
     assert child.returncode is not None
-    ports.check_port_free("127.0.0.1", port)
+    check_port_free("127.0.0.1", port)
 
 
 def test_an_exception_in_the_block_still_ends_the_server(tmp_path: Path) -> None:
     port = free_port()
     with pytest.raises(RuntimeError, match="stop here"):
         with server.running(
-            plan(SERVER, str(port), str(tmp_path / "pid"), port=port), tmp_path / "log"
+            child_of(SERVER, str(port), str(tmp_path / "pid"), port=port), tmp_path / "log"
         ) as child:
             child.wait_until_healthy(300, lambda seconds: None)
             raise RuntimeError("stop here")
@@ -69,9 +68,27 @@ def test_a_child_that_ignores_sigterm_is_killed(
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up',"
         " flush=True); time.sleep(600)"
     )
-    with server.running(plan(stubborn), tmp_path / "log") as child:
+    with server.running(child_of(stubborn), tmp_path / "log") as child:
         begun(child)
     assert child.returncode == -signal.SIGKILL
+
+
+RUN = """
+import os, signal, time
+from pathlib import Path
+from oscar_zoo.engines.sglang.launch import server
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
+plan, log = LaunchPlan({argv!r}, {{}}, "http://127.0.0.1:{port}"), Path({log!r})
+"""
+
+
+SLEEPS = (sys.executable, "-P", "-c", "import time; time.sleep(600)")
+
+
+def parent_of(argv: tuple[str, ...], log: Path, body: str, port: int = 1) -> list[str]:
+    """A program of its own that does `body` with the plan and the log of a child."""
+    head = RUN.format(argv=argv, port=port, log=str(log))
+    return [sys.executable, "-P", "-c", head + body]
 
 
 WITH_WORKER = """
@@ -101,7 +118,7 @@ def test_a_child_that_lingers_without_its_workers_is_not_waited_for(
     monkeypatch.setattr(server, "GRACE_SECONDS", 600)
     worker = "import time; print(flush=True); time.sleep(600)"
     with server.running(
-        plan(WITH_WORKER.format(then="time.sleep(600)"), worker), tmp_path / "log"
+        child_of(WITH_WORKER.format(then="time.sleep(600)"), worker), tmp_path / "log"
     ) as child:
         begun(child)
     assert child.returncode == -signal.SIGKILL
@@ -117,7 +134,7 @@ def test_stop_returns_when_killed_workers_are_gone(
         " held = bytearray(b'x' * (50 << 20)); print(flush=True); time.sleep(600)"
     )
     with server.running(
-        plan(WITH_WORKER.format(then="sys.exit(0)"), worker), tmp_path / "log"
+        child_of(WITH_WORKER.format(then="sys.exit(0)"), worker), tmp_path / "log"
     ) as child:
         begun(child)
         assert len(processes.in_group(child.group)) == 2
@@ -143,87 +160,10 @@ while True: signal.pause()
 """
     released = tmp_path / "released"
     with server.running(
-        plan(WITH_WORKER.format(then="sys.exit(0)"), worker % str(released)), tmp_path / "log"
+        child_of(WITH_WORKER.format(then="sys.exit(0)"), worker % str(released)), tmp_path / "log"
     ) as child:
         begun(child)
     assert released.exists()
-
-
-def test_a_child_that_dies_is_explained_by_its_last_error(tmp_path: Path) -> None:
-    dying = "print('loading'); raise ValueError('the int2 KV cache does not support --x')"
-    with pytest.raises(ServerFailed) as caught:
-        with server.running(plan(dying), tmp_path / "log") as child:
-            child.wait_until_healthy(300, lambda seconds: None)
-    assert "ValueError: the int2 KV cache does not support --x" in caught.value.message
-    assert str(tmp_path / "log") in str(caught.value.hint)
-
-
-@pytest.mark.parametrize(
-    ("dying", "status", "cause"),
-    [
-        (
-            "sys.exit('launch: error: unrecognized arguments: --frob.')",
-            "",
-            "arguments: --frob",
-        ),
-        (
-            "raise oscar_zoo.errors.UsageError('--frob does not work.')",
-            "",
-            ": --frob does not work",
-        ),
-        (
-            "print('server_args=', flush=True); os.kill(os.getpid(), 9)",
-            "",
-            "it was killed (SIGKILL)",
-        ),
-        (
-            "print('server_args=', flush=True); sys.exit(7)",
-            " (status 7)",
-            "no error in its log",
-        ),
-        (
-            "os.execl(sys.executable, sys.executable, '-P', '-m', 'no_engine.launch_server')",
-            "",
-            "No module named 'no_engine')",
-        ),
-        (
-            "print('[now] Subprocess detokenizer (pid=7) crashed with exit code -9. Triggering.')",
-            "",
-            "its process detokenizer was killed",
-        ),
-        (
-            "print('Subprocess scheduler_0 (pid=7) crashed with exit code -11. Triggering.')",
-            "",
-            "its process scheduler_0 was ended by signal 11",
-        ),
-        (
-            "print('Subprocess scheduler_0 (pid=7) crashed with exit code 3. Triggering.')",
-            "",
-            "its process scheduler_0 ended with status 3",
-        ),
-    ],
-)
-def test_how_a_child_ended_in_words(tmp_path: Path, dying: str, status: str, cause: str) -> None:
-    program = f"import os, sys, oscar_zoo.errors; print('loading', flush=True); {dying}"
-    with pytest.raises(ServerFailed) as caught:
-        with server.running(plan(program), tmp_path / "log") as child:
-            child.wait_until_healthy(300, lambda seconds: None)
-    assert caught.value.message.startswith(f"the server ended while starting{status}: ")
-    assert caught.value.message.endswith(f"{cause}.")
-
-
-@pytest.mark.parametrize("flags", ["'--frob=1'", "'--tp-size', 'two'"])
-def test_flags_that_its_parser_refuses_are_a_usage_error(tmp_path: Path, flags: str) -> None:
-    parsing = (
-        "import argparse; p = argparse.ArgumentParser('launch_server.py');"
-        f" p.add_argument('--tp-size', type=int); p.parse_args([{flags}])"
-    )
-    with pytest.raises(
-        UsageError, match=r"does not take the flags behind --: .*(frob|two)"
-    ) as told:
-        with server.running(plan(parsing), tmp_path / "log") as child:
-            child.wait_until_healthy(300, lambda seconds: None)
-    assert str(tmp_path / "log") in str(told.value.hint)
 
 
 REFUSING = """
@@ -233,85 +173,70 @@ from oscar_zoo.engines.sglang import worker_errors
 worker_errors.install()
 refusal = GeometryMismatch("the artifact is for 8 layers.", hint="see: oscar-zoo list")
 """
+AFTER_IT = """
+try: raise refusal
+except Exception: print('Scheduler hit an exception: ' + traceback.format_exc())
+print('ValueError: what another worker says next')
+raise RuntimeError('Rank 0 scheduler died during initialization')
+"""
+SAID = "print('[now] Subprocess {} (pid=7) crashed with exit code {}. Triggering.')"
+PARSER = (
+    "import argparse; p = argparse.ArgumentParser('launch_server.py');"
+    " p.add_argument('--tp-size', type=int); p.parse_args(['{}'])"
+)
 
 
 @pytest.mark.parametrize(
-    ("dying", "hints"),
+    ("dying", "cause"),
     [
-        ("raise refusal", ("log: ",)),
+        ("raise ValueError('no support of --x')", ": ValueError: no support of --x."),
+        ("sys.exit('launch: error: unrecognized arguments: --frob.')", "arguments: --frob."),
+        ("raise oscar_zoo.errors.UsageError('--frob is wrong.')", ": --frob is wrong."),
+        ("os.kill(os.getpid(), 9)", ": it was killed (SIGKILL)."),
+        ("sys.exit(7)", " (status 7): no error in its log."),
         (
-            (
-                "try: raise refusal\n"
-                "except Exception: print('Scheduler hit an exception: ' + traceback.format_exc())\n"
-                "print('ValueError: what another worker says next')\n"
-                "raise RuntimeError('Rank 0 scheduler died during initialization')"
-            ),
-            ("see: oscar-zoo list; log: ",),
+            "os.execl(sys.executable, sys.executable, '-P', '-m', 'no_engine.launch_server')",
+            "No module named 'no_engine').",
         ),
+        (SAID.format("detokenizer", -9), "its process detokenizer was killed."),
+        (SAID.format("scheduler_0", -11), "its process scheduler_0 was ended by signal 11."),
+        (SAID.format("scheduler_0", 3), "its process scheduler_0 ended with status 3."),
+        (PARSER.format("--frob=1"), "unrecognized arguments: --frob=1."),
+        (PARSER.format("--tp-size=two"), "invalid int value: 'two'."),
+        (REFUSING + "raise refusal", "the artifact is for 8 layers. See: oscar-zoo list."),
+        (REFUSING + AFTER_IT, ": the artifact is for 8 layers."),
+        ("print('torch.OutOfMemoryError: 9 GiB'); raise EOFError('no answer')", "Error: 9 GiB."),
+        ("print('AssertionError', flush=True); raise EOFError", ": AssertionError."),
     ],
 )
-def test_a_refusal_in_the_child_is_the_cause_whatever_follows(
-    tmp_path: Path, dying: str, hints: tuple[str, ...]
-) -> None:
+def test_why_a_child_ended(tmp_path: Path, dying: str, cause: str) -> None:
+    """A refusal counts before anything that follows from it; an error before what follows."""
+    program = f"import os, sys, oscar_zoo.errors; print('server_args=', flush=True); {dying}"
+    if "\n" in dying:
+        program = dying
     with pytest.raises(ServerFailed) as caught:
-        with server.running(plan(REFUSING + dying), tmp_path / "log") as child:
+        with server.running(child_of(program), tmp_path / "log") as child:
             child.wait_until_healthy(300, lambda seconds: None)
-    assert ": the artifact is for 8 layers." in caught.value.message
-    assert (
-        all(hint in str(caught.value.hint) for hint in hints) and "\n" not in caught.value.message
-    )
+    assert caught.value.message.endswith(cause) and "\n" not in caught.value.message
+    assert str(tmp_path / "log") in str(caught.value.hint)
+    assert isinstance(caught.value, UsageError) == (dying.startswith("import argparse"))
+    assert ("see: oscar-zoo list; log: " in str(caught.value.hint)) == ("Scheduler" in dying)
 
 
 @pytest.mark.parametrize(("debug", "lines"), [("0", 1), ("1", 4)])
 def test_a_refusal_that_nobody_catches_is_one_line(tmp_path: Path, debug: str, lines: int) -> None:
     env = {"PATH": os.environ["PATH"], "OSCAR_ZOO_DEBUG": debug}
-    command = [sys.executable, "-P", "-c", REFUSING + "raise refusal"]
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == lines
-    if debug == "0":
-        assert done.stderr == "error: the artifact is for 8 layers. See: oscar-zoo list\n"
-    other = subprocess.run(
-        [*command[:3], REFUSING + "1 / 0"], env=env, capture_output=True, text=True
-    )
-    assert "Traceback" in other.stderr and "ZeroDivisionError" in other.stderr
-
-
-def test_what_follows_from_a_failure_is_not_its_cause(tmp_path: Path) -> None:
-    dying = "print('torch.OutOfMemoryError: tried to allocate 9 GiB'); raise EOFError('no answer')"
-    with pytest.raises(ServerFailed, match="OutOfMemoryError: tried to allocate 9 GiB"):
-        with server.running(plan(dying), tmp_path / "log") as child:
-            child.wait_until_healthy(300, lambda seconds: None)
-
-
-ASSERTING = """
-import traceback
-def check(x, y):
-    assert x == y
-try:
-    check(1, 2)
-except Exception:
-    print("Scheduler hit an exception: " + traceback.format_exc(), flush=True)
-print("SIGQUIT received. It usually means one child failed.", flush=True)
-raise EOFError
-"""
-
-
-def test_an_error_without_words_is_told_by_its_place(tmp_path: Path) -> None:
-    program = tmp_path / "lib" / "site-packages" / "sglang" / "layers.py"
-    program.parent.mkdir(parents=True)
-    program.write_text(ASSERTING)
-    child = LaunchPlan((sys.executable, "-P", str(program)), {}, "http://127.0.0.1:1")
-    with pytest.raises(ServerFailed) as caught:
-        with server.running(child, tmp_path / "log") as running:
-            running.wait_until_healthy(300, lambda seconds: None)
-    cause = "AssertionError at sglang/layers.py:4 in check: assert x == y"
-    assert caught.value.message == f"the server ended while starting: {cause}."
+    for dying, said in (("raise refusal", "the artifact is for 8 layers."), ("1 / 0", "Traceback")):
+        command = [sys.executable, "-P", "-c", REFUSING + dying]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.returncode == 1 and said in done.stderr
+        assert said == "Traceback" or len(done.stderr.splitlines()) == lines
 
 
 def test_a_child_that_never_answers_runs_out_of_time(tmp_path: Path) -> None:
     with pytest.raises(ServerFailed, match="not ready after"):
         with server.running(
-            plan("import time; time.sleep(600)", port=free_port()), tmp_path / "log"
+            child_of("import time; time.sleep(600)", port=free_port()), tmp_path / "log"
         ) as child:
             child.wait_until_healthy(0.2, lambda seconds: None)
     assert child.returncode is not None
@@ -330,14 +255,10 @@ def test_a_program_that_does_not_exist_is_one_error(tmp_path: Path) -> None:
 def test_signals_to_us_end_the_child(tmp_path: Path, number: signal.Signals, status: str) -> None:
     """A real parent in a process of its own gets the signal; the child and its child are gone
     afterwards."""
-    port, pid_file = free_port(), tmp_path / "pid"
-    parent = f"""
-from pathlib import Path
-from oscar_zoo.engines.sglang.launch import server
-from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
-plan = LaunchPlan({plan(SERVER, str(port), str(pid_file)).argv!r}, {{}}, "http://127.0.0.1:{port}")
+    port, pid_file, log = free_port(), tmp_path / "pid", tmp_path / "log"
+    body = """
 try:
-    with server.running(plan, Path({str(tmp_path / "log")!r})) as child:
+    with server.running(plan, log) as child:
         child.wait_until_healthy(300, lambda seconds: None)
         print("ready", flush=True)
         child.wait()
@@ -346,15 +267,14 @@ except SystemExit as stop:
 except KeyboardInterrupt:
     print("interrupt")
 """
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", parent], stdout=subprocess.PIPE, text=True
-    )
+    parent = parent_of(child_of(SERVER, str(port), str(pid_file)).argv, log, body, port)
+    process = subprocess.Popen(parent, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(number)
     assert process.stdout.read().strip() == status
     process.wait(timeout=300)
     assert not alive(int(pid_file.read_text()))
-    ports.check_port_free("127.0.0.1", port)
+    check_port_free("127.0.0.1", port)
 
 
 def test_sigterm_lets_the_child_finish_what_its_workers_do(tmp_path: Path) -> None:
@@ -369,12 +289,7 @@ def test_sigterm_lets_the_child_finish_what_its_workers_do(tmp_path: Path) -> No
         "print('up', flush=True)\n"
         "while True: signal.pause()\n"
     )
-    parent = f"""
-import time
-from pathlib import Path
-from oscar_zoo.engines.sglang.launch import server
-from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
-plan, log = LaunchPlan(({sys.executable!r}, "-P", "-c", {draining!r}), {{}}, ""), Path({str(tmp_path / "log")!r})
+    body = """
 with server.running(plan, log) as child:
     while "up" not in log.read_text():
         time.sleep(0.01)
@@ -384,10 +299,9 @@ with server.running(plan, log) as child:
         return begun(*limit)
     child._process.wait = wait
     child.wait()
-"""  # noqa: E501
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", parent], stdout=subprocess.PIPE, text=True
-    )
+"""
+    parent = parent_of((sys.executable, "-P", "-c", draining), tmp_path / "log", body)
+    process = subprocess.Popen(parent, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=300)
@@ -397,11 +311,7 @@ with server.running(plan, log) as child:
 
 def test_a_signal_while_the_child_is_being_started_still_ends_it(tmp_path: Path) -> None:
     """The worst moment: the child runs, and nobody holds it yet."""
-    parent = f"""
-import os, signal
-from pathlib import Path
-from oscar_zoo.engines.sglang.launch import server
-from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
+    body = """
 start = server._start
 def interrupted_start(plan, stream):
     process = start(plan, stream)
@@ -409,11 +319,11 @@ def interrupted_start(plan, stream):
     print(process.pid, flush=True)
     return process
 server._start = interrupted_start
-plan = LaunchPlan(({sys.executable!r}, "-P", "-c", "import time; time.sleep(600)"), {{}}, "http://127.0.0.1:1")
-with server.running(plan, Path({str(tmp_path / "log")!r})):
+with server.running(plan, log):
     print("not reached")
 """
-    done = subprocess.run([sys.executable, "-P", "-c", parent], capture_output=True, text=True)
+    parent = parent_of(SLEEPS, tmp_path / "log", body)
+    done = subprocess.run(parent, capture_output=True, text=True)
     assert "KeyboardInterrupt" in done.stderr and "not reached" not in done.stdout
     assert not alive(int(done.stdout))
 
@@ -421,26 +331,23 @@ with server.running(plan, Path({str(tmp_path / "log")!r})):
 def test_a_second_signal_does_not_stop_the_end_of_the_child(tmp_path: Path) -> None:
     """Ctrl-C goes to a program and to the server that it started, and the program sends SIGTERM at
     once. It comes while the first signal unwinds, when nothing holds the child any more."""
-    parent = f"""
-import os, signal, time
-from pathlib import Path
-from oscar_zoo.engines.sglang.launch import server
-from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
+    code = (
+        "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c',"
+        " 'import time; time.sleep(600)']); print(child.pid, flush=True); time.sleep(600)"
+    )
+    body = """
 ignore = server.Signals.ignore
 def late(self):
     os.kill(os.getpid(), signal.SIGTERM)
     ignore(self)
 server.Signals.ignore = late
-code = "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c',"
-code += " 'import time; time.sleep(600)']); print(child.pid, flush=True); time.sleep(600)"
-plan = LaunchPlan(({sys.executable!r}, "-P", "-c", code), {{}}, "http://127.0.0.1:1")
-log = Path({str(tmp_path / "log")!r})
 with server.running(plan, log):
     while not log.read_text().strip():
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGINT)
 """
-    done = subprocess.run([sys.executable, "-P", "-c", parent], capture_output=True, text=True)
+    parent = parent_of((sys.executable, "-P", "-c", code), tmp_path / "log", body)
+    done = subprocess.run(parent, capture_output=True, text=True)
     assert "KeyboardInterrupt" in done.stderr
     assert not alive(int((tmp_path / "log").read_text().split()[0]))
 
@@ -455,18 +362,13 @@ def test_sigkill_to_us_ends_the_child_and_what_it_started(tmp_path: Path) -> Non
         " flush=True)\ntime.sleep(600)\n"
     )
     log = tmp_path / "log"
-    parent = f"""
-from pathlib import Path
-from oscar_zoo.engines.sglang.launch import server
-from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
-plan = LaunchPlan(({sys.executable!r}, "-P", "-c", {stubborn!r}), {{}}, "http://127.0.0.1:1")
-with server.running(plan, Path({str(log)!r})) as child:
+    body = """
+with server.running(plan, log) as child:
     print(child.group, flush=True)
     child.wait()
 """
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", parent], stdout=subprocess.PIPE, text=True
-    )
+    parent = parent_of((sys.executable, "-P", "-c", stubborn), log, body)
+    process = subprocess.Popen(parent, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     group = int(process.stdout.readline())
     while not log.read_text().strip():

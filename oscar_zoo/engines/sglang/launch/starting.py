@@ -1,0 +1,374 @@
+"""The one way to start a server of our own: stage the rotations, plan the command, start it, watch
+it, and ask what it is.
+
+`serve`, `bench load` and `eval` all start their servers here. A server loads a private copy that is
+written from verified arrays, never a downloaded file. The plugin compares the digest of the copy
+with the bytes that it read, and it is checked again when the server is ready, so the verified bytes
+are the served ones. A server is gone when the block ends, whatever happens inside. Nothing here
+prints; the caller hears of the start through `StartNews`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from oscar_zoo import paths
+from oscar_zoo.artifact.durable import (
+    check_private,
+    make_folders,
+    refuse_links,
+    storage_errors,
+    write_new,
+)
+from oscar_zoo.artifact.files import artifact_digest, file_digest, read_file
+from oscar_zoo.artifact.outcome import Verified
+from oscar_zoo.artifact.writer import rotation_bytes
+from oscar_zoo.engines.server_client import INT2, ServerClient
+from oscar_zoo.engines.sglang.flags import device_flags
+from oscar_zoo.engines.sglang.front.middleware import PATH as FRONT
+from oscar_zoo.engines.sglang.front.settings import FrontSettings
+from oscar_zoo.engines.sglang.launch import flag_refusals, plan, server
+from oscar_zoo.engines.sglang.launch.plan import (
+    ServeOptions,
+    Staged,
+    child_environment,
+    rank_port,
+    set_variables,
+)
+from oscar_zoo.engines.sglang.launch.server_log import PhaseReader
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.settings import ArtifactSource
+from oscar_zoo.errors import DigestMismatchError, ServerFailed, VerificationFailed
+from oscar_zoo.models.chat_template import check_template_of
+
+PREFIX = "oscar-zoo-serve-"
+FILES = {"k": "k_rotation.pt", "v": "v_rotation.pt"}
+StockCache = Literal["bf16", "fp8"]
+BACKENDS = {"cuda": "flashinfer", "cpu": "torch_native"}
+"""Attention backend of a stock server, by device."""
+NO_PLUGIN = "none"
+"""Value of SGLANG_PLUGINS that names no plugin."""
+CACHE_TYPES: dict[StockCache, str] = {"bf16": "auto", "fp8": "fp8_e4m3"}
+"""Values of `--kv-cache-dtype`; `auto` is the type of the weights."""
+PLAIN_BYTES = 2
+"""Bytes of one number in a BF16 cache."""
+
+
+class StartNews(Protocol):
+    """Hears what happens while a server starts."""
+
+    def starting(self, log: Path) -> None:
+        """The server is about to start and writes to `log`."""
+
+    def phase(self, name: str, seconds: float) -> None:
+        """About twice a second: what the server is doing, and the seconds since its start."""
+
+    def warn(self, text: str) -> None:
+        """A warning about the flags or the environment, as one sentence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WantedServer(ServeOptions):
+    """A server to start.
+
+    Attributes:
+        verified: the artifact; it must hold K and V.
+        log: file for everything that the server prints.
+        timeout: seconds that its start may take, and that one answer to `client` may take.
+        api_key: key that requests must carry, or `None`.
+        origins: origins of pages that may ask and read.
+        engine_api: see `FrontSettings`.
+        environment: variables for the server beside those of this process.
+    """
+
+    verified: Verified
+    log: Path
+    timeout: float
+    port: int = 0
+    api_key: str | None = field(default=None, repr=False)
+    origins: tuple[str, ...] = ()
+    engine_api: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True)
+class StockServer:
+    """Stock SGLang without our plugin, on loopback: what an INT2 server is compared with. Fields as
+    those of `WantedServer`; `cache` is the type of its cache."""
+
+    cache: StockCache
+    model: str
+    revision: str | None
+    device: str
+    log: Path
+    timeout: float
+    gpu: int = 0
+    flags: UserFlags = field(default_factory=UserFlags)
+
+
+@dataclass(frozen=True)
+class StartedServer:
+    """A server that is ready.
+
+    Attributes:
+        child: the process.
+        url: where a client on this machine reaches it, without `/v1`.
+        client: a client that carries the administration key of the server.
+        administration_key: this key; `None` where the server is not one of ours.
+    """
+
+    child: server.Server
+    url: str
+    client: ServerClient
+    administration_key: str | None = field(default=None, repr=False)
+
+
+@contextlib.contextmanager
+def own_server(wanted: WantedServer, news: StartNews) -> Iterator[StartedServer]:
+    """Start `wanted` and wait until it is healthy."""
+    if Path(wanted.model).is_dir() and wanted.flags.text("--load-format") != "dummy":
+        from oscar_zoo.models.loading import check_weights  # imports transformers
+
+        check_weights(Path(wanted.model))
+    check_template_of(wanted.model, wanted.revision)
+    with private_folder() as private:
+        folder = private / "rotations"
+        digest = stage_rotations(wanted.verified, folder)
+        front = FrontSettings.make(
+            wanted.host, wanted.origins, wanted.api_key, engine_api=wanted.engine_api
+        )
+        settings, engine = write_front(private, front)
+        staged = Staged(
+            ArtifactSource(folder=str(folder)),
+            digest,
+            kernels_folder(),
+            copy_of=wanted.verified.digest,
+            config_file=engine,
+            front=str(settings),
+        )
+        port = wanted.port or plan.free_port()
+        ranks = rank_port(wanted.flags, wanted.tensor_parallel, listens=port)
+        options = replace(wanted, port=port, flags=wanted.flags.after(*ranks))
+        planned = plan.plan(options, staged, {**os.environ, **wanted.environment})
+        warnings = flag_refusals.check_environment(planned.env)
+        for warning in (*flag_refusals.replaced_backends(wanted.flags), *warnings):
+            news.warn(warning)
+        planned = replace(planned, secrets=front.secrets)
+        with _healthy(planned, wanted.log, wanted.timeout, news) as (child, url):
+            check_unchanged(folder, digest)
+            key = front.administration_key
+            client = ServerClient(url, timeout=wanted.timeout, key=key)
+            if client.get(FRONT).get("front") != front.id:
+                raise ServerFailed(
+                    "the server runs without its front, so every route of SGLang would be open.",
+                    hint="report this with its log",
+                )
+            yield StartedServer(child, url, client, key)
+
+
+@contextlib.contextmanager
+def stock_server(wanted: StockServer, news: StartNews) -> Iterator[StartedServer]:
+    """Start `wanted` and wait until it is healthy."""
+    planned = _stock_plan(wanted, plan.free_port())
+    with _healthy(planned, wanted.log, wanted.timeout, news) as (child, url):
+        yield StartedServer(child, url, ServerClient(url, timeout=wanted.timeout))
+
+
+def _stock_plan(wanted: StockServer, port: int) -> plan.LaunchPlan:
+    flags = {
+        "--model-path": wanted.model,
+        "--host": plan.LOOPBACK,
+        "--port": str(port),
+        "--attention-backend": BACKENDS[wanted.device],
+        "--kv-cache-dtype": CACHE_TYPES[wanted.cache],
+        **device_flags(wanted.device),
+    }
+    argv = plan.server_words(wanted.device, wanted.gpu, wanted.revision, flags)
+    argv += [*rank_port(wanted.flags, listens=port), *wanted.flags.words]
+    kernels = kernels_folder()
+    env = child_environment(os.environ, device=wanted.device, kernels=kernels)
+    sets = set_variables(device=wanted.device, kernels=kernels) | {"SGLANG_PLUGINS": NO_PLUGIN}
+    return plan.LaunchPlan(tuple(argv), env | sets, plan.url(plan.LOOPBACK, port), sets)
+
+
+@contextlib.contextmanager
+def _healthy(
+    planned: plan.LaunchPlan, log: Path, timeout: float, news: StartNews
+) -> Iterator[tuple[server.Server, str]]:
+    """The child of a plan once it is healthy, and where a client on this machine reaches it."""
+    news.starting(log)
+    phases = PhaseReader(log)
+    with server.running(planned, log) as child:
+        child.wait_until_healthy(timeout, lambda seconds: news.phase(phases.current(), seconds))
+        yield child, plan.client_url(planned.url)
+
+
+def log_file(name: str) -> Path:
+    """The log called `name`, in a folder that only this user may enter."""
+    folder = paths.state_dir() / "logs"
+    make_folders(folder, mode=0o700)
+    return folder / f"{name}.log"
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A new 0700 folder in the temporary directory; gone afterwards.
+
+    Its name holds the process id and the pid namespace, so that the next start removes what a
+    killed process left, a key file maybe, and keeps the folders of other containers.
+    """
+    _sweep(Path(tempfile.gettempdir()))
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_namespace()}-{os.getpid()}-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def kernels_folder() -> Path:
+    """The folder of compiled kernels, which stay from one start to the next; only this user may
+    enter it."""
+    folder = paths.cache_dir() / "kernels"
+    refuse_links(folder.parent, folder.name)
+    with storage_errors(f"cannot make {folder}", cache=True):
+        check_private(folder.parent)
+        make_folders(folder, mode=0o700)
+        check_private(folder, open_to=0o077)
+    return folder
+
+
+def _sweep(parent: Path) -> None:
+    ours = f"{PREFIX}{_namespace()}-"
+    for folder in parent.glob(f"{ours}[0-9]*-*"):
+        pid = folder.name.removeprefix(ours).partition("-")[0]
+        with contextlib.suppress(OSError):
+            if (
+                folder.lstat().st_uid == os.getuid()
+                and pid.isdigit()
+                and not Path("/proc", pid).exists()
+            ):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _namespace() -> int:
+    """Inode of the pid namespace of this process."""
+    return Path("/proc/self/ns/pid").stat().st_ino
+
+
+def stage_rotations(verified: Verified, folder: Path) -> str:
+    """Write the canonical K and V files of `verified` into the new folder `folder`, with mode 0400
+    in 0700, and return the digest over the two, `sha256:<hex>`."""
+    if verified.k is None or verified.v is None:
+        raise VerificationFailed(
+            "an artifact to serve needs a K and a V rotation.", hint="give a folder with a K/V pair"
+        )
+    folder.mkdir(mode=0o700)
+    for role, rotations in (("k", verified.k), ("v", verified.v)):
+        write_new(folder / FILES[role], rotation_bytes(rotations), mode=0o400)
+    return folder_digest(folder)
+
+
+def write_front(folder: Path, front: FrontSettings) -> tuple[Path, Path]:
+    """Write the settings of a server's front, and the engine's configuration file with the keys
+    that the engine knows; both with mode 0600."""
+    settings, engine = folder / "front.json", folder / "engine.yaml"
+    write_new(settings, front.to_bytes(), mode=0o600)
+    keys = {"api-key": front.engine_key, "admin-api-key": front.administration_key}
+    lines = [f'{name}: "{key}"\n' for name, key in keys.items() if key is not None]
+    write_new(engine, "".join(lines).encode(), mode=0o600)
+    return settings, engine
+
+
+def folder_digest(folder: Path) -> str:
+    """Digest of the staged files as they are on disk now."""
+    return artifact_digest([file_digest(name, read_file(folder / name)) for name in FILES.values()])
+
+
+def check_unchanged(folder: Path, digest: str) -> None:
+    """Compare the staged files with `digest`."""
+    now = folder_digest(folder)
+    if now != digest:
+        raise DigestMismatchError.for_content(
+            "the served copy of the rotations", want=digest, got=now
+        )
+
+
+@dataclass(frozen=True)
+class ReadyFacts:
+    """Facts from `/server_info` and `/v1/models`.
+
+    Attributes:
+        model: id that requests name.
+        version: version of SGLang.
+        capacity: tokens that the cache holds, over all data-parallel workers.
+        plain_capacity: tokens that a BF16 cache of the same memory would hold; `None` where the
+            capacity was limited by a flag.
+        bits: per cached element, scales and offsets included.
+        sink, recent: tokens kept uncompressed.
+        code_bits: of keys and values, as `layer_values.CodeBits` writes them.
+        k_clip, v_clip: ratios in force; 0 is no clipping, and a text lists those of the layers.
+        requests: concurrent requests, over all data-parallel workers.
+        context: tokens of the longest request.
+    """
+
+    model: str
+    version: str
+    capacity: int
+    plain_capacity: int | None
+    bits: float
+    sink: int
+    recent: int
+    code_bits: str
+    k_clip: float | str
+    v_clip: float | str
+    requests: int
+    context: int | None
+
+
+def read_facts(client: ServerClient) -> ReadyFacts:
+    """Ask a running server."""
+    info, models = client.get("/server_info"), client.get("/v1/models")
+    try:
+        model = models["data"][0]
+        states = [state[INT2] for state in info["internal_states"]]
+        recipe, memories = states[0]["recipe"], [state["memory"] for state in states]
+        bits = float(states[0]["bits_per_element"])
+        limited = info.get("max_total_tokens") is not None
+        return ReadyFacts(
+            model=str(model["id"]),
+            version=str(info["version"]),
+            capacity=sum(int(memory["token_slots"]) for memory in memories),
+            plain_capacity=None
+            if limited
+            else sum(_plain_tokens(memory, bits) for memory in memories),
+            bits=bits,
+            sink=int(recipe["sink"]),
+            recent=int(recipe["recent"]),
+            code_bits=str(recipe["bits"]),
+            k_clip=_clip(recipe["k_clip"]),
+            v_clip=_clip(recipe["v_clip"]),
+            requests=sum(int(memory["request_rows"]) - 1 for memory in memories),
+            context=int(model["max_model_len"]) if model.get("max_model_len") else None,
+        )
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise ServerFailed(
+            f"{client.url} does not describe its INT2 cache: {type(error).__name__} {error}.",
+            hint="see its log",
+        ) from None
+
+
+def _clip(told: Any) -> float | str:
+    return told if isinstance(told, str) else float(told)
+
+
+def _plain_tokens(memory: Mapping[str, Any], bits: float) -> int:
+    """Uncompressed tokens that would fit into the memory found for the cache."""
+    elements = round(8 * int(memory["slot_bytes"]) / bits)
+    return int(memory["found_bytes"]) // (PLAIN_BYTES * elements)

@@ -1,0 +1,371 @@
+"""What `doctor` finds: one finding per thing that can be right or wrong, none of them with a secret
+in it.
+
+Whatever may hang (hubs, the driver of the GPU) runs in parallel and ends within `SECONDS`. Nothing
+heavy is imported: versions come from the metadata of packages, their supported ranges from the
+metadata of this one, the GPU from its driver.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from oscar_kernels.chips import (
+    CHIPS,
+    LOWEST,
+    Capability,
+    KernelPath,
+    cards_by_state,
+    kernel_path,
+    state,
+)
+from oscar_zoo import paths
+from oscar_zoo.engines.sglang.compat.versions import BEYOND, FIRST, sglang_version
+from oscar_zoo.errors import HubTimeout, MissingDependency, NetworkError, OscarZooError, UsageError
+from oscar_zoo.models import hardware
+from oscar_zoo.next_step import Install
+from oscar_zoo.registry import login
+from oscar_zoo.registry.hubs import address
+from oscar_zoo.registry.hubs.http import is_nearby
+from oscar_zoo.registry.hubs.table import HUBS, HubKind
+from oscar_zoo.registry.hubs.threads import in_parallel, within
+from oscar_zoo.registry.store import Store
+from oscar_zoo.version import __version__
+
+SECONDS = 8.0
+"""The longest that anything here may take."""
+State = Literal["ok", "warning", "failed", "not checked"]
+LITTLE_DISK = 1_000_000_000
+"""Less free space than this is a warning."""
+_LIBRARIES = {
+    "huggingface_hub": "every hub but folders",
+    "modelscope-hub": "publishing to ModelScope",
+    "torch": "compute, eval and serve",
+    "transformers": "compute and eval",
+    "triton": "INT2 kernels on a GPU",
+}
+_EXTRAS = {"modelscope-hub": "modelscope", "torch": "compute", "transformers": "compute"}
+_ENDPOINTS = tuple(name for kind in HUBS.values() for name in kind.endpoints)
+_SETTINGS = (
+    *(f"OSCAR_ZOO_{name}" for name in ("CACHE", "CONFIG", "DATA", "STATE", "HUB", "OFFLINE")),
+    *_ENDPOINTS,
+    *"MODELSCOPE_PREFER_AI_SITE HF_HUB_OFFLINE HF_HOME HF_TOKEN_PATH".split(),
+    *"HF_HUB_DISABLE_IMPLICIT_TOKEN HTTPS_PROXY HTTP_PROXY ALL_PROXY NO_PROXY".split(),
+    *"https_proxy http_proxy all_proxy no_proxy".split(),
+    *"SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE".split(),
+)
+"""Variables whose values are shown; no others are."""
+_LANGUAGES = {"cuda": "CUDA C++", "triton": "Triton"}
+
+
+@dataclass(frozen=True)
+class DoctorFinding:
+    """One thing that was looked at.
+
+    Attributes:
+        topic: `version`, `folder`, `setting`, `token`, `hub` or `machine`.
+        state: how it is.
+        detail: what was seen.
+        step: what to do about it, or `None`.
+        essential: whether every command needs it.
+        facts: the same for programs.
+    """
+
+    topic: str
+    name: str
+    state: State
+    detail: str
+    step: str | None = None
+    essential: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFinding]:
+    """Look at everything; takes little more than `SECONDS` at most, and changes nothing."""
+    slow: list[Callable[[], DoctorFinding]] = []
+    problem: OscarZooError | None = None
+    try:
+        configured = address.load(hubs, offline=offline)
+    except OscarZooError as error:
+        problem = error
+    found = [*versions(), *folders(), *settings(problem)]
+    if problem is None:
+        slow += [partial(_hub, text, configured) for text in configured.read]
+        slow += [
+            partial(_token, kind, configured.offline) for kind in HUBS.values() if kind.credential
+        ]
+    found += in_parallel([*slow, gpu], workers=len(slow) + 1)
+    return [*found, *engine()]
+
+
+def versions() -> Iterator[DoctorFinding]:
+    """This program, Python, and the libraries that commands need."""
+    for name, version in {"oscar-zoo": __version__, "Python": platform.python_version()}.items():
+        yield DoctorFinding("version", name, "ok", version, facts={"version": version})
+    ranges = _ranges()
+    for name, needed_by in _LIBRARIES.items():
+        installed, wanted = _version(name), ranges.get(name)
+        facts = {"version": installed, "needed_by": needed_by, "supported": wanted}
+        say = partial(DoctorFinding, "version", name, facts=facts)
+        if installed is None:
+            step = str(Install(_EXTRAS[name])) if name in _EXTRAS else None
+            yield say("ok", f"not installed; needed only for {needed_by}", step)
+        elif wanted is not None and not is_inside(installed, wanted):
+            yield say("failed", f"{installed} is outside {wanted}", f"pip install '{name}{wanted}'")
+        else:
+            yield say("ok", installed)
+
+
+def folders() -> Iterator[DoctorFinding]:
+    """Cache, state and data: whether they can be written, how much room there is, whether the store
+    is private."""
+    places = {"cache": paths.cache_dir(), "state": paths.state_dir(), "data": paths.data_dir()}
+    for name, path in places.items():
+        problem, free = _room(path)
+        facts = {"path": str(path), "free_bytes": free, "writable": problem is None}
+        say = partial(DoctorFinding, "folder", name, facts=facts)
+        if problem is not None:
+            step = f"check its owner and permissions, or point OSCAR_ZOO_{name.upper()} elsewhere"
+            yield say("failed", f"{path}: {problem}", step, essential=name != "data")
+        elif free is not None and free < LITTLE_DISK:
+            detail = f"{path}, only {free / 1e6:.0f} MB free"
+            yield say("warning", detail, "oscar-zoo cache gc, or free some space")
+        else:
+            yield say("ok", f"{path}{'' if free is None else f', {free / 1e9:.0f} GB free'}")
+    store = Store()
+    say = partial(DoctorFinding, "folder", "store")
+    try:
+        count = len(store.installed())
+    except OscarZooError as error:
+        facts = {"path": str(store.root), "private": False}
+        yield say("failed", error.message, error.hint, essential=True, facts=facts)
+    else:
+        facts = {"path": str(store.root), "private": True, "artifacts": count}
+        yield say("ok", f"private, {counted(count)}", facts=facts)
+
+
+def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
+    """What changes what commands do: the configuration, and variables without the credentials in
+    their addresses."""
+    path = paths.config_dir() / address.FILE_NAME
+    there = path.exists()
+    facts: dict[str, object] = {"path": str(path), "exists": there}
+    say = partial(DoctorFinding, "setting", address.FILE_NAME, facts=facts)
+    if problem is not None:
+        yield say("failed", masked(problem.message), problem.hint, essential=True)
+    else:
+        yield say("ok", str(path) if there else f"none at {path}")
+    for name in _SETTINGS:
+        value = os.environ.get(name, "").strip()
+        if not value:
+            continue
+        shown = masked(value)
+        say = partial(DoctorFinding, "setting", name, facts={"value": shown})
+        if name in _ENDPOINTS and not _is_safe(value):
+            yield say("warning", f"{shown}: no token is sent without TLS", "use an https address")
+        else:
+            yield say("ok", shown)
+
+
+def _hub(text: str, configured: address.HubSettings) -> DoctorFinding:
+    """Whether a hub answers, how fast, and how many artifacts it has."""
+    title = masked(text)
+    facts: dict[str, object] = {"hub": title, "reachable": None}
+    say = partial(DoctorFinding, "hub", title, facts=facts)
+    if configured.offline and address.is_remote(text):
+        return say("not checked", "offline mode")
+    start = time.monotonic()
+    try:
+        hub = address.open_hub(text, network=configured.network)
+        late = HubTimeout.for_hub(hub.title, f"did not answer within {SECONDS:.0f} s")
+        count = len(within(SECONDS, hub.artifacts, error=lambda: late))
+    except OscarZooError as error:
+        facts |= {"reachable": not isinstance(error, NetworkError), "error": error.code}
+        # What is no hub may be anything, a token too: it is not repeated.
+        detail = "not a hub" if isinstance(error, UsageError) else masked(error.message)
+        return say("failed", detail, error.hint)
+    milliseconds = round(1000 * (time.monotonic() - start))
+    facts |= {"reachable": True, "milliseconds": milliseconds, "artifacts": count}
+    return say("ok", f"{counted(count)}, answered in {milliseconds} ms")
+
+
+def _token(kind: HubKind, offline: bool) -> DoctorFinding:
+    """Whether there is a token, from where, and whose it is if the hub says so."""
+    title, found = kind.title, kind.credential() if kind.credential else None
+    source = found.source if found else None
+    facts: dict[str, object] = {"hub": kind.scheme, "present": bool(found), "source": source}
+    say = partial(DoctorFinding, "token", title, facts=facts)
+    if found is None:
+        step = f"{kind.token_step}, to publish there"
+        return say("ok", "none; public zoos are read without", step)
+    if found.exposed:
+        detail = f"in {source}, which other users can read"
+        return say("warning", detail, f"chmod 600 {source}")
+    if not kind.tells_user or offline:
+        return say("ok", f"from {source}")
+    late = HubTimeout.for_hub(title, f"did not say within {SECONDS:.0f} s whose it is")
+    try:
+        user = within(SECONDS, login.whoami, error=lambda: late)
+    except OscarZooError as error:
+        return say("not checked", f"from {source}; {masked(error.message)}", error.hint)
+    if user is None:
+        step = f"replace or unset {source}" if found.is_variable else kind.token_step
+        return say("failed", f"from {source}; {title} refuses it", step)
+    facts["user"] = user
+    return say("ok", f"from {source}, of {user}")
+
+
+def gpu() -> DoctorFinding:
+    """The NVIDIA GPUs, as the driver's own tool names them."""
+    cards, models = hardware.gpus(), hardware.driver_models()
+    facts = {"gpus": [{"name": card.name, "memory_bytes": card.memory} for card in cards]}
+    say = partial(DoctorFinding, "machine", "GPU", facts=facts)
+    if cards:
+        sizes = (f"{card.name} with {card.memory / (1 << 30):.0f} GiB" for card in cards)
+        return say("ok", ", ".join(sizes))
+    if models:
+        detail = f"{', '.join(models)}, but nvidia-smi does not work"
+        return say("warning", detail, "check the driver: nvidia-smi")
+    return say("ok", "none by NVIDIA; compute and eval run on the CPU")
+
+
+def engine() -> Iterator[DoctorFinding]:
+    """SGLang in the supported range, and the path that the INT2 kernels take on these GPUs."""
+    first, beyond = (".".join(map(str, version)) for version in (FIRST, BEYOND))
+    facts: dict[str, Any] = {"version": _version("sglang"), "supported": f">={first},<{beyond}"}
+    say = partial(DoctorFinding, "machine", "SGLang", facts=facts)
+    try:
+        yield say("ok", f"{sglang_version()}, supported")
+    except MissingDependency as error:
+        yield say("ok", "not installed; only serve needs it", error.hint)
+    except OscarZooError as error:
+        yield say("failed", error.message, error.hint)
+    yield _kernels()
+
+
+def _kernels() -> DoctorFinding:
+    capabilities = sorted(set(hardware.compute_capabilities()))
+    ways = [(capability, kernel_path(capability)) for capability in capabilities]
+    torch = _version("torch") is not None
+    none = {"decode": None, "write": None, "measured": False}
+    facts: dict[str, Any] = {
+        "torch": torch,
+        "paths": [
+            {"compute_capability": _dotted(capability), **(asdict(found) if found else none)}
+            for capability, found in ways
+        ],
+        "known_gpus": [
+            {"name": name, "compute_capability": _dotted(capability), "state": state(capability)}
+            for capability, chip in CHIPS.items()
+            for name in chip.names
+        ],
+    }
+    known = "; ".join(f"{told}: {', '.join(names)}" for told, names in cards_by_state().items())
+    if not torch:
+        detail = "none without torch"
+    elif not ways:
+        detail = f"CUDA C++ and Triton on a GPU, plain torch on a CPU; {known}"
+    else:
+        detail = "; ".join(_told(capability, found) for capability, found in ways)
+    say = partial(DoctorFinding, "machine", "INT2 kernels", facts=facts)
+    if all(found is not None for _, found in ways):
+        return say("ok", detail)
+    lowest = f"a GPU from compute capability {_dotted(LOWEST)} on"
+    return say("warning", detail, f"{lowest} ({known}), or --device cpu")
+
+
+def _told(capability: Capability, found: KernelPath | None) -> str:
+    if found is None:
+        return f"none for compute capability {_dotted(capability)}"
+    return (
+        f"decode in {_LANGUAGES[found.decode]}, write in {_LANGUAGES[found.write]}, the rest in"
+        f" Triton; {state(capability)} (compute capability {_dotted(capability)})"
+    )
+
+
+def _dotted(capability: Capability) -> str:
+    return ".".join(map(str, capability))
+
+
+def counted(artifacts: int) -> str:
+    """A number of artifacts in words."""
+    return f"{artifacts} artifact{'' if artifacts == 1 else 's'}"
+
+
+def masked(text: str) -> str:
+    """`text` without what may be a secret: user, password and query of an address, and what looks
+    like a token."""
+    text = re.sub(r"(^|//|[\s,'\"])[^/\s,'\"@]*@", r"\1***@", text)
+    text = re.sub(r"(://[^\s?#]*)[?#]\S*", r"\1?***", text)
+    return re.sub(r"\b(hf_|ms-)[A-Za-z0-9-]{8,}", r"\1***", text)
+
+
+def _is_safe(endpoint: str) -> bool:
+    """Whether an endpoint is of a kind that tokens are sent to: TLS, or this machine."""
+    parts = urlsplit(endpoint if "//" in endpoint else f"https://{endpoint}")
+    return parts.scheme.lower() == "https" or is_nearby(endpoint)
+
+
+def _room(folder: Path) -> tuple[str | None, int | None]:
+    """Why nothing can be written to `folder`, or `None`, and the bytes free there; creates
+    nothing."""
+    there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    try:
+        with tempfile.TemporaryFile(dir=there) as probe:
+            probe.write(b"x")
+            probe.flush()
+        return None, shutil.disk_usage(there).free
+    except OSError as error:
+        return f"cannot be written: {error.strerror or error}", None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _ranges() -> dict[str, str]:
+    """Supported versions by library, as this package declares them; the first declaration
+    counts."""
+    try:
+        declared = importlib.metadata.requires("oscar-zoo") or []
+    except importlib.metadata.PackageNotFoundError:
+        return {}
+    found: dict[str, str] = {}
+    for line in declared:
+        match = re.fullmatch(r"([\w.-]+)\s*([<>=!~][^;]*)?(;.*)?", line.strip())
+        if match and match[2]:
+            found.setdefault(match[1].replace("_", "-").lower(), match[2].strip())
+    return {
+        name: found[key] for name in _LIBRARIES if (key := name.replace("_", "-").lower()) in found
+    }
+
+
+def is_inside(version: str, supported: str) -> bool:
+    """Whether `version` is in a range such as `>=1.31,<3`; other operators are not judged."""
+    number = _number(version)
+    for clause in supported.split(","):
+        match = re.fullmatch(r"\s*(>=|<)\s*([0-9.]+)\s*", clause)
+        if match and (number < _number(match[2])) == (match[1] == ">="):
+            return False
+    return True
+
+
+def _number(version: str) -> tuple[int, ...]:
+    release = re.match(r"[0-9]+(\.[0-9]+)*", version)
+    parts = [int(part) for part in release[0].split(".")] if release else []
+    return tuple(parts + [0] * (4 - len(parts)))

@@ -1,0 +1,271 @@
+"""What a model needs on GPUs, from what is on this machine: its folder, its `config.json` in the
+cache of the hub's client, or its recipe. No hub is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from oscar_zoo.artifact.manifest import Manifest
+from oscar_zoo.artifact.names import is_path
+from oscar_zoo.artifact.specs import Geometry, ServingRecipe
+from oscar_zoo.engines.sglang.capacity import BF16_BYTES, caches, room
+from oscar_zoo.engines.sglang.concurrency import Layout, usual_requests
+from oscar_zoo.engines.sglang.pool_plan import Planner, Pools
+from oscar_zoo.models import hardware
+from oscar_zoo.models.config_file import ConfigFile
+from oscar_zoo.models.folder_geometry import geometry_of_folder
+from oscar_zoo.models.model_hub import kept_config
+from oscar_zoo.models.other_layers import OtherLayers, other_layers
+from oscar_zoo.models.weight_count import quantization, weights_of_config, weights_of_name
+from oscar_zoo.models.weight_files import stored_weights
+from oscar_zoo.registry.recipe import (
+    ModelRecipe,
+    config_of_recipe,
+    others_of_recipe,
+    serving_recipe,
+)
+from oscar_zoo.registry.targets import ModelChoice, holds_model
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Bytes of all weights, and what says so in a few words."""
+
+    nbytes: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Needs:
+    """A model as a planner of memory sees it.
+
+    Attributes:
+        geometry: of its layers with full attention.
+        serving: group size, type of scales and windows.
+        weights: `None` where nobody knows them.
+        other: what its other layers keep, or `None` where nobody knows that.
+        longest: tokens of a request at most, or `None` where nobody knows that.
+        gpus: how many GPUs to start from.
+        config_of: id of the model on Hugging Face whose `config.json` says more; `None` where there
+            is none, or where it was read.
+    """
+
+    geometry: Geometry
+    serving: ServingRecipe
+    weights: Weights | None
+    other: OtherLayers | None
+    longest: int | None = None
+    gpus: int = 1
+    config_of: str | None = None
+
+    @property
+    def unknown(self) -> str | None:
+        """What nobody knows of its other layers, in words; `None` where all is known."""
+        if self.other is None:
+            return "the memory of the layers without full attention"
+        if self.other.known:
+            return None
+        return (
+            "the size of the states"
+            if self.other.state is None
+            else "the length of the sliding windows"
+        )
+
+
+def needs_of_choice(choice: ModelChoice) -> Needs | None:
+    """The needs of a model; `None` where neither its shapes nor its `config.json` are here."""
+    folder = Path(choice.source)
+    given = is_path(choice.source) or holds_model(folder)
+    local = folder if given else kept_config(choice.source)
+    recipe = choice.recipe
+    if local is None:
+        return None if recipe is None else needs_of_recipe(recipe)
+    config = ConfigFile.of_folder(local)
+    geometry = geometry_of_folder(local, choice.model_id, config)
+    stored, _ = stored_weights(local, config)
+    counted = weights_of_config(config)
+    weights = Weights(stored, "size of its files") if stored and local == folder else None
+    if weights is None and counted is not None:
+        weights = Weights(counted, "counted from its config.json")
+    if weights is None and not quantization(config):  # a name says nothing of another format
+        weights = _by_name(choice.name)
+    return Needs(
+        geometry=geometry,
+        serving=serving_recipe(recipe, geometry),
+        weights=weights,
+        other=other_layers(config, geometry.attention_layers),
+        longest=_longest(config),
+        gpus=recipe.tensor_parallel if recipe else 1,
+    )
+
+
+def needs_of_recipe(recipe: ModelRecipe) -> Needs:
+    """The needs of a model by its recipe."""
+    config = config_of_recipe(recipe)
+    return Needs(
+        geometry=recipe.geometry,
+        serving=recipe.serving,
+        weights=_weights_of_recipe(recipe, config),
+        other=others_of_recipe(recipe),
+        longest=recipe.weights.max_position if recipe.weights else _longest(config),
+        gpus=recipe.tensor_parallel,
+        config_of=recipe.hf_id if recipe.on_hub else None,
+    )
+
+
+def needs_of_manifest(manifest: Manifest) -> Needs:
+    """The needs of the model that an artifact is for, by its manifest alone."""
+    geometry = manifest.model.geometry
+    every = len(geometry.attention_layers) == geometry.num_layers
+    return Needs(
+        geometry=geometry,
+        serving=manifest.recipe,
+        weights=_by_name(manifest.artifact_id.model),
+        other=OtherLayers() if every else None,
+        longest=longest_of_manifest(manifest),
+    )
+
+
+def longest_of_manifest(manifest: Manifest) -> int | None:
+    """Tokens of a request at most of the model that an artifact is for, where it tells."""
+    return manifest.model.rope.max_position if manifest.model.rope else None
+
+
+def _weights_of_recipe(recipe: ModelRecipe, config: ConfigFile) -> Weights | None:
+    """The larger of what its shapes and its name say: shapes leave out towers for images."""
+    if recipe.parameters is not None:
+        return Weights(BF16_BYTES * recipe.parameters, "its shapes, in BF16")
+    counted = weights_of_config(config)
+    found = [
+        None if counted is None else Weights(counted, "counted from its recipe"),
+        _by_name(recipe.name),
+    ]
+    return max(filter(None, found), key=lambda one: one.nbytes, default=None)
+
+
+def _longest(config: ConfigFile) -> int | None:
+    found = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def _by_name(name: str) -> Weights | None:
+    nbytes = weights_of_name(name)
+    return None if nbytes is None else Weights(nbytes, "about, by the size in its name")
+
+
+def fetch_config(hub_id: str) -> str:
+    """What to do so that the `config.json` of `hub_id` is on this machine."""
+    return f"get its config.json: hf download {hub_id} config.json"
+
+
+@dataclass(frozen=True)
+class GpuShare:
+    """What each GPU has for a cache.
+
+    Attributes:
+        room: bytes that are left for it.
+        usual_requests: as many as `serve` lets run at a time when its flags do not say a number.
+        planners: of the caches BF16, FP8 and INT2. What nobody knows of other layers counts as much
+            as it can be.
+    """
+
+    room: int
+    usual_requests: int
+    planners: tuple[Planner, ...]
+
+    def pools(self, kind: str, requests: int) -> Pools:
+        """What a server with the cache `kind` has that shall run `requests` requests."""
+        planner = next(one for one in self.planners if one.cache.kind == kind)
+        return planner.divide(self.room, requests)
+
+
+def gpu_share(needs: Needs, memory: int, weights: int, gpus: int) -> GpuShare:
+    """What each of `gpus` GPUs has.
+
+    Args:
+        memory: bytes of one GPU.
+        weights: bytes of the whole model.
+    """
+    layout, windows = Layout(tp=gpus), needs.serving.windows
+    kinds = caches(needs.geometry, needs.serving, layout, needs.other)
+    plain = next(kind.token for kind in kinds if kind.kind == "BF16")
+    return GpuShare(
+        room(memory, weights, layout),
+        usual_requests(memory, plain, windows, layout),
+        tuple(Planner(kind, plain, windows, needs.other, least=True) for kind in kinds),
+    )
+
+
+def at_most(planner: Planner) -> Planner:
+    """The same planner, where what nobody knows counts as nothing."""
+    return replace(planner, least=False)
+
+
+def estimate_memory(
+    recipe: ModelRecipe | None, manifests: Sequence[Manifest], gpu_memory: int | None = None
+) -> dict[str, Any] | None:
+    """What a model needs, and what fits on each kind of GPU; `None` where no shapes are known.
+
+    Args:
+        manifests: of its artifacts. Where all have one recipe, it is the one that counts; the first
+            one says the shapes where the zoo does not know them.
+        gpu_memory: bytes of one GPU to answer for, instead of those that are visible.
+    """
+    cards = [("GPU", gpu_memory)] if gpu_memory else _visible()
+    if recipe is not None:
+        needs = needs_of_recipe(recipe)
+        alike = manifests and all(one.recipe == manifests[0].recipe for one in manifests)
+        # the recipe of artifacts has widths, above all
+        return estimate(replace(needs, serving=manifests[0].recipe) if alike else needs, cards)
+    return estimate(needs_of_manifest(manifests[0]), cards) if manifests else None
+
+
+def estimate(needs: Needs, cards: Sequence[tuple[str, int]]) -> dict[str, Any] | None:
+    """Bytes of weights, of a token and of a request, and tokens that fit.
+
+    Args:
+        cards: name and bytes of each kind of GPU.
+
+    Returns:
+        Plain JSON values, or `None` where the INT2 cache does not take such heads. Tokens are
+        `None` where the size of the weights or what other layers keep is not known, and 0 where
+        nothing is left for a cache.
+    """
+    try:
+        bf16, _, int2 = caches(needs.geometry, needs.serving, Layout(), needs.other)
+        kinds = [_card(needs, name, memory) for name, memory in cards]
+    except ValueError:
+        return None
+    return {
+        "estimate": True,
+        "weights_bytes": needs.weights.nbytes if needs.weights else None,
+        "weights_source": needs.weights.source if needs.weights else None,
+        "int2_token_bytes": int2.token,
+        "bf16_token_bytes": bf16.token,
+        "window_bytes_per_request": int2.request,
+        "state_bytes_per_request": int2.state,
+        "other_layers_unknown": needs.unknown,
+        "gpus": kinds,
+    }
+
+
+def _card(needs: Needs, name: str, memory: int) -> dict[str, Any]:
+    """What fits on GPUs of one kind."""
+    share = gpu_share(needs, memory, needs.weights.nbytes if needs.weights else 0, needs.gpus)
+    requests, known = share.usual_requests, needs.weights is not None and needs.unknown is None
+    facts = {"name": name, "memory_bytes": memory, "gpus": needs.gpus, "requests": requests}
+    for kind in ("INT2", "BF16"):
+        pools = share.pools(kind, requests) if known else None
+        facts[f"{kind.lower()}_tokens"] = pools.tokens if pools else None
+        facts[f"{kind.lower()}_requests"] = pools.requests if pools else None
+    return facts
+
+
+def _visible() -> list[tuple[str, int]]:
+    """Every kind of GPU that programs see here."""
+    return list(
+        dict.fromkeys((card.name, card.memory) for card in hardware.visible(hardware.gpus()))
+    )

@@ -1,0 +1,410 @@
+"""What the verbs of serving take. Imports next to nothing, so that `--help` is fast."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from oscar_zoo.artifact.names import path_text
+from oscar_zoo.errors import UsageError
+from oscar_zoo.registry.hubs.table import FORMS
+from oscar_zoo.verb import Arg, Opt, parameters_of
+
+PORT = 30000
+ON_A_TERMINAL = 100
+"""Lines of a log that people get to see, unless they ask for another number."""
+Hubs = Annotated[
+    tuple[str, ...],
+    Opt(
+        f"Hub to use instead of the configured ones: {FORMS}; REPO@REV is the hub at a revision."
+        " Can be repeated: they are asked in order. [default: OSCAR_ZOO_HUB, config.toml, else your"
+        " own zoo and the public ones]",
+        metavar="HUB",
+        flag="--hub",
+    ),
+]
+Offline = Annotated[bool, Opt("Use what is on this machine; ask no hub.")]
+Named = Annotated[str | None, Arg("Port, model or artifact of a server.", "[NAME|PORT]")]
+KeyFile = Annotated[Path | None, Opt("File holding the API key.", metavar="FILE")]
+
+
+@dataclass(frozen=True)
+class ServeParams:
+    """Serve a model with an INT2 KV cache over the OpenAI-compatible API.
+
+    The artifact is a NAME of the zoo, or a folder that begins with ./, ../, / or ~. It is verified,
+    rewritten from the verified arrays into a private folder, and handed to stock SGLang. Everything
+    after -- goes to SGLang, except flags that would open the server.
+
+    --print shows the command for a shell: stock SGLang with this plugin, which takes the artifact
+    by its name or folder and reads it with the same checks. It needs neither a GPU nor SGLang;
+    --device cuda says that a GPU will run it.
+
+    Requests on this machine need no key. --require-key makes one, and an exposed server always
+    needs one. Routes that change a server are closed.
+
+    --detach returns when the server is ready, which then outlives the terminal: see it with
+    `oscar-zoo ps` and `oscar-zoo logs`, end it with `oscar-zoo stop`.
+
+    Where nobody has an artifact for the model, one can be computed first: on a terminal you are
+    asked, elsewhere --compute says so. It goes to your own zoo, where the next run finds it.
+
+    --drafts is speculative decoding: greedy answers stay the same, and come sooner where guesses
+    are right and few requests run at a time. Without it there are no drafts.
+
+    \b
+    Examples:
+      oscar-zoo serve Qwen3-8B
+      oscar-zoo serve ./my-rotation --model ./my-model --port 30001
+      oscar-zoo serve ./my-model --compute
+      oscar-zoo serve Qwen3-8B --detach
+      oscar-zoo serve Qwen3-8B --drafts
+      oscar-zoo serve Qwen3-8B -- --tp=2 --context-length=65536
+      oscar-zoo serve Qwen3-8B --print --device cuda
+    """
+
+    target: Annotated[
+        str | Path,
+        Arg("Name, folder or model.", "NAME|DIR|MODEL", complete="names_or_paths"),
+    ]
+    _: KW_ONLY
+    flags: Annotated[tuple[str, ...], Arg("Flags of SGLang.", "[-- ENGINE FLAGS]")] = ()
+    model: Annotated[
+        str | None,
+        Opt(
+            "Model folder, zoo name or hub id. [default: the artifact's base model]",
+            metavar="MODEL",
+            complete="models",
+        ),
+    ] = None
+    revision: Annotated[str | None, Opt("Commit of a model on a hub.", metavar="COMMIT")] = None
+    port: Annotated[
+        int,
+        Opt(
+            "Port to listen on.",
+            metavar="PORT",
+            least=1,
+            most=65535,
+            shown=True,
+            variable="OSCAR_ZOO_PORT",
+        ),
+    ] = PORT
+    expose: Annotated[
+        str | None,
+        Opt(
+            "Listen on this address instead of loopback; needs --require-key or --api-key-file.",
+            metavar="ADDRESS",
+        ),
+    ] = None
+    require_key: Annotated[bool, Opt("Make an API key that requests need, and show it once.")] = (
+        False
+    )
+    api_key_file: KeyFile = None
+    allow_origin: Annotated[
+        tuple[str, ...],
+        Opt(
+            "Web pages of this origin may ask and read; by default none may. Can be repeated.",
+            metavar="URL",
+        ),
+    ] = ()
+    engine_api: Annotated[
+        bool,
+        Opt(
+            "Clients may set every field of the engine's own requests, some of which can end a"
+            " server. Only on this machine; by default they may set what OpenAI's API and the"
+            " documents name."
+        ),
+    ] = False
+    clip: Annotated[
+        Any,
+        Opt(
+            "Clip ratios to use in place of the recipe's.",
+            metavar="K,V",
+            read="oscar_zoo.cli.parsing:parse_clip",
+        ),
+    ] = None
+    drafts: Annotated[
+        Literal["auto", "mtp", "ngram"] | None,
+        Opt(
+            "Guess tokens ahead and check several in one step: with the model's own layer (mtp),"
+            " from text that repeats itself (ngram), or the first where there is one (auto, also"
+            " without a value). On a GPU.",
+            kind="oscar_zoo.cli.engine_flags:OptionalChoice",
+        ),
+    ] = None
+    timeout: Annotated[
+        float,
+        Opt("How long to wait until it is ready.", metavar="SECONDS", least=1, shown=True),
+    ] = 1800
+    detach: Annotated[bool, Opt("Return when it is ready; it goes on in the background.")] = False
+    print_only: Annotated[
+        bool, Opt("Show the command and its variables instead of running it.", flag="--print")
+    ] = False
+    compute: Annotated[
+        bool, Opt("Where no artifact exists, compute one and keep it in your zoo.")
+    ] = False
+    calib_data: Annotated[
+        str | None,
+        Opt(
+            "With --compute: text to calibrate on, as for oscar-zoo compute. [default: manuals]",
+            metavar="SOURCE",
+        ),
+    ] = None
+    offline: Offline = False
+    hubs: Hubs = ()
+    device: Annotated[
+        str | None,
+        Opt("Where to run. [default: cuda if there is one, else cpu]", metavar="cpu|cuda[:N]"),
+    ] = None
+    ask: bool = False
+    """Where no artifact exists, ask the observer whether to compute one."""
+
+    def check(self) -> None:
+        """Refuse options that exclude or need each other."""
+        if self.print_only and self.detach:
+            raise UsageError(
+                "--print starts nothing that could be detached.", hint="leave out one of the two"
+            )
+        if self.calib_data and not self.compute:
+            raise UsageError(
+                "--calib-data goes with --compute.", hint="add --compute, or leave it out"
+            )
+        if self.engine_api and self.expose is not None:
+            raise UsageError(
+                "--engine-api opens what can end a server, so it is for this machine only.",
+                hint="leave out --expose, or --engine-api",
+            )
+
+    def arguments(self, **changes: Any) -> list[str]:
+        """The arguments behind `oscar-zoo` that mean the same, with `changes` of fields; `json`
+        adds `--json`."""
+        target = path_text(self.target) if isinstance(self.target, Path) else self.target
+        words = ["serve", target]
+        for row in parameters_of(type(self)):
+            value = changes.get(row.name, getattr(self, row.name))
+            flag = row.says.flag or "--" + row.name.replace("_", "-")
+            if isinstance(row.says, Arg) or (value == row.default and row.name not in changes):
+                continue
+            if row.name == "clip":
+                value = f"{value.k},{value.v}"
+            for one in value if isinstance(value, tuple) else (value,):
+                words += [] if one in (None, False) else [flag] if one is True else [flag, str(one)]
+        words += ["--json"] if changes.get("json") else []
+        return [*words, *(["--", *self.flags] if self.flags else [])]
+
+    def command_line(self, **changes: Any) -> str:
+        """The same, for a shell."""
+        return f"oscar-zoo {shlex.join(self.arguments(**changes))}"
+
+
+@dataclass(frozen=True)
+class PsParams:
+    """Show the servers that `oscar-zoo serve` runs on this machine, in any terminal.
+
+    A server that ended by itself is told below them, until another one starts on its port, you name
+    it to `oscar-zoo stop`, or three days have passed.
+
+    \b
+    Examples:
+      oscar-zoo ps
+      oscar-zoo ps --json
+    """
+
+
+@dataclass(frozen=True)
+class LogsParams:
+    """Show the log of a server that `oscar-zoo serve` runs: its end on a terminal, and all of it in
+    a pipe or a file.
+
+    A server that ended by itself is meant where no other runs, and a port also means the last
+    server that ran there, so that you see why it ended.
+
+    \b
+    Examples:
+      oscar-zoo logs
+      oscar-zoo logs 30000 -n 20
+      oscar-zoo logs 30000 --lines all
+      oscar-zoo logs Qwen3-8B --follow
+      oscar-zoo logs 30000 -n 20 --json
+    """
+
+    name: Named = None
+    follow: Annotated[bool, Opt("Show new lines until the server ends.", flag="-f --follow")] = (
+        False
+    )
+    lines: Annotated[
+        str | None,
+        Opt(
+            f"How many lines of the end to show, or all. [default: {ON_A_TERMINAL} on a terminal,"
+            " else all]",
+            metavar="N|all",
+            flag="-n --lines",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class StopParams:
+    """Stop a server that `oscar-zoo serve` runs, and wait until it is gone.
+
+    Requests that run may finish, for up to five minutes. A server is named by its port, its model
+    or its artifact; where only one runs, it needs no name. One that had ended by itself is told and
+    forgotten.
+
+    \b
+    Examples:
+      oscar-zoo stop
+      oscar-zoo stop 30000
+      oscar-zoo stop Qwen3-8B --now
+    """
+
+    name: Named = None
+    now: Annotated[bool, Opt("Do not wait for requests that run; they fail.")] = False
+
+
+@dataclass(frozen=True)
+class ChatParams:
+    """Talk to a server that `oscar-zoo serve` runs on this machine, or ask it one question.
+
+    One word of letters, digits and ._:@/~- is the name or the port of a server, and a QUESTION of
+    one word follows it. All that comes from a pipe is one question, too. With a QUESTION nothing is
+    read.
+
+    On a terminal every line is a question, and so is a text of many lines that is pasted. Arrow
+    keys edit, and up brings back what was typed. /new starts another conversation, Ctrl-C ends an
+    answer. Ctrl-D, /bye and Ctrl-C twice end the chat. Any other /WORD alone is refused.
+
+    \b
+    Examples:
+      oscar-zoo chat
+      oscar-zoo chat 30000
+      oscar-zoo chat "Why is the sky blue?"
+      oscar-zoo chat Qwen3-8B Hello --json
+      cat question.txt | oscar-zoo chat Qwen3-8B
+    """
+
+    server: Named = None
+    question: Annotated[str | None, Arg("What to ask.", "[QUESTION]")] = None
+    api_key_file: KeyFile = None
+    max_tokens: Annotated[
+        int,
+        Opt(
+            "Longest answer; a model that thinks first may need more.",
+            metavar="TOKENS",
+            least=1,
+            shown=True,
+        ),
+    ] = 1024
+
+
+@dataclass(frozen=True)
+class DoctorParams:
+    """Check hubs, versions, tokens, settings, disk, GPU and engine; takes ten seconds at most and
+    changes nothing.
+
+    Tokens are never shown, only where they come from. The exit code is 1 when a check FAILED. The
+    last line says whether commands work all the same.
+
+    \b
+    Examples:
+      oscar-zoo doctor
+      oscar-zoo doctor --hub hf:Zhongzhu/OSCAR-RotationZoo
+      oscar-zoo doctor --offline --json
+    """
+
+    hubs: Hubs = ()
+    offline: Offline = False
+
+
+@dataclass(frozen=True)
+class FitGpuParams:
+    """Estimate how many tokens and requests of a model fit a GPU, with a BF16, an FP8 and an INT2
+    KV cache.
+
+    The model is a name of the zoo or a folder with a config.json; no hub is asked. INT2 has the
+    bits of the artifact: of NAME:TAG, of an artifact's folder, or of the one that this machine
+    knows for the model. Weights, the BF16 windows of INT2, sliding windows and the states of hybrid
+    models share 85 % of the memory, divided as serve does. A name may lack facts about states; the
+    answer is then a range, and says how to get the config.json.
+
+    \b
+    Examples:
+      oscar-zoo fit-gpu Qwen3-8B --memory 24GiB
+      oscar-zoo fit-gpu Qwen3-8B --gpu 'RTX 4090'
+      oscar-zoo fit-gpu Qwen3-32B --gpu 2xH100 --context 32768
+      oscar-zoo fit-gpu Qwen3-8B --memory 24GiB --bits 2.75
+      oscar-zoo fit-gpu ./my-model --memory 141GB --requests 64 --json
+    """
+
+    model: Annotated[
+        str,
+        Arg(
+            "A name of the zoo, a hub id whose config.json is on this machine, a folder that holds"
+            " one, or an artifact: NAME:TAG or its folder.",
+            "MODEL|NAME:TAG|DIR",
+            complete="names_or_paths",
+        ),
+    ]
+    memory: Annotated[
+        int | str | None,
+        Opt(
+            "Memory of one GPU, such as 24GiB; 24 and 24GB are the same, as GPUs are sold.",
+            metavar="SIZE",
+            flag="--memory --gpu-memory",
+        ),
+    ] = None
+    _: KW_ONLY
+    gpu: Annotated[
+        str | None,
+        Opt(
+            "GPU to ask about instead of a memory, such as 'RTX 4090'; 2xH100 is --tp 2, too.",
+            metavar="[N x] GPU",
+        ),
+    ] = None
+    context: Annotated[
+        int | None,
+        Opt(
+            "Tokens of each request. [default: 8192, or what the model takes at most]",
+            metavar="N",
+            least=1,
+            most=1 << 24,
+        ),
+    ] = None
+    requests: Annotated[
+        int | None,
+        Opt(
+            "Requests that run at a time. [default: as many as serve lets run]",
+            metavar="N",
+            least=1,
+            most=1 << 20,
+        ),
+    ] = None
+    gpus: Annotated[
+        int | None,
+        Opt(
+            "GPUs that share the model. [default: 1 with --gpu, else those of its recipe]",
+            metavar="N",
+            flag="--tp",
+            least=1,
+            most=1024,
+        ),
+    ] = None
+    weights: Annotated[
+        int | None,
+        Opt(
+            "Size of all weights, such as 16GB. [default: of its files, its shapes or its name]",
+            metavar="SIZE",
+            read="oscar_zoo.serving.sizes:parse_weights",
+        ),
+    ] = None
+    bits: Annotated[
+        float | Literal["auto"] | None,
+        Opt(
+            "Bits of INT2 as for compute: 2 or 4 for all codes, or a budget such as 2.75. [default:"
+            " those of the artifact, else 2]",
+            metavar="BITS",
+            read="oscar_zoo.cli.parsing:parse_bits",
+        ),
+    ] = None

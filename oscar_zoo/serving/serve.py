@@ -1,0 +1,174 @@
+"""Start stock SGLang with an INT2 cache: from a request to a server that is ready.
+
+First whatever can be refused without an artifact, then the artifact, then what it does not go
+together with, and only then a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from shlex import quote
+
+from oscar_zoo.app.artifacts import Artifact, open_folder, open_named
+from oscar_zoo.artifact.artifact_folder import choose_artifact
+from oscar_zoo.artifact.names import path_text
+from oscar_zoo.engines.requirements import require_serve
+from oscar_zoo.engines.sglang.concurrency import Layout
+from oscar_zoo.engines.sglang.front.addresses import parse_origin
+from oscar_zoo.engines.sglang.launch import plan, preflight
+from oscar_zoo.engines.sglang.launch.flag_refusals import check_wish
+from oscar_zoo.engines.sglang.launch.starting import WantedServer
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.errors import AmbiguousName, NetworkError, OscarZooError, PortInUse, UsageError
+from oscar_zoo.models import hardware
+from oscar_zoo.observer import Observer
+from oscar_zoo.registry import targets
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.lookup import known_entries
+from oscar_zoo.registry.targets import ModelChoice, ModelTarget, NameTarget, PathTarget
+from oscar_zoo.registry.verify import artifacts_at
+from oscar_zoo.serving.drafts import DraftChoice, choose_drafts
+from oscar_zoo.serving.params import ServeParams
+from oscar_zoo.serving.prepared import (
+    Prepared,
+    check_asked_gpus,
+    check_groups,
+    check_memory,
+    check_served,
+    prepare,
+)
+from oscar_zoo.serving.records import key_for
+from oscar_zoo.serving.running import RunningServer, launch
+from oscar_zoo.serving.servers import check_port, serve_log
+
+Missing = Callable[
+    [ServeParams, ModelTarget | NameTarget, ModelChoice | None, OscarZooError, Observer], Artifact
+]
+"""What is done where a search found no artifact: one is computed, or the error is raised, with the
+next step in it. `ModelChoice` is the model to serve it with, if the user named one."""
+
+
+def start(params: ServeParams, observer: Observer, missing: Missing) -> RunningServer:
+    """Start a server and wait until it is ready."""
+    params.check()
+    key = key_for(params.expose, params.api_key_file, make=params.require_key)
+    origins = tuple(map(parse_origin, params.allow_origin))
+    device, gpu = check_machine(params)
+    model, artifact = find(params, observer, missing, device)
+    prepared, drafts = prepare_server(params, model, artifact, device, gpu, observer)
+    wanted = WantedServer(
+        model=prepared.model,
+        revision=params.revision,
+        verified=artifact.verified,
+        recipe=prepared.recipe,
+        device=device,
+        log=serve_log(params.port),
+        timeout=params.timeout,
+        gpu=gpu,
+        tensor_parallel=prepared.tensor_parallel,
+        flags=drafts.flags,
+        host=params.expose or plan.LOOPBACK,
+        port=params.port,
+        api_key=key,
+        origins=origins,
+        engine_api=params.engine_api,
+        name=prepared.name,
+        served_name=prepared.served_name,
+        environment={"HF_HUB_OFFLINE": "1"} if params.offline else {},
+    )
+    again = params.command_line(model="DIR")
+    return launch(wanted, prepared, observer, again=again, drafts=drafts.told)
+
+
+def check_machine(params: ServeParams) -> tuple[str, int]:
+    """The device to serve on, and the number of its first GPU; refuses what this machine or SGLang
+    cannot do, whatever the artifact is."""
+    flags = UserFlags(params.flags)
+    size = flags.sizes()
+    require_serve()
+    check_place(params)
+    device, gpu = hardware.pick_serving_device(params.device)
+    check_wish(params.drafts, flags, device)
+    preflight.check_devices(Layout.of_flags(size, tp=size.tensor_parallel or 1), device, gpu)
+    return device, gpu
+
+
+def check_place(params: ServeParams) -> None:
+    """Refuse a port that is taken, but first a name that nobody has an artifact for."""
+    try:
+        check_port(
+            params.expose or plan.LOOPBACK,
+            params.port,
+            lambda port: params.command_line(port=port),
+        )
+    except PortInUse:
+        target, makes = targets.parse(params.target), params.compute or params.ask
+        if isinstance(target, NameTarget) and (target.choice is None or not makes):
+            with contextlib.suppress(AmbiguousName, NetworkError):
+                known_entries([target], Sources(params.hubs, offline=params.offline))
+        raise
+
+
+def find(
+    params: ServeParams, observer: Observer, missing: Missing, device: str
+) -> tuple[ModelChoice | None, Artifact]:
+    """The model that the user named, if any, and the artifact to serve with it. A command that is
+    only printed may run elsewhere, so `device` refuses no model then."""
+    target = targets.parse(params.target)
+    again = params.command_line(model="FOLDER")
+    model = targets.parse_given_model(params.model, observer, again=again)
+    choice = model or target.choice
+    check_served(choice, params.revision, None if params.print_only else device)
+    check_asked_gpus(choice, device, UserFlags(params.flags).sizes())
+    if isinstance(target, PathTarget):
+        return model, open_folder(_one_of_tree(target, model), observer)
+    try:
+        return model, open_named(target, Sources(params.hubs, offline=params.offline), observer)
+    except OscarZooError as error:
+        return model, missing(params, target, model, error, observer)
+
+
+def prepare_server(
+    params: ServeParams,
+    model: ModelChoice | None,
+    artifact: Artifact,
+    device: str,
+    gpu: int,
+    observer: Observer,
+) -> tuple[Prepared, DraftChoice]:
+    """Model, recipe, GPUs and drafts of the server, which go together and fit into memory. Memory
+    and number of GPUs are not those of this machine where the command is only printed."""
+    flags = UserFlags(params.flags)
+    size = flags.sizes()
+    with hardware.one_look():
+        prepared = prepare(
+            artifact,
+            observer,
+            again=params.command_line(model="FOLDER"),
+            model=model,
+            clip=params.clip,
+            device=device,
+            gpu=gpu,
+            flags=size,
+            usual_gpus=params.print_only and params.device is not None,
+        )
+        check_groups(prepared, flags)
+        if not params.print_only:
+            check_memory(prepared, size)
+    return prepared, choose_drafts(params.drafts, prepared, flags, params.revision, observer)
+
+
+def _one_of_tree(target: PathTarget, model: ModelChoice | None) -> Path:
+    """The folder of the one artifact at or below a path, or of the one for `model`."""
+    place = artifacts_at(target.path)
+    found = place.artifacts
+    if len(found) == 1:
+        return found[0]
+    if model is None:
+        one = quote(path_text(found[0]))
+        hint = f"say which with --model MODEL, or name one of them, for example {one}"
+        raise UsageError(f"{target} holds {len(found)} artifacts.", hint=hint)
+    wanted = model.source if Path(model.source).is_dir() else model.model_id
+    return choose_artifact(place.path, found, wanted)

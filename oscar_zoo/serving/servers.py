@@ -1,0 +1,279 @@
+"""What can be done with the servers that run on this machine: see them, read the log of one, stop
+one. What the verbs find is what their `--json` prints."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Annotated, Literal
+
+from pydantic import Field
+
+from oscar_zoo.artifact.outcome import HIDDEN, says
+from oscar_zoo.engines.sglang.launch.plan import check_port_free, next_free_port
+from oscar_zoo.engines.sglang.launch.server import DRAIN_SECONDS, GRACE_SECONDS
+from oscar_zoo.engines.sglang.launch.starting import log_file
+from oscar_zoo.errors import PortInUse, ServerFailed, ServerNotFound, UsageError
+from oscar_zoo.observer import SILENT, Observer
+from oscar_zoo.serving import records
+from oscar_zoo.serving.params import ON_A_TERMINAL, LogsParams, PsParams, StopParams
+from oscar_zoo.serving.records import ServerRecord
+
+POLL_SECONDS = 0.5
+LONGEST_STOP = DRAIN_SECONDS + 3 * GRACE_SECONDS
+"""Seconds after which a server should be gone: its requests drain, then it has a grace period."""
+Port = Annotated[int, Field(ge=0)]
+Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
+
+
+@dataclass(frozen=True)
+class RunningRow:
+    """A server that runs."""
+
+    port: Port
+    model_id: Annotated[str, says("The id that requests name.")]
+    artifact: Annotated[str, says("The artifact that is served.")]
+    url: Annotated[str, says("Of its API.")]
+    state: records.State
+    pid: Annotated[int, says("Of the process that supervises the server.", ge=0)]
+    since: Annotated[Time, says("When it was started, in UTC.")]
+    seconds: Annotated[int, says("Since then.", ge=0)]
+    log: Annotated[str, says("What the engine prints.")]
+
+    @classmethod
+    def of(cls, record: ServerRecord) -> RunningRow:
+        """The row of a server."""
+        return cls(
+            record.port,
+            record.model,
+            record.artifact,
+            record.url,
+            record.state,
+            record.process.pid,
+            record.since,
+            round(record.seconds),
+            record.log,
+        )
+
+
+@dataclass(frozen=True)
+class EndedServer:
+    """A server that ended by itself."""
+
+    port: Port
+    model_id: Annotated[str, says("The id that requests named.")]
+    artifact: Annotated[str, says("The artifact that was served.")]
+    since: Annotated[Time, says("When it was started, in UTC.")]
+    ended: Annotated[Time | None, says("When it ended, in UTC; null where nobody saw it.")]
+    last_sign: Annotated[
+        Time | None, says("Where nobody saw its end: its last log line or its start, in UTC.")
+    ]
+    noticed: Annotated[Time, says("When it was seen that it had ended, in UTC.")]
+    exit_status: Annotated[
+        int | None, says("Of the engine, negative for a signal; null where nobody knows it.")
+    ]
+    cause: Annotated[str, says("Why it ended.")]
+    log: Annotated[str, says("What the engine printed.")]
+    how: Annotated[str, *HIDDEN]
+    """When, with which status and why, to stand behind "ended"."""
+
+    @classmethod
+    def of(cls, record: ServerRecord) -> EndedServer:
+        """The row of a server that has ended."""
+        end = record.end
+        assert end is not None, "only of a server that ended"
+        return cls(
+            record.port,
+            record.model,
+            record.artifact,
+            record.since,
+            end.at,
+            end.last_sign,
+            end.noticed,
+            end.exit_status,
+            end.cause,
+            record.log,
+            end.told,
+        )
+
+
+@dataclass(frozen=True)
+class PsReport:
+    """What oscar-zoo ps prints."""
+
+    servers: tuple[RunningRow, ...]
+    ended: Annotated[
+        tuple[EndedServer, ...], says("Servers that nobody stopped, for up to three days.")
+    ]
+    schema: Literal["oscar-zoo.ps/1"] = "oscar-zoo.ps/1"
+
+
+@dataclass(frozen=True)
+class StoppedServer:
+    """A server that was stopped."""
+
+    port: Port
+    model_id: Annotated[str, says("The id that requests named.")]
+    pid: Annotated[int, says("Of the process that supervised the server.", ge=0)]
+
+
+@dataclass(frozen=True)
+class StopReport:
+    """What oscar-zoo stop prints when the server is gone, or had ended before."""
+
+    stopped: Annotated[StoppedServer | None, says("Null where it had ended by itself.")]
+    forgotten: Annotated[
+        tuple[EndedServer, ...],
+        says("Those it named that had ended by themselves; ps tells of them no more."),
+    ] = ()
+    schema: Literal["oscar-zoo.stop/1"] = "oscar-zoo.stop/1"
+
+
+@dataclass(frozen=True)
+class LogsReport:
+    """What oscar-zoo logs prints; `lines` come while the log is read."""
+
+    log: Annotated[str, says("Its file.")]
+    ended: Annotated[EndedServer | None, says("The server, where it ended by itself; else null.")]
+    lines: Annotated[Iterable[str], says("Its end, or all of it.")]
+    schema: Literal["oscar-zoo.logs/1"] = "oscar-zoo.logs/1"
+
+
+def ps(params: PsParams, observer: Observer = SILENT) -> PsReport:
+    """The servers that run here, and those that ended by themselves."""
+    return PsReport(
+        tuple(map(RunningRow.of, records.running())), tuple(map(EndedServer.of, records.ended()))
+    )
+
+
+def stop(params: StopParams, observer: Observer = SILENT) -> StopReport:
+    """Stop a server and wait until it is gone. Where none runs that is meant, those that had ended
+    by themselves are told and forgotten."""
+    try:
+        record = records.find(params.name, "stop")
+    except ServerNotFound:
+        gone = records.ended(params.name)
+        if not gone:
+            raise
+        for one in gone:
+            records.forget(one)
+        return StopReport(None, tuple(map(EndedServer.of, gone)))
+    ready = record.state == "ready"
+    record.process.send(signal.SIGINT if params.now and ready else signal.SIGTERM)
+    what = (
+        f"waiting for the requests of {record.model} to finish"
+        if ready and not params.now
+        else f"stopping {record.model}"
+    )
+    started = time.monotonic()
+    while not record.process.wait(POLL_SECONDS):
+        waited = time.monotonic() - started
+        observer.advance(what, int(waited), 0, "s")
+        if waited > LONGEST_STOP:
+            raise ServerFailed(
+                f"{record.model} on port {record.port} is still running after {waited:.0f} s.",
+                hint=f"end its requests: oscar-zoo stop {record.port} --now",
+            )
+    records.forget(record)  # a process that was killed left it
+    return StopReport(StoppedServer(record.port, record.model, record.process.pid))
+
+
+def logs(params: LogsParams, observer: Observer = SILENT) -> LogsReport:
+    """The end of a server's log, or all of it, and what is written later."""
+    usual = ON_A_TERMINAL if sys.stdout.isatty() else None
+    number = usual if params.lines is None else _number_of_lines(params.lines)
+    log, record = log_of(params.name)
+    ended = EndedServer.of(record) if record is not None and record.end is not None else None
+    alive = (lambda: record.process.alive) if params.follow and record is not None else None
+    return LogsReport(str(log), ended, read_log(log, lines=number, follow=alive))
+
+
+def serve_log(port: int) -> Path:
+    """The log of the server on `port`."""
+    return log_file(f"serve-{port}")
+
+
+def log_of(name: str | None) -> tuple[Path, ServerRecord | None]:
+    """The log of a running server, with its record; where there is none, that of the server that
+    ended last; or the log of the last server on a port."""
+    try:
+        record = records.find(name, "logs")
+    except ServerNotFound as error:
+        last = records.last_ended(name)
+        if last is not None:
+            return Path(last.log), last
+        if name is not None and name.isdecimal() and serve_log(int(name)).is_file():
+            return serve_log(int(name)), None
+        port = _newest_log() if name is None else None
+        if port is not None:
+            error.advise(f"the log of the last one: oscar-zoo logs {port}")
+        raise
+    return Path(record.log), record
+
+
+def read_log(
+    log: Path, *, lines: int | None, follow: Callable[[], bool] | None = None
+) -> Iterator[str]:
+    """The last `lines` of `log`, or all, and every line that is written later while `follow` says
+    that more may come; `None` reads the log once."""
+    try:
+        with log.open("rb") as stream:
+            found = (part for line in stream for part in _text(line).splitlines())
+            yield from found if lines is None else deque(found, maxlen=lines)
+            if follow is not None:
+                yield from _new_lines(stream, follow)
+    except FileNotFoundError:
+        raise ServerNotFound(f"no log at {log}.", hint="see what runs: oscar-zoo ps") from None
+
+
+def check_port(host: str, port: int, again: Callable[[str], str]) -> None:
+    """Refuse a port that is taken; `again` is the command with another one."""
+    ours = {record.port: record for record in records.running()}
+
+    def other() -> str:
+        return again(str(next_free_port(host, port, avoid=ours.keys()) or "PORT"))
+
+    if port in ours:
+        raise PortInUse(
+            f"port {port} is taken: {ours[port].model} is served there.",
+            hint=f"choose another: {other()} (or end that one: oscar-zoo stop {port})",
+        )
+    check_port_free(host, port, again=other)
+
+
+def _number_of_lines(text: str) -> int | None:
+    if text == "all":
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise UsageError(
+            f"--lines {text!r} is no number of lines.", hint="a number from 1 on, or all"
+        )
+    return int(text)
+
+
+def _newest_log() -> int | None:
+    """The port of the log that was written last, or `None` when there is no log."""
+    logs = serve_log(0).parent.glob("serve-*.log")
+    ports = {path.stem.removeprefix("serve-"): path.stat().st_mtime for path in logs}
+    newest = max(filter(str.isdecimal, ports), key=ports.__getitem__, default=None)
+    return None if newest is None else int(newest)
+
+
+def _new_lines(stream: IO[bytes], goes_on: Callable[[], bool]) -> Iterator[str]:
+    rest = b""
+    while True:
+        last = not goes_on()  # asked before the read, so that the last lines are read, too
+        *whole, rest = (rest + stream.read()).split(b"\n")
+        yield from map(_text, whole)
+        if last:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace")

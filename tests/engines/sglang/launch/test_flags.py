@@ -1,0 +1,208 @@
+"""Flags of SGLang, as users write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from oscar_zoo.engines.sglang import refusals
+from oscar_zoo.engines.sglang.flags import SizeFlags
+from oscar_zoo.engines.sglang.launch import flag_refusals
+from oscar_zoo.engines.sglang.launch.flag_refusals import check_flags
+from oscar_zoo.engines.sglang.launch.user_flags import TENSOR_PARALLEL, UserFlags
+from oscar_zoo.engines.sglang.setting_flags import BACKEND
+from oscar_zoo.errors import InvalidModel, PathNotFound, UnsupportedMachine, UsageError
+
+
+def test_values_of_flags_in_every_spelling() -> None:
+    assert UserFlags(["--tp", "2", "--tp-size=4"]).text(*TENSOR_PARALLEL) == "4"
+    assert UserFlags(["--tensor_parallel_size=8"]).text(*TENSOR_PARALLEL) == "8"
+    assert UserFlags([]).text("--tp") is None and UserFlags(["--tp"]).text("--tp") is None
+
+
+def test_a_switch_has_no_value() -> None:
+    given = UserFlags(["--enable-metrics", "--tp", "2", "--name=--x", "--last"]).given
+    assert [(flag.name, flag.value) for flag in given] == [
+        ("--enable-metrics", None),
+        ("--tp", "2"),
+        ("--name", "--x"),
+        ("--last", None),
+    ]
+
+
+def test_flags_that_serve_refuses_are_no_user_flags() -> None:
+    with pytest.raises(UsageError, match="--host is not allowed"):
+        UserFlags(["--tp=2", "--host=0.0.0.0"])
+    with pytest.raises(UsageError, match="--trust-remote-code is not allowed"):
+        UserFlags(["--tp=2"]).after("--trust-remote-code")
+    assert UserFlags(["--tp=2"]).after("--dtype=half").words == ("--dtype=half", "--tp=2")
+
+
+def test_the_number_of_gpus() -> None:
+    assert UserFlags(["--tp=2"]).sizes().tensor_parallel == 2
+    assert UserFlags(["--page-size=16"]).sizes() == SizeFlags()
+    for flags in (["--tp=two"], ["--tp=0"]):
+        with pytest.raises(UsageError, match="is not a number of GPUs"):
+            UserFlags(flags).sizes()
+
+
+def test_workers_share_a_group_in_every_spelling() -> None:
+    for flag in ("--enable-dp-attention", "--enable_dp_attention"):
+        assert UserFlags([flag]).sizes().dp_attention
+
+
+def test_numbers_that_are_none_are_left_to_sglang() -> None:
+    words = ["--mem-fraction-static=half", "--max-running-requests=many", "--dp=x", "--pp=0"]
+    flags = UserFlags(words).sizes()
+    assert (flags.memory_fraction, flags.requests) == (1.0, None)
+    assert (flags.data_parallel, flags.pipeline_parallel) == (1, 1)
+    assert UserFlags(["--mem-fraction-static", "1.5"]).sizes().memory_fraction == 1.0
+
+
+VALUES = {
+    "--attention-backend": "flashinfer",
+    "--speculative-algorithm": "UNO",
+    "--speculative-num-draft-tokens": "33",
+    "--speculative-draft-attention-backend": BACKEND,
+    "--pp-size": "2",
+    "--radix-cache-backend": "another",
+    "--dcp-size": "2",
+    "--attn-cp-size": "2",
+    "--dllm-algorithm": "LowConfidence",
+    "--tokenizer-worker-num": "2",
+    "--kv-canary": "log",
+}
+"""Values of the flags that are no switches."""
+DRAFTS = "--speculative-algorithm=NGRAM"
+ALSO = {
+    "--enable-linear-replayssm-spec": [DRAFTS],
+    "--enable-mixed-chunk": [DRAFTS],
+    "--enable-multi-layer-eagle": ["--speculative-eagle-topk=2"],
+    "--pp-size": [DRAFTS],
+}
+"""Flags without which a row does not hold."""
+
+
+ROWS = [row for row in refusals.SERVER if row.name != "--disaggregation-mode"]
+"""All but the flag that `serve` takes from nobody."""
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_every_row_is_found_in_every_spelling(row: refusals.Refusal) -> None:
+    flag, _, value = row.name.partition(" ")
+    value = value or VALUES.get(flag, "")
+    spellings = (
+        [[flag, value], [f"{flag}={value}"], [f"--{flag[2:].replace('-', '_')}={value}"]]
+        if value
+        else [[flag]]
+    )
+    for spelling in spellings:
+        with pytest.raises(UsageError) as caught:
+            check_flags(UserFlags(["--tp=2", *ALSO.get(flag, ()), *spelling]), "cuda")
+        assert caught.value.message == row.sentence and caught.value.hint
+
+
+@pytest.mark.parametrize("other", flag_refusals.OTHER_NAMES)
+def test_second_names_are_found(other: str) -> None:
+    with pytest.raises(UsageError):
+        check_flags(UserFlags([other, "2"]), "cuda")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--tp", "2", "--context-length=8192", "--enable-metrics"],
+        [
+            "--attention-backend",
+            BACKEND,
+            "--decode-attention-backend=triton",
+            "--prefill-attention-backend",
+            "fa3",
+        ],
+        ["--dcp-size=1", "--attn-cp-size", "1", "--kv-canary=none"],
+        ["--cuda-graph-backend-prefill=breakable", "--cuda-graph-backend-decode", "full"],
+        ["--pp-size=2", "--enable-mixed-chunk"],
+        [DRAFTS, "--speculative-num-draft-tokens=32", "--pp-size=1"],
+        ["--served-model-name=--enable-mis"],
+        ["-1", "x"],
+    ],
+)
+def test_what_works_passes(flags: list[str]) -> None:
+    check_flags(UserFlags(flags), "cuda")
+
+
+def test_drafts_that_cannot_start_are_refused_before_weights_load(tmp_path: Path) -> None:
+    eagle, model = "--speculative-algorithm=EAGLE3", "--speculative-draft-model-path"
+    with pytest.raises(UnsupportedMachine, match="algorithm needs a GPU"):
+        check_flags(UserFlags([DRAFTS]), "cpu")
+    with pytest.raises(UsageError, match="EAGLE3 needs a draft model"):
+        check_flags(UserFlags([eagle]), "cuda")
+    (tmp_path / "other.json").touch()
+    with pytest.raises(InvalidModel, match=r"has no config\.json"):
+        check_flags(UserFlags([eagle, f"{model}={tmp_path}"]), "cuda")
+    with pytest.raises(PathNotFound, match="no such model folder"):
+        check_flags(UserFlags([eagle, f"{model}={tmp_path}/nowhere"]), "cuda")
+    (tmp_path / "config.json").write_text("{}")
+    check_flags(UserFlags([eagle, f"{model}={tmp_path}"]), "cuda")
+    check_flags(UserFlags([eagle, f"{model}=some/draft"]), "cuda")
+    check_flags(UserFlags(["--speculative-algorithm=NEXTN"]), "cuda")
+
+
+def test_a_machine_without_a_gpu_has_no_graphs() -> None:
+    check_flags(UserFlags(["--cuda-graph-backend-prefill=full"]), "cpu")
+
+
+def test_variables_that_the_server_would_refuse() -> None:
+    assert flag_refusals.check_environment({"PATH": "/bin", "SGLANG_USE_HND_KVCACHE": "0"}) == ()
+    for name, value in (
+        ("SGLANG_USE_HND_KVCACHE", "1"),
+        ("SGLANG_OSCAR_MLA_X", "1"),
+        ("SGLANG_OSCAR_K_CLIP", "1"),
+    ):
+        with pytest.raises(UsageError, match=name):
+            flag_refusals.check_environment({name: value})
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--oscar-bits=4/3", "codes have 2 or 4 bits, not '3'"),
+        ("--oscar-bits=4,2", None),
+        ("--oscar-k-clip=2", "a number from 0 to 1, not '2'"),
+        ("--oscar-recent-size=0", "must be a whole number from 1 to 1048576"),
+        (
+            "--kv-cache-quant-group-size=x",
+            "--oscar-group-size 'x': must be a whole number from 1 to 1048576",
+        ),
+    ],
+)
+def test_values_of_the_cache_are_read_before_anything_starts(flag: str, said: str | None) -> None:
+    if said is None:
+        check_flags(UserFlags([flag]), "cuda")
+        return
+    with pytest.raises(UsageError, match=said):
+        check_flags(UserFlags([flag]), "cuda")
+
+
+@pytest.mark.parametrize("value", ["8", "0", "-0.5", "nan", "inf", "80%", "1.01"])
+def test_a_share_of_memory_that_is_none(value: str) -> None:
+    with pytest.raises(UsageError, match="is no share of the memory") as caught:
+        check_flags(UserFlags([f"--mem_fraction_static={value}"]), "cuda")
+    assert caught.value.hint == "for example -- --mem-fraction-static=0.8"
+
+
+@pytest.mark.parametrize("value", ["0.8", "1", "1e-3", ".9"])
+def test_a_share_of_memory(value: str) -> None:
+    check_flags(UserFlags([f"--mem-fraction-static={value}"]), "cuda")
+
+
+def test_backends_that_are_replaced_are_told() -> None:
+    given = ["--attention-backend=fa3", "--decode-attention-backend", "triton", "--tp=2"]
+    told = flag_refusals.replaced_backends(UserFlags(given))
+    assert [text.partition(" is replaced by oscar_int2,")[0] for text in told] == [
+        "--attention-backend fa3",
+        "--decode-attention-backend triton",
+    ]
+    assert flag_refusals.replaced_backends(UserFlags([f"--attention-backend={BACKEND}"])) == ()
