@@ -101,7 +101,7 @@ models: $(STAMP)
 
 # Put every promise to the test and write docs/reliability.md; RELIABILITY_FLAGS="--only kill".
 reliability: $(STAMP) $(VENV)/fuzzer
-	$(BIN)/python tests/reliability/run.py $(RELIABILITY_FLAGS)
+	$(BIN)/python contrib/reliability/run.py $(RELIABILITY_FLAGS)
 
 # Without a build for this Python, coverage-guided fuzzing is left out.
 $(VENV)/fuzzer: $(STAMP)

@@ -21,58 +21,56 @@ from oscar_zoo.version import __version__
 if TYPE_CHECKING:
     from oscar_zoo.app.artifacts import Artifact
     from oscar_zoo.app.benchmark import benchmark_artifact
-    from oscar_zoo.app.cache import installed
-    from oscar_zoo.app.card import card
-    from oscar_zoo.app.compare import compare
     from oscar_zoo.app.compute import compute_artifact
     from oscar_zoo.app.evaluate import evaluate_artifact
     from oscar_zoo.app.evaluate_against import evaluate_against
     from oscar_zoo.app.fit import fit, merge_moments
-    from oscar_zoo.app.leaderboard import leaderboard
-    from oscar_zoo.app.listing import list_artifacts
     from oscar_zoo.app.mirror import mirror
     from oscar_zoo.app.publish import publish
     from oscar_zoo.app.pull import pull
     from oscar_zoo.app.report import draw_report
     from oscar_zoo.app.ruler import ask_long_prompts
-    from oscar_zoo.app.scores import add_scores, scores
-    from oscar_zoo.app.search import search
     from oscar_zoo.app.serve import serve
-    from oscar_zoo.app.site import build_site
-    from oscar_zoo.app.status import deprecate, unyank, yank
     from oscar_zoo.registry.verify import verify
     from oscar_zoo.serving.fit_gpu import fit_gpu
     from oscar_zoo.serving.running import RunningServer
+    from oscar_zoo.site.build import build_site
+    from oscar_zoo.site.cache import installed
+    from oscar_zoo.site.card import card
+    from oscar_zoo.site.compare import compare
+    from oscar_zoo.site.listing import leaderboard, list_artifacts, search
+    from oscar_zoo.site.scores import add_scores, scores
+    from oscar_zoo.site.status import deprecate, unyank, yank
 
 _CALLS = {
     "Artifact": "app.artifacts",
     "RunningServer": "serving.running",
-    "add_scores": "app.scores",
+    "add_scores": "site.scores",
     "benchmark_artifact": "app.benchmark",
-    "build_site": "app.site",
-    "card": "app.card",
-    "compare": "app.compare",
+    "build_site": "site.build",
+    "card": "site.card",
+    "compare": "site.compare",
     "ask_long_prompts": "app.ruler",
     "compute_artifact": "app.compute",
-    "deprecate": "app.status",
+    "deprecate": "site.status",
     "draw_report": "app.report",
     "evaluate_against": "app.evaluate_against",
     "evaluate_artifact": "app.evaluate",
     "fit": "app.fit",
     "fit_gpu": "serving.fit_gpu",
-    "installed": "app.cache",
-    "leaderboard": "app.leaderboard",
-    "list_artifacts": "app.listing",
+    "installed": "site.cache",
+    "leaderboard": "site.listing",
+    "list_artifacts": "site.listing",
     "merge_moments": "app.fit",
     "mirror": "app.mirror",
     "publish": "app.publish",
     "pull": "app.pull",
-    "scores": "app.scores",
-    "search": "app.search",
+    "scores": "site.scores",
+    "search": "site.listing",
     "serve": "app.serve",
-    "unyank": "app.status",
+    "unyank": "site.status",
     "verify": "app.verify",
-    "yank": "app.status",
+    "yank": "site.status",
 }
 """Each public name, and the module of this package that has it."""
 

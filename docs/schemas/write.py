@@ -28,6 +28,13 @@ from oscar_zoo.registry.login import Account
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.serving.servers import LogsReport, PsReport, StopReport
+from oscar_zoo.site import cache, scores
+from oscar_zoo.site.build import BuiltSite
+from oscar_zoo.site.card import Card
+from oscar_zoo.site.compare import Comparison
+from oscar_zoo.site.info import Description
+from oscar_zoo.site.listing import Found, Leaderboard, Listing
+from oscar_zoo.site.status import StatusReport
 from oscar_zoo.verb import schema_of
 
 HERE = Path(__file__).resolve().parent
@@ -118,11 +125,26 @@ def text(value: Any, indent: int = 0, before: int = 0) -> str:
 
 
 GENERATED: dict[str, tuple[str, type]] = {
+    "cache-dir-1": ("The folder of the store", cache.CacheFolder),
+    "cache-gc-1": ("Freed space", cache.Freed),
+    "cache-list-1": ("Stored artifacts", cache.Stored),
+    "cache-rm-1": ("Removed artifacts", cache.RemovedArtifacts),
+    "cache-verify-1": ("Checked artifacts", cache.CacheChecks),
+    "card-1": ("A card", Card),
+    "compare-1": ("Two artifacts", Comparison),
+    "info-1": ("A model or artifact", Description),
+    "leaderboard-1": ("A leaderboard", Leaderboard),
+    "list-1": ("Artifacts", Listing),
+    "scores-added-1": ("Attached scores", scores.AddedScores),
+    "scores-of-1": ("Scores", scores.ScoresReport),
+    "search-1": ("Found artifacts", Found),
+    "site-1": ("A built page", BuiltSite),
+    "status-1": ("Changed versions", StatusReport),
+    "verify-1": ("Verified artifacts", VerifyReport),
     "login-1": ("A login", Account),
     "logs-1": ("The log of a server", LogsReport),
     "ps-1": ("Servers that run, and servers that ended by themselves", PsReport),
     "stop-1": ("A stopped server", StopReport),
-    "verify-1": ("Verified artifacts", VerifyReport),
 }
 """Outputs whose schema is made of the outcome of their verb: nobody writes them by hand."""
 
@@ -132,7 +154,8 @@ def made(file: Path, shared: dict[str, Any]) -> str:
     if file.stem in GENERATED:
         title, outcome = GENERATED[file.stem]
         head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
-        return text(head | schema_of(outcome)) + "\n"
+        written = json.dumps(head | schema_of(outcome)).replace('"x-ref": "', '"$ref": "#/$defs/')
+        return text(complete(json.loads(written), shared)) + "\n"
     schema = json.loads(file.read_bytes())
     return text(schema if file == PARTS else complete(schema, shared)) + "\n"
 

@@ -23,15 +23,17 @@ def command(
     view: str,
     cls: type[click.Command] = click.Command,
     quiet: bool = True,
+    then: str | None = None,
 ) -> click.Command:
     """The click command of a verb.
 
     Args:
         params: its parameters; the docstring is the text of `--help`.
         run: `module:function` from parameters and an observer to an outcome. An outcome may have
-            `exit_code`, and `warnings` to be noted where no view shows them.
+            `exit_code`, or the `error` that ended it.
         view: `module:function` that prints the outcome for people; it gets the outcome, the
             parameters and `quiet`.
+        then: what follows when it is printed, as text or as JSON; it gets the same.
     """
 
     def body(as_json: bool, quiet: bool = False, **values: Any) -> int:
@@ -48,6 +50,12 @@ def command(
             terminal.emit_json(plain(outcome))
         else:
             named(view)(outcome, request, quiet=quiet)
+        if then is not None:
+            named(then)(outcome, request, quiet=quiet)
+        if (failure := getattr(outcome, "error", None)) is not None:
+            from oscar_zoo.cli.main import exit_code
+
+            return exit_code(failure)
         return getattr(outcome, "exit_code", 0)
 
     return of_body(name, params, body, cls=cls, quiet=quiet)

@@ -1,120 +1,144 @@
-"""What an artifact is: where it comes from, how it was made, its settings and its files."""
+"""What the outputs of several verbs say in the same words: their JSON and its schema.
+
+A model that stands in them as it stands in files has its definition in `docs/schemas/write.py`,
+which takes the place of `x-ref`.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from oscar_zoo.artifact.manifest import Manifest
-from oscar_zoo.registry.entries import Entry
-from oscar_zoo.site import numbers, tables
-from oscar_zoo.site.html import Html, element
-from oscar_zoo.site.tables import Row
+from pydantic import Field, InstanceOf, PlainSerializer, WithJsonSchema
+from typing_extensions import TypedDict
 
-_REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-_HUGGING_FACE = "https://huggingface.co/"
+from oscar_zoo.artifact import manifest, specs
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.artifact.outcome import Digest, says
+from oscar_zoo.errors import OscarZooError
+from oscar_zoo.registry import measured
+from oscar_zoo.registry.store import Record
 
-Fact = tuple[str, str | Html | None]
+
+def _messages(errors: tuple[OscarZooError, ...]) -> list[str]:
+    return [error.message for error in errors]
 
 
-def fact_section(entry: Entry) -> Html:
-    """The facts, and the files with their checksums."""
-    manifest = entry.manifest
-    listed = [*_of_entry(entry), *(_of_manifest(manifest) if manifest else ())]
-    parts = [
-        part
-        for name, value in listed
-        if value is not None
-        for part in (element("dt", name), element("dd", value))
+Unreachable = Annotated[
+    tuple[InstanceOf[OscarZooError], ...],
+    PlainSerializer(_messages, return_type=list[str]),
+    Field(serialization_alias="notes", description="What hubs said that did not answer."),
+]
+Warnings = Annotated[tuple[str, ...], says("Sentences for people.")]
+Name = Annotated[
+    ArtifactId,
+    PlainSerializer(str, return_type=str),
+    Field(description="Name of one version of an artifact: MODEL/TAG."),
+]
+Size = Annotated[int, Field(ge=0)]
+State = Annotated[
+    Literal["active", "deprecated", "yanked"],
+    says("Of a version: deprecated is advised against, yanked is no longer found by name."),
+]
+# Inside of `InstanceOf`, since an annotation would change the schema of the model itself.
+Manifest = Annotated[
+    InstanceOf[manifest.Manifest],
+    PlainSerializer(manifest.Manifest.to_json),
+    WithJsonSchema({"x-ref": "Manifest"}),
+]
+Status = Annotated[InstanceOf[manifest.Status], WithJsonSchema({"x-ref": "Status"})]
+Score = Annotated[InstanceOf[specs.Score], WithJsonSchema({"x-ref": "Score"})]
+Measured = Annotated[InstanceOf[measured.Measured], WithJsonSchema({"x-ref": "Measured"})]
+MeasuredFacts = Annotated[Mapping[str, Any], WithJsonSchema({"x-ref": "Measured"})]
+"""The same as plain JSON values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """What was written to one hub."""
+
+    hub: str
+    id: Name
+    digest: Digest
+    changed: Annotated[bool, says("Whether anything was written.")]
+    serial: Annotated[Size, says("Of the index.")]
+    revision: Annotated[
+        str | None,
+        says("Where the hub stands now; null for a proposal, or a hub without commits."),
     ]
-    return element(
-        "section",
-        element("h2", "Facts", id="facts"),
-        element("dl", parts, class_="facts"),
-        _files(manifest) if manifest else None,
-    )
+    proposal: Annotated[str | None, says("Address of the pull request that has to be merged.")]
 
 
-def contamination(entry: Entry) -> str | None:
-    """The sentence that a score needs whose questions the fit has seen; `None` without such."""
-    calibration = entry.manifest.fit.calibration if entry.manifest else None
-    if calibration is None or not calibration.overlaps_with:
-        return None
-    seen = ", ".join(calibration.overlaps_with)
-    return (
-        f"Its calibration text has questions of {seen}: scores in these sets are not independent."
-    )
+class ErrorFacts(TypedDict):
+    """Why a command, or a part of it, failed."""
 
-
-def hub_link(repo: str, text: str | None = None) -> Html | str:
-    """A link to a repository of Hugging Face, or only its name where that is no name of one."""
-    shown = text or repo
-    if _REPO.fullmatch(repo) is None:
-        return shown
-    return element("a", shown, href=_HUGGING_FACE + repo, rel="noopener noreferrer")
-
-
-def _of_entry(entry: Entry) -> Iterable[Fact]:
-    recipe = entry.recipe
-    on_hub = recipe is not None and recipe.on_hub
-    model = entry.model_id
-    yield "Model", hub_link(model) if model and on_hub else model
-    yield "Family", entry.family
-    yield "Digest", element("code", entry.digest) if entry.digest else "nobody has seen the files"
-    yield "Hubs", ", ".join(entry.hubs) or None
-
-
-def _of_manifest(manifest: Manifest) -> Iterable[Fact]:
-    fit, recipe, source = manifest.fit, manifest.recipe, manifest.provenance
-    yield "Method", fit.method
-    yield "Format", None if manifest.format_version is None else str(manifest.format_version)
-    yield "Bits per number", f"{recipe.bits_per_element:.2f} ({recipe.group_size} share a scale)"
-    yield "Clip", f"keys {recipe.clip.k:g}, values {recipe.clip.v:g} ({recipe.origin} settings)"
-    windows = recipe.windows
-    yield "In BF16", f"the first {windows.sink} and the last {windows.recent} tokens"
-    yield "Needs", ", ".join(recipe.requires) or None
-    yield "Shape", _shape(manifest)
-    yield "Calibration", _calibration(manifest)
-    if fit.numerics is not None:
-        engine = fit.numerics.engine
-        yield "Made with", " ".join(filter(None, (engine.name, engine.version)))
-    if source.hub == "hf" and source.repo:
-        yield "Source", hub_link(source.repo)
-    elif source.repo:
-        yield "Source", source.repo
-    yield "Licence", manifest.license.artifact or numbers.UNKNOWN
-    yield "Note", manifest.license.note
-    yield "Created", manifest.created[:10]
-
-
-def _shape(manifest: Manifest) -> str:
-    model = manifest.model
-    widths = " and ".join(dict.fromkeys(map(str, model.head_dims)))
-    return (
-        f"{len(model.attention_layers)} of {model.num_layers} layers have full attention, with"
-        f" {model.num_kv_heads} KV heads of {widths} channels"
-    )
-
-
-def _calibration(manifest: Manifest) -> str | None:
-    used = manifest.fit.calibration
-    if used is None:
-        return None
-    tokens = used.tokens_used or used.tokens_requested
-    facts = (
-        used.dataset or "text that is not named",
-        f"{tokens:,} tokens" if tokens else None,
-        f"{used.sequences} sequences" if used.sequences else None,
-    )
-    return ", ".join(fact for fact in facts if fact)
-
-
-def _files(manifest: Manifest) -> Html:
-    rows = [
-        Row(
-            element("code", file.path),
-            (numbers.size(file.size), element("code", file.sha256) if file.sha256 else None),
-        )
-        for file in manifest.files
+    code: Annotated[
+        str,
+        says("What went wrong, in a word that does not change, such as not_found.artifact."),
     ]
-    return tables.table("Files", ("File", "Size", "sha256"), rows, right=("Size",))
+    message: Annotated[str, says("The cause, in a sentence for people.")]
+    hint: Annotated[str | None, says("What to do next, for people; null where nobody can say.")]
+
+
+def _failure(error: OscarZooError | None) -> list[ErrorFacts]:
+    if error is None:
+        return []
+    return [{"code": error.code, "message": error.message, "hint": error.hint}]
+
+
+Failure = Annotated[
+    InstanceOf[OscarZooError] | None,
+    PlainSerializer(_failure, return_type=list[ErrorFacts]),
+    Field(serialization_alias="errors", description="The failure that ended it, if any."),
+]
+
+
+class ScoreSummary(TypedDict):
+    """The main facts of one score."""
+
+    task: Annotated[str, says("What was measured, such as gpqa_diamond.")]
+    metric: Annotated[str, says("Such as accuracy.")]
+    value: Annotated[
+        float | None,
+        says("Of the metric, in the unit; null where a source names the task without a number."),
+    ]
+    unit: Annotated[str, says("Such as percent.")]
+    kv_dtype: Annotated[Literal["bf16", "int2", "fp8"], says("Type of the cache.")]
+    stderr: Annotated[float | None, says("Standard error of the value, in its unit.")]
+    baseline: Annotated[float | None, says("The same with a BF16 cache, from the same run.")]
+    reporter: Annotated[
+        Literal["upstream", "third_party", "measured"],
+        says("Who says so; measured means with this tool."),
+    ]
+    recipe_changes: Annotated[
+        Mapping[str, str], says("Settings that were not those of the recipe.")
+    ]
+
+
+class StoredArtifact(TypedDict):
+    """An artifact in the local store."""
+
+    id: Name
+    reference: Annotated[str, says("The name as it is typed: MODEL:TAG.")]
+    digest: Digest
+    bytes: Annotated[Size, says("Of all files.")]
+    source: Annotated[str, says("The hub that it came from.")]
+    revision: Annotated[str | None, says("Commit of the hub; null where the hub has none.")]
+    fetched: Annotated[str, says("When, in UTC.", json_schema_extra={"format": "date-time"})]
+    path: Annotated[Path, says("Its folder.")]
+
+
+def stored_artifact(record: Record) -> StoredArtifact:
+    """What outputs say of a record of the store."""
+    return {
+        "id": record.id,
+        "reference": record.id.reference,
+        "digest": record.digest,
+        "bytes": sum(file.size for file in record.files),
+        "source": record.source,
+        "revision": record.revision,
+        "fetched": record.fetched,
+        "path": record.path,
+    }

@@ -17,7 +17,7 @@ from sample_scores import gpqa, write_scores
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo import card
-from oscar_zoo.errors import AmbiguousName, ConflictError
+from oscar_zoo.errors import ConflictError
 from oscar_zoo.registry.card import BEGIN, END
 from oscar_zoo.registry.card_front import TAGS
 from oscar_zoo.registry.changes import Version
@@ -69,15 +69,6 @@ def test_hugging_faces_client_reads_all_metadata_and_writes_the_same(empty_hub: 
         **{k: v for k, v in front.items() if k != "model-index"},
     )
     assert yaml.safe_load(own.to_yaml()) == front
-
-
-def test_the_card_of_an_artifact_says_how_to_use_it_and_what_it_was_made_of(empty_hub: str) -> None:
-    text = card(QWEN, hubs=[empty_hub]).content.decode()
-    assert "# INT2 rotation for Qwen3-8B\n" in text
-    assert f"oscar-zoo pull {QWEN} --hub {empty_hub}\noscar-zoo serve {QWEN}\n" in text
-    calibrated = "gpqa\\_diamond, 20,000 tokens, with questions of gpqa\\_diamond"
-    assert f"- Calibration of `{QWEN}`: {calibrated}\n" in text
-    assert "Licence of the rotations: Apache-2.0\n" in text and "eprint = {2605.17757}" in text
 
 
 def test_the_card_of_a_folder_is_written_and_written_again(cli: Cli, tmp_path: Path) -> None:
@@ -187,14 +178,6 @@ def test_a_score_under_other_settings_is_named_so_and_not_given_to_hubs(
     assert "model-index" not in front_of(text)
 
 
-def test_the_card_of_a_name_says_what_was_accepted(cli: Cli, tmp_path: Path) -> None:
-    hub, folder = f"file:{tmp_path}/hub", write_folder(tmp_path / "made", artifact_files())
-    cli(0, "publish", folder, "--hub", hub, "--create", "--unmeasured")
-    words = "active; published without measurements"
-    assert words in cli(0, "card", HARD.reference, "--hub", hub)
-    assert words in cli(0, "card", "--hub", hub)
-
-
 def test_publish_keeps_the_card_that_the_command_writes(cli: Cli, tmp_path: Path) -> None:
     hub = LocalHub(tmp_path / "hub", must_exist=False)
     ids = [f"tiny-qwen3-hard/seq512_prompt{n}_group64" for n in (2, 3)]
@@ -208,11 +191,3 @@ def test_publish_keeps_the_card_that_the_command_writes(cli: Cli, tmp_path: Path
     front = front_of(kept)
     assert "model-index" not in front  # nobody has measured anything
     assert cli.json(2, "card")["error"]["code"] == "usage"
-
-
-def test_a_name_of_several_versions_is_not_guessed(tmp_path: Path) -> None:
-    for tag in ("seq512_prompt2_group64", "seq512_prompt3_group64"):
-        name = f"tiny-qwen3-hard/{tag}"
-        write_folder(tmp_path / "hub" / name, artifact_files(artifact=name))
-    with pytest.raises(AmbiguousName, match="could be any of"):
-        card("tiny-qwen3-hard", hubs=f"file:{tmp_path}/hub")

@@ -11,9 +11,6 @@ from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
 from oscar_zoo.app.artifacts import open_artifact
-from oscar_zoo.app.browse import describe
-from oscar_zoo.app.cache import check, remove, stored
-from oscar_zoo.app.listing import ListRequest, listing
 from oscar_zoo.app.publish import PublishRequest, publish_all
 from oscar_zoo.app.pull import pull_all
 from oscar_zoo.app.pull_request import Offered, Pulled, PullRequest
@@ -24,6 +21,9 @@ from oscar_zoo.registry import verify
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.params import VerifyParams
 from oscar_zoo.registry.targets import parse, parse_name, parse_named
+from oscar_zoo.site.cache import check, remove, stored
+from oscar_zoo.site.info import describe
+from oscar_zoo.site.params import CacheListParams, CacheRmParams, CacheVerifyParams
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def test_pull_gives_one_result_per_target_in_order(sources: Sources, tmp_path: P
     targets = tuple(map(parse_named, ("nowhere", HARD.model, "nowhere")))
     offered = pull_all(PullRequest(targets, sources, dry_run=True)).results[1]
     assert isinstance(offered, Offered) and len(offered.files) == 2
-    assert not offered.already_present and stored().records == ()
+    assert not offered.already_present and stored(CacheListParams()).artifacts == ()
     report = pull_all(PullRequest(targets, sources, output=tmp_path / "out"))
     assert len(report.results) == 2  # a target that is named twice is pulled once
     missing, pulled = report.results
@@ -110,27 +110,29 @@ def test_a_later_hub_that_fails_leaves_what_was_done(tmp_path: Path) -> None:
 
 def test_the_store_is_listed_checked_and_emptied(sources: Sources) -> None:
     pull_all(PullRequest((parse_named(HARD.model),), sources))
-    (record,) = stored().records
-    assert [found.problem for found in check()] == [None]
-    blob = next(path for path in record.path.iterdir() if path.suffix == ".pt")
+    (row,) = stored(CacheListParams()).artifacts
+    assert [found.problem for found in check(CacheVerifyParams()).artifacts] == [None]
+    blob = next(path for path in row["path"].iterdir() if path.suffix == ".pt")
     blob.chmod(0o644)
     blob.write_bytes(b"x")
-    (found,) = check()
+    (found,) = check(CacheVerifyParams()).artifacts
     (hub,) = sources.named
     assert found.problem and found.repair == f"oscar-zoo pull {HARD.reference} --hub {hub}"
     with pytest.raises(ArtifactNotFound):
-        remove([parse_name(HARD.model), parse_name("nowhere")])
-    assert len(remove([parse_name(HARD.model)])) == 1 and stored().records == ()
+        remove(CacheRmParams((HARD.model, "nowhere")))
+    assert len(remove(CacheRmParams((HARD.model,))).removed) == 1
+    assert stored(CacheListParams()).artifacts == ()
 
 
 def test_what_is_known_is_typed(sources: Sources) -> None:
-    found = listing(ListRequest(sources))
+    hubs = list(sources.named)
+    found = oscar_zoo.list_artifacts(hubs=hubs)
     assert [row["id"] for row in found.rows] == [str(HARD)] and found.unreachable == ()
-    assert listing(ListRequest(sources, installed=True)).rows == ()
-    assert listing(ListRequest(sources, model="qwen3-9b")).close
-    found = describe(parse_name(HARD.model), sources, gpu_memory=24 * 10**9)
-    assert [offer.id for offer in found.offered] == [HARD] and found.installed == ()
-    assert [manifest.artifact_id for manifest in found.manifests] == [HARD]
+    assert oscar_zoo.list_artifacts(hubs=hubs, installed=True).rows == ()
+    assert oscar_zoo.list_artifacts(hubs=hubs, model="qwen3-9b").close
+    about = describe(parse_name(HARD.model), sources, gpu_memory=24 * 10**9)
+    assert [offer.id for offer in about.offered] == [HARD] and about.installed == ()
+    assert [manifest.artifact_id for manifest in about.artifacts] == [HARD]
     with pytest.raises(ArtifactNotFound) as caught:
         describe(parse_name("tiny-qwen3-hart"), sources)
     assert HARD.model in caught.value.suggestions

@@ -1,5 +1,5 @@
 """Published rotation files of a hybrid model; what holds of all is in
-`tests/reliability/reading_experiments.py`."""
+`contrib/reliability/reading_experiments.py`."""
 
 from __future__ import annotations
 

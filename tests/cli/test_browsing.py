@@ -10,7 +10,7 @@ from documents import ROOT
 from hub_folders import HARD, hub_with
 from measured_artifacts import measured_files
 from own_cli import Cli
-from tiny_artifacts import K_NAME, artifact_files, write_folder
+from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli.main import run
 
@@ -42,18 +42,11 @@ def test_measured_quality_is_shown_everywhere_and_apart_from_scores(
     assert (listed["measured"]["change_percent"], listed["measured"]["recall_bf16"]) == (0.9, 0.992)
     assert listed["scores"] == []
 
-    shown = cli(0, "info", HARD.model, "--hub", hub)
     by = "measured by tests on 4,096 held-out tokens"
-    assert f"perplexity   BF16 9.468, INT2 9.553 (+0.90 %, standard error 0.11), {by}" in shown
-    assert f"recall       BF16 99.2 %, INT2 98.4 % of facts beyond the BF16 windows, {by}" in shown
+    assert f"+0.90 %, standard error 0.11), {by}" in cli(0, "info", HARD.model, "--hub", hub)
     assert cli.json(0, "info", HARD.model, "--hub", hub)["measured"][str(HARD)]["tokens"] == 4096
-
     card = (tmp_path / "hub" / "README.md").read_text()
-    assert (
-        "perplexity BF16 9.468, INT2 9.553 (+0.90 %, standard error 0.11); recall BF16 99.2 %, INT2"
-        " 98.4 % of facts" in card
-    )
-    assert by in card and "..." not in card
+    assert "(+0.90 %, standard error 0.11); recall BF16 99.2 %" in card and by in card
 
 
 def test_an_installed_version_that_was_yanked_is_marked_wherever_it_is_named(
@@ -106,11 +99,6 @@ def test_a_locked_version_that_was_yanked_is_told_by_list_pull_and_serve(
     ] == [sentence]
 
 
-def test_nothing_measured_takes_no_columns(cli: Cli, tmp_path: Path) -> None:
-    hub_with(tmp_path / "hub", artifact_files())
-    assert "PERPLEXITY" not in cli(0, "list", "--hub", f"file:{tmp_path}/hub")
-
-
 def test_a_named_hub_shows_what_it_has_and_nothing_else(cli: Cli, tmp_path: Path) -> None:
     one = f"file:{hub_with(tmp_path / 'one', artifact_files()).root}"
     two = f"file:{hub_with(tmp_path / 'two', artifact_files(seed=1)).root}"
@@ -133,21 +121,6 @@ def test_a_named_hub_shows_what_it_has_and_nothing_else(cli: Cli, tmp_path: Path
         name.startswith("Qwen3-8B/") for name in everything
     )
     assert "Recipes" not in cli(0, "list", "--hub", one)
-
-
-def test_a_hub_of_the_environment_counts_as_named(
-    cli: Cli,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    hub = hub_with(tmp_path / "hub", artifact_files())
-    monkeypatch.setenv("OSCAR_ZOO_HUB", f"file:{hub.root}")
-    assert [row["id"] for row in cli.json(0, "list")["artifacts"]] == [str(HARD)]
-    assert run(["list"]) == 0
-    assert f"note: OSCAR_ZOO_HUB is set: only file:{hub.root} is listed." in capsys.readouterr().err
-    assert run(["list", "--hub", f"file:{hub.root}"]) == 0
-    assert "OSCAR_ZOO_HUB" not in capsys.readouterr().err
 
 
 def test_info_describes_the_rotation_in_a_folder(cli: Cli, tmp_path: Path) -> None:
@@ -185,9 +158,7 @@ def test_info_tells_of_a_folder_whose_files_are_damaged(
     assert cli.json(0, "info", folder)["warnings"]
 
 
-def test_what_fits_a_gpu_is_an_estimate_from_shapes(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fits_a_gpu_is_an_estimate_from_shapes(cli: Cli, tmp_path: Path) -> None:
     hub = f"file:{hub_with(tmp_path / 'hub', artifact_files()).root}"
     memory = cli.json(0, "info", "Qwen3-8B", "--hub", hub, "--gpu-memory", "80GB")["memory"]
     # 36 layers, 8 heads, K and V of 128: 32 bytes of codes and 4 of scales a row, or 256 bytes in
@@ -203,35 +174,13 @@ def test_what_fits_a_gpu_is_an_estimate_from_shapes(
     assert card["bf16_tokens"] == card["requests"] * int(each // memory["bf16_token_bytes"])
     each -= memory["window_bytes_per_request"]
     assert card["int2_tokens"] == card["requests"] * int(each // memory["int2_token_bytes"])
-    assert "estimate: weights 16.4 GB (its shapes, in BF16); cache per token 20.7 kB INT2" in cli(
-        0, "info", "Qwen3-8B", "--hub", hub
-    )
-    assert "no, weights and windows" in cli(
-        0, "info", "Qwen3-8B", "--hub", hub, "--gpu-memory", "12 GiB"
-    )
+    four = cli.json(0, "info", "Qwen3-32B", "--hub", hub, "--gpu-memory", "80GB")["memory"]
+    assert four["gpus"][0]["gpus"] == 4 and four["gpus"][0]["int2_tokens"] > card["int2_tokens"]
+    shown = cli(0, "info", "Qwen3-8B", "--hub", hub, "--gpu-memory", "12 GiB")
+    assert "estimate: weights 16.4 GB" in shown and "no, weights and windows" in shown
     assert "weights not known" in cli(0, "info", "GLM-4.6", "--hub", hub, "--gpu-memory", "24")
-    four = cli.json(0, "info", "Qwen3-32B", "--hub", hub, "--gpu-memory", "80GB")["memory"]["gpus"][
-        0
-    ]
-    assert four["gpus"] == 4 and four["int2_tokens"] > card["int2_tokens"]
     for text in ("much", "0", "-3GB", "24TB", ""):
-        assert (
-            cli.json(2, "info", "Qwen3-8B", "--hub", hub, f"--gpu-memory={text}")["error"]["code"]
-            == "usage"
-        )
-
-    tool = tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text(
-        "#!/bin/sh\nprintf '0, GPU-a, NVIDIA T, 81559, 81000\\n1, GPU-b, NVIDIA T, 81559,"
-        " 81000\\n'\n"
-    )
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    seen = cli.json(0, "info", "Qwen3-8B", "--hub", hub)["memory"]["gpus"]
-    assert [(one["name"], one["memory_bytes"]) for one in seen] == [("NVIDIA T", 81559 << 20)]
-    assert "fits         NVIDIA T with 79.6 GiB: about " in cli(0, "info", "Qwen3-8B", "--hub", hub)
+        cli(2, "info", "Qwen3-8B", "--hub", hub, f"--gpu-memory={text}")
 
 
 def test_a_family_is_listed_with_its_recipes_and_nothing_else(cli: Cli) -> None:
@@ -246,40 +195,6 @@ def test_a_family_is_listed_with_its_recipes_and_nothing_else(cli: Cli) -> None:
     assert "Did you mean Gemma-" in cli.err
     everything = cli(0, "list", "--offline")
     assert "LFM2" in everything and "LFM2-1.2B" not in everything and "--family NAME" in everything
-
-
-def test_info_of_a_file_names_a_folder_only_where_there_is_one(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_folder(tmp_path / "made", measured_files())
-    monkeypatch.chdir(tmp_path / "made")
-    cli(2, "info", f"./{K_NAME}")
-    assert cli.err.endswith(" stands in the oscar.json of its folder. Name the folder: ./\n")
-    cli(0, "info", "./", "--offline")
-    Path("oscar.json").unlink()
-    cli(2, "info", f"./{K_NAME}")
-    assert cli.err == (
-        f"error: ./{K_NAME} is a file, and no oscar.json beside it says anything of it. To check"
-        f" it: oscar-zoo verify {K_NAME}\n"
-    )
-
-
-def test_info_says_what_works_and_how_that_was_tested(cli: Cli) -> None:
-    shown = cli(0, "info", "qwen3.5-9b", "--offline")
-    assert "compute      works, tried with a tiny random model on the CPU\n" in shown
-    assert "serve on CPU does not work: SGLang itself needs CUDA" in shown
-    assert "pull Qwen3.5-9B --compute" in shown
-    assert "serve on GPU works, tried with a tiny random model on an H200\n" in shown
-    works = cli.json(0, "info", "Llama-4-Maverick-17B-128E-Instruct", "--offline")["works"]
-    assert works["serve_gpu"]["state"] == "does not work" and "chunks" in works["serve_gpu"]["how"]
-    assert "serve on GPU not tried\n" in cli(0, "info", "Olmo-3-7B-Instruct", "--offline")
-    assert cli.json(0, "info", "Olmo-3-7B-Instruct", "--offline")["works"]["serve_gpu"] == {
-        "state": "not tried",
-        "how": None,
-    }
-    assert "make one: oscar-zoo pull gpt-oss-20b --compute" in cli(
-        0, "info", "gpt-oss-20b", "--offline"
-    )
 
 
 def test_info_of_a_model_without_a_recipe_says_what_works_for_its_kind(
@@ -300,15 +215,8 @@ def test_info_of_a_model_without_a_recipe_says_what_works_for_its_kind(
     ):
         shown = cli(0, "info", name, "--offline")
         assert f"  model        {name}; the zoo has no recipe for it\n" in shown
-        assert "  architecture qwen3\n" in shown
-        assert (
-            "  compute      works, tried with a trained example of this architecture\n"
-            "  eval         works, tried with a trained example of this architecture\n" in shown
-        )
-        assert (
-            "serve on GPU works, tried with a trained example of this architecture on an H100 and"
-            " an H200\n" in shown
-        )
+        works = "works, tried with a trained example of this architecture"
+        assert f"  compute      {works}\n" in shown and f"serve on GPU {works} on an H100" in shown
         assert shown.endswith(f"make one: oscar-zoo {step}\n")
         found = cli.json(0, "info", name, "--offline")
         assert found["model"] == {"source": name, "model_type": "qwen3"}
@@ -318,8 +226,3 @@ def test_info_of_a_model_without_a_recipe_says_what_works_for_its_kind(
     assert "  architecture brand_new, which nobody has tried\n" in shown
     known = cli.json(0, "info", "Qwen3-8B", "--offline")["model"]
     assert known == {"source": "Qwen/Qwen3-8B", "model_type": "qwen3"}
-
-
-def test_info_of_an_id_that_nobody_knows_names_the_command_that_computes(cli: Cli) -> None:
-    cli(3, "info", "someone/Unseen-8B", "--offline")
-    assert "oscar-zoo pull someone/Unseen-8B --compute" in cli.err

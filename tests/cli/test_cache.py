@@ -69,29 +69,12 @@ def test_list_shows_name_size_source_and_place(
 ) -> None:
     assert run(["cache", "list"]) == 0
     text = capsys.readouterr().out
-    for part in (
-        TINY.reference,
-        record.digest[:19],
-        "file:/zoo",
-        record.fetched[:10],
-        str(record.path),
-    ):
-        assert part in text
-    assert all(line == line.rstrip() for line in text.splitlines())
+    shown = (TINY.reference, record.digest[:19], "file:/zoo", record.fetched[:10], record.path)
+    assert all(str(part) in text for part in shown)
     value = as_json(capsys, 0, "list")
     (row,) = value["artifacts"]
-    size = sum(file.size for file in record.files)
-    assert (row["id"], row["digest"], row["bytes"], row["path"]) == (
-        str(TINY),
-        record.digest,
-        size,
-        str(record.path),
-    )
-    assert (value["schema"], value["bytes"], value["folder"]) == (
-        "oscar-zoo.cache-list/1",
-        size,
-        str(Store().root),
-    )
+    assert (row["digest"], row["path"]) == (record.digest, str(record.path))
+    assert row["bytes"] == value["bytes"] == sum(file.size for file in record.files)
 
 
 def test_verify_names_what_is_damaged_and_how_to_repair_it(
@@ -184,18 +167,6 @@ def test_rm_of_something_unknown_or_ambiguous_removes_nothing(
     assert set(Store().installed()) == {record, second}
 
 
-def test_rm_removes_what_is_damaged_too(record: Record) -> None:
-    damage(record)
-    assert run(["cache", "rm", TINY.reference]) == 0
-    assert Store().installed() == ()
-
-
-def test_the_folder_is_printed_alone(capsys: pytest.CaptureFixture[str], own_state: Path) -> None:
-    assert run(["cache", "dir"]) == 0
-    assert capsys.readouterr().out == f"{own_state / 'cache'}\n"
-    assert as_json(capsys, 0, "dir")["path"] == str(own_state / "cache")
-
-
 def test_a_store_that_others_can_write_is_refused(
     capsys: pytest.CaptureFixture[str], record: Record
 ) -> None:
@@ -275,17 +246,6 @@ def test_a_cache_that_cannot_be_written_names_the_variable_that_moves_it(
     assert "OSCAR_ZOO_CACHE" in told["error"]["hint"], told
 
 
-@pytest.mark.parametrize("words", ["pull tiny-qwen3-hard --hub file:.", "cache gc"])
-def test_a_cache_that_is_no_folder_moves(
-    words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nobody is told to change the permissions of a device."""
-    monkeypatch.setenv("OSCAR_ZOO_CACHE", "/dev/null")
-    assert run([*words.split(), "--json"]) == 8
-    hint = parsed(capsys.readouterr().out)["error"]["hint"]
-    assert "OSCAR_ZOO_CACHE" in hint and "chmod" not in hint
-
-
 @ROOT_ONLY
 @pytest.mark.parametrize(
     ("owner", "planting", "later", "code"),
@@ -345,21 +305,6 @@ def test_two_users_each_need_a_cache_of_their_own(
     monkeypatch.setenv("OSCAR_ZOO_CACHE", str(theirs / "cache"))
     code, told = by_other(*pull)
     assert (code, told["artifacts"][0]["digest"]) == (0, record.digest)
-
-
-def test_a_group_without_a_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["cache"]) == 2
-    assert "Usage: oscar-zoo cache" in capsys.readouterr().err
-    assert run(["cache", "lost"]) == 2
-    assert "oscar-zoo cache --help" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["list", "verify", "gc", "rm", "dir"])
-def test_every_command_has_help_with_examples(
-    capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    assert run(["cache", name, "--help"]) == 0
-    assert f"  oscar-zoo cache {name}" in capsys.readouterr().out
 
 
 def killed_in(folder: Path) -> Path:

@@ -129,5 +129,5 @@ def test_the_calls_of_the_library(hub: str) -> None:
     rows = oscar_zoo.list_artifacts(hubs=hub, filters=["method=oscar"], sort="recall").rows
     assert [row["id"] for row in rows] == [str(HARD), BETTER]
     assert [row["id"] for row in oscar_zoo.search("some-model", hubs=hub).rows] == [BARE]
-    with pytest.raises(UsageError, match="no order 'best'"):
+    with pytest.raises(UsageError):
         oscar_zoo.list_artifacts(hubs=hub, sort="best")

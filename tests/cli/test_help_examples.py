@@ -12,7 +12,7 @@ import pytest
 from oscar_zoo.artifact.names import Reference, is_path, parse_digest
 from oscar_zoo.cli.main import COMMANDS, EXIT_CODES, cli, run
 
-NAMED = ("artifact", "other", "name", "names", "targets", "replaced_by", "dummy_weights")
+NAMED = "artifact first second name names targets replaced_by dummy_weights".split()
 """Parameters that take names of artifacts, some of them paths too."""
 
 

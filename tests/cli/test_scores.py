@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +84,6 @@ def test_a_model_without_artifacts_has_a_next_step(cli: Cli, tmp_path: Path) -> 
     assert last == f"{said} {step}"
 
 
-def test_a_difference_is_shown_with_its_interval(cli: Cli, hub: str, tmp_path: Path) -> None:
-    cli(0, "scores", "add", NAME, record(tmp_path / "f.json", measured(DIGEST)), "--hub", hub)
-    text = cli(0, "scores", NAME, "--hub", hub)
-    assert (
-        "BF16 56.50 ± 2.50, INT2 55.00 ± 2.50; difference -1.50 (-4.00 to +1.00 with 95 %"
-        " confidence, p 0.3), at most 3.60 below BF16, measured" in text
-    )
-
-
 def test_a_folder_shows_the_scores_beside_its_rotation(
     cli: Cli, folder: Path, tmp_path: Path
 ) -> None:
@@ -107,18 +97,6 @@ def test_a_folder_shows_the_scores_beside_its_rotation(
     assert "not reported" in cli(0, "scores", bare)
     assert cli.err == f"Next: oscar-zoo eval {bare}\n"
     cli(3, "scores", "./nowhere")
-
-
-def test_json_has_every_field_and_the_history(cli: Cli, hub: str, tmp_path: Path) -> None:
-    file = record(tmp_path / "f.json", measured(DIGEST))
-    added = cli.json(0, "scores", "add", NAME, file, "--hub", hub)
-    assert added["schema"] == "oscar-zoo.scores-added/1" and added["hubs"][0]["changed"]
-    value = cli.json(0, "scores", "--hub", hub, NAME)
-    (artifact,) = value["artifacts"]
-    assert (value["schema"], artifact["id"]) == ("oscar-zoo.scores-of/1", str(HARD))
-    (score,) = artifact["scores"]
-    assert Score.model_validate_json(json.dumps(score)) == measured(DIGEST)
-    assert artifact["made"]["perplexity"] == 9.553
 
 
 def test_what_does_not_fit_is_refused_with_a_next_step(cli: Cli, hub: str, tmp_path: Path) -> None:
@@ -160,19 +138,6 @@ def test_publish_takes_scores_along(cli: Cli, folder: Path, tmp_path: Path) -> N
     cli(4, "publish", folder, "--hub", hub)
 
 
-def test_measured_quality_comes_first_and_upstream_after_it(
-    cli: Cli, hub: str, tmp_path: Path
-) -> None:
-    file = record(tmp_path / "f.json", UPSTREAM, measured(DIGEST))
-    cli(0, "scores", "add", NAME, file, "--hub", hub)
-    assert [s["reporter"] for s in listed(cli, hub)["scores"]] == ["measured", "upstream"]
-    assert "56.50 → 55.00 " in cli(0, "list", "--hub", hub)
-    text = cli(0, "info", NAME, "--hub", hub)
-    assert text.index("measured by tests") < text.index("55.00 ± 2.50") < text.index("55.56")
-    card = (tmp_path / "hub" / "README.md").read_text().partition("<!-- oscar-zoo:begin -->")[2]
-    assert card.index("measured by tests") < card.index("55.00 ± 2.50") < card.index("55.56")
-
-
 def test_perplexity_of_eval_is_what_listings_show(cli: Cli, hub: str, tmp_path: Path) -> None:
     assert "+0.90 %" in cli(0, "list", "--hub", hub)
     scores = (
@@ -198,19 +163,3 @@ def test_records_of_this_machine_are_shown_until_they_are_published(
     assert cli.err == f"Next: oscar-zoo scores add {NAME} {path}\n"
     cli(0, "scores", "add", NAME, path, "--hub", hub)
     assert "not published" not in cli(0, "scores", NAME, "--hub", hub)
-
-
-def test_an_artifact_without_scores_says_how_to_measure(cli: Cli, tmp_path: Path) -> None:
-    hub = f"file:{tmp_path}/plain"
-    folder = write_folder(tmp_path / "plain-out", artifact_files())
-    cli(0, "publish", folder, "--hub", hub, "--create", "--unmeasured")
-    assert "not reported" in cli(0, "scores", NAME, "--hub", hub)
-    assert cli.err == f"Next: oscar-zoo eval {NAME}\n"
-    cli(3, "scores", "nobody", "--hub", hub)
-
-
-def test_the_calls_of_the_library(hub: str, tmp_path: Path) -> None:
-    file = record(tmp_path / "f.json", measured(DIGEST))
-    assert oscar_zoo.add_scores(NAME, file, hub=hub).changed
-    (known,) = oscar_zoo.scores(NAME, hub=hub)
-    assert known.scores == (measured(DIGEST),) and known.made is not None

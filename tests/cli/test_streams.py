@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from refusals import TINY, refused
 
-import oscar_zoo.app.scores  # noqa: F401 (it would keep what the tests put in place of describe)
+import oscar_zoo.site.scores  # noqa: F401 (it would keep what the tests put in place of describe)
 from oscar_zoo.cli import main
 from oscar_zoo.cli.main import COMMANDS, run
 
@@ -32,7 +32,7 @@ def test_a_bug_is_one_line_that_says_how_to_see_more(
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("the first line\nthe second")
 
-    monkeypatch.setattr("oscar_zoo.app.browse.describe", broken)
+    monkeypatch.setattr("oscar_zoo.site.info.describe", broken)
     line = refused(capsys, 1, "info", TINY)
     assert "RuntimeError: the first line" in line and "OSCAR_ZOO_DEBUG=1" in line
     monkeypatch.setenv("OSCAR_ZOO_DEBUG", "1")
@@ -43,9 +43,9 @@ def test_a_bug_is_one_line_that_says_how_to_see_more(
 def test_sigterm_is_reported_and_other_exits_pass(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oscar_zoo.app.browse.describe", lambda *_, **__: sys.exit(main.TERMINATED))
+    monkeypatch.setattr("oscar_zoo.site.info.describe", lambda *_, **__: sys.exit(main.TERMINATED))
     assert "SIGTERM" in refused(capsys, 143, "info", TINY)
-    monkeypatch.setattr("oscar_zoo.app.browse.describe", lambda *_, **__: sys.exit(5))
+    monkeypatch.setattr("oscar_zoo.site.info.describe", lambda *_, **__: sys.exit(5))
     with pytest.raises(SystemExit):
         run(["info", TINY])
 

@@ -180,7 +180,7 @@ def test_people_see_the_curve_in_the_table_the_report_and_info(
     assert "4.5 bits per element" in page and "Bits and what they buy" in page
     written = ReportData.from_bytes(result.report.with_suffix(".json").read_bytes())
     assert written.widths == found
-    print_manifest(result.manifest.to_json(), None)
+    print_manifest(result.manifest, None)
     told = " ".join(capsys.readouterr().out.split())
     assert f"bits 4.5 per element, 4 bits in 1 of 4 sides of layers: {found.kept.name}" in told
     assert "bits to KL 4 bits" in told and "4.52 bits at 8k" in told

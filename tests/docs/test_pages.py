@@ -32,31 +32,25 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+def test_what_a_page_names_is_there(page: Path) -> None:
+    """Links, targets of make and flags of the plugin; and its lines are short, except rows of
+    tables, which cannot be broken, and drawings in blocks."""
+    text = page.read_text("utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")
         there = (page.parent / path).resolve() if path else page
         assert there.exists(), f"{page.name} links to {target}"
         assert not anchor or anchor in anchors(there), f"{page.name} links to {target}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_make_targets_exist(page: Path) -> None:
-    text = page.read_text("utf-8")
     named = re.findall(r"(?:^ {4}|`)make ([a-z][a-z-]*)", text, re.MULTILINE)
     targets = re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
-    assert set(named) <= set(targets)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_lines_are_short(page: Path) -> None:
-    """Except rows of tables, which cannot be broken, and drawings in blocks."""
-    for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
-        drawing = page == DRAWINGS and line.startswith("    ")
-        breakable = not drawing and not line.startswith("|")
-        assert len(line) <= LONGEST or not breakable, f"{page.name}:{number} is too long"
+    assert {*named} <= {*targets}
+    flags = re.findall(r"--oscar-[a-z0-9-]+", text)
+    assert {*flags} <= {option.flag for option in OPTIONS.values()}
+    whole = ("|", "    ") if page == DRAWINGS else "|"
+    long = [line for line in text.splitlines() if len(line) > LONGEST]
+    assert [line for line in long if not line.startswith(whole)] == []
 
 
 def texts_of(tree: ast.AST) -> Iterator[str]:
@@ -80,12 +74,6 @@ def test_every_error_of_the_troubleshooting_page_is_one_of_ours() -> None:
         assert text.casefold() in source, f"no error says {text!r}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_flags_of_the_plugin_exist(page: Path) -> None:
-    named = re.findall(r"--oscar-[a-z0-9-]+", page.read_text("utf-8"))
-    assert set(named) <= {option.flag for option in OPTIONS.values()}
-
-
 def test_the_first_page_is_short() -> None:
     assert len(README.read_text("utf-8").splitlines()) <= 120
 
@@ -100,18 +88,6 @@ def test_the_picture_is_drawn_from_the_measured_figures(tmp_path: Path) -> None:
     for row in csv.DictReader(table.open(encoding="utf-8")):
         if row["context"] == "100000":
             assert any(f"{float(row['ms_per_token']):.3g} ms" in text for text in drawn)
-
-
-def test_a_table_with_fp8_is_drawn_with_the_best_backend_of_each_cache(tmp_path: Path) -> None:
-    rows = ["cache,batch,context,job_turn,capacity_tokens,ms_per_token"]
-    rows += ["bf16,1,8000,,100000,9", "bf16,1,8000,,100000,8", "fp8,1,8000,,200000,6"]
-    rows += ["int2,1,8000,,700000,4", "bf16,2,8000,,100000,9"]
-    table, target = tmp_path / "a.csv", tmp_path / "a.svg"
-    table.write_text("\n".join(rows))
-    subprocess.run([sys.executable, str(FIGURES / "draw.py"), str(table), str(target)], check=True)
-    drawn = texts(target)
-    assert {"Tokens that fit: 7.0x BF16, 3.5x FP8", "A step: up to 2.0x BF16, 1.5x FP8"} <= {*drawn}
-    assert "BF16  8 ms" in drawn and "FP8  6 ms" in drawn and "BF16  9 ms" not in drawn
 
 
 def texts(svg: Path) -> list[str]:

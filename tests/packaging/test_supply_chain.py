@@ -69,7 +69,7 @@ def test_workflows_pin_their_actions_and_mix_no_indexes(workflow: Path) -> None:
     text = workflow.read_text("utf-8")
     for action in re.findall(r"uses:\s*(\S+)", text):
         assert re.fullmatch(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}", action), action
-    assert "EXTRA_INDEX" not in text
+    assert "EXTRA_INDEX" not in text and "docker push" not in text and "--push" not in text
     assert re.search(r"^permissions: \{\}$", text, re.MULTILINE)
     assert "secrets." not in text
 

@@ -75,30 +75,6 @@ def test_a_new_card_has_front_matter_a_table_and_commands_to_copy() -> None:
     assert "\noscar-zoo serve tiny-qwen3-hard:tag --model FOLDER\n```\n\nFOLDER is " in text
 
 
-def test_what_nobody_said_is_not_reported() -> None:
-    text = new_card(entry(summary=None, model=None))
-    assert (
-        "| Qwen3-8B | `tag` | not reported | not reported | not reported | not reported | not"
-        " reported |" in text
-    )
-    assert "license" not in text
-
-
-def test_a_score_shows_its_error_and_who_reports_it() -> None:
-    measured = Score(
-        task="recall",
-        value=0.5,
-        unit="share",
-        kv_dtype="int2",
-        reporter="measured",
-        who="me",
-        stderr=0.25,
-    )
-    missing = Score(task="other", value=None, kv_dtype="int2", reporter="third_party")
-    text = new_card(entry(scores=(measured, missing)))
-    assert "recall 0.50 ± 0.25 share, me; other not reported, a third party" in text
-
-
 @pytest.mark.parametrize(
     ("licenses", "shown"),
     [

@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -60,13 +59,6 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_a_hub_that_is_not_there_is_an_error(cli: Cli, tmp_path: Path) -> None:
-    missing = f"file:{tmp_path}/nothing"
-    error = cli.json(3, "site", "--output", tmp_path / "site", "--hub", missing)["error"]
-    assert "nothing" in error["message"]
-    assert not (tmp_path / "site").exists()
-
-
 def test_it_is_served_on_this_machine_until_ctrl_c(tmp_path: Path) -> None:
     words = ["site", "--output", str(tmp_path / "site"), "--serve", "--port", "0"]
     code = f"import sys; sys.argv = {['oscar-zoo', *words]!r}\n"
@@ -86,15 +78,6 @@ def test_it_is_served_on_this_machine_until_ctrl_c(tmp_path: Path) -> None:
         finally:
             process.kill()  # the block waits for its end, however the test ends
     assert (process.returncode, rest) == (0, "")
-
-
-def test_a_taken_port_is_a_conflict(cli: Cli, tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        cli(7, "site", "--output", tmp_path / "site", "--serve", "--port", port)
-        assert f"port {port} on 127.0.0.1 is taken" in cli.err
 
 
 def needs(page: Path) -> dict[str, object]:

@@ -6,18 +6,14 @@ from dataclasses import replace
 
 import pytest
 from sample_scores import gpqa
-from site_pages import Page
+from site_pages import HOSTILE, Page
 
 from oscar_zoo.artifact.manifest import Status
 from oscar_zoo.artifact.specs import HistoryEntry, Paired, Score
-from oscar_zoo.engines.sglang.capacity import Cache
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.entries import Entry, collect
 from oscar_zoo.registry.index import Accepted
-from oscar_zoo.site.artifact_page import artifact_page
-from oscar_zoo.site.exhibit import Exhibit
-from oscar_zoo.site.index_page import index_page
-from oscar_zoo.site.plot import WIDTH
+from oscar_zoo.site.pages import Exhibit, artifact_page, index_page
 
 
 @pytest.fixture(scope="module")
@@ -55,18 +51,6 @@ def test_the_measured_score_is_shown_first_with_error_bars(entry: Entry) -> None
     assert bars == ["bf16 error", "int2 error"]
 
 
-def test_a_page_says_which_layers_its_estimate_lacks(entry: Entry) -> None:
-    shown = Exhibit(entry, caches={1: (Cache("BF16", 1000), Cache("INT2", 150, request=100))})
-    assert "The estimate is that of oscar-zoo fit-gpu." in Page(artifact_page(shown).decode()).words
-    shown = replace(shown, divided=True, unknown="the size of the states")
-    words = Page(artifact_page(shown).decode()).words
-    assert (
-        "It counts what requests need. A server divides its memory before they come, so fewer may"
-        f" fit: oscar-zoo fit-gpu {entry.id.model} counts that too."
-    ) in words
-    assert "The zoo does not know the size of the states." in words
-
-
 def test_an_artifact_says_what_the_comparison_allows_to_say(entry: Entry) -> None:
     page = Page(artifact_page(Exhibit(entry)).decode())
     assert (
@@ -80,29 +64,32 @@ def test_an_artifact_says_what_the_comparison_allows_to_say(entry: Entry) -> Non
     assert drawn == ["gpqa_diamond over time. 3 values from 2026-10-01 to 2026-11-20"]
 
 
-def test_the_labels_of_a_chart_stay_inside_of_it(entry: Entry) -> None:
-    page = Page(artifact_page(Exhibit(entry)).decode())
-    dates = [one for one in page.all("text") if one["y"] == "204"]
-    ends = {"start": (0, 60), "middle": (-30, 30), "end": (-60, 0)}
-    assert [one["text-anchor"] for one in dates] == ["middle", "end"]
-    for one in dates:
-        left, right = (float(one["x"]) + side for side in ends[one["text-anchor"]])
-        assert left >= 0 and right <= WIDTH
-
-
 def test_each_score_names_its_cache_and_how_it_was_measured(entry: Entry) -> None:
     changes = {"kv_dtype": "fp8", "artifact_digest": None, "recipe_changes": {"clip": "1,1"}}
     shown = replace(entry, scores=(gpqa(), gpqa(**changes)))
     page = Page(artifact_page(Exhibit(shown)).decode())
     rows = [text.split() for text in page.inside["tr"] if text.startswith("gpqa_diamond")]
-    assert [row[0] for row in rows] == ["gpqa_diamondINT2", "gpqa_diamondFP8"]
-    assert all(row[1:4] == ["55.00", "±", "2.50"] for row in rows)
+    assert [row[:2] for row in rows] == [["gpqa_diamond", "INT2"], ["gpqa_diamond", "FP8"]]
+    assert all(row[2:5] == ["55.00", "±", "2.50"] for row in rows)
     assert "gpqa_diamond, FP8 cache" in page.inside["h3"]
     assert "Not measured under the recipe, but with clip 1,1." in page.words
     facts = dict(zip(page.inside["dt"], page.inside["dd"], strict=False))
     assert page.inside["summary"] == ["How it was measured"] * 2 and "Engine" in facts
     for text in ("sglang 0.5.21", "temperature 0.6", "32,768 tokens", "INT2 11.0 %", "FP8 11.0 %"):
         assert text in page.inside["dd"], text
+
+
+def test_texts_of_a_score_are_text(entry: Entry) -> None:
+    texts = dict.fromkeys(("task", "who", "source", "hardware", "metric", "unit"), HOSTILE)
+    old = HistoryEntry(value=56.0, source=HOSTILE, date="2026-10-01")
+    changes = {"recipe_changes": {"clip": HOSTILE}, "kv_dtype": "fp8", "artifact_digest": None}
+    score = gpqa().model_copy(update={**texts, **changes, "history": (old,)})
+    engine = score.engine.model_copy(update={"name": HOSTILE}) if score.engine else None
+    shown = replace(entry, scores=(score.model_copy(update={"engine": engine}),))
+    page = Page(artifact_page(Exhibit(shown)).decode())
+    assert page.words.count(HOSTILE.replace("\u202e", "")) >= 8
+    assert "\u202e" not in page.text and "<img" not in page.text
+    assert len(page.all("script")) == 2
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from oscar_zoo.app.compare import Comparison
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.registry.measured import Measured
+from oscar_zoo.site.compare import Comparison
+from oscar_zoo.site.params import CompareParams
 
 _TAKES = {
     "bits_per_element": "bits per number",
@@ -34,18 +35,10 @@ _LABELS = 28
 _BYTES = ("token_bytes", "bytes")
 
 
-def emit_comparison(found: Comparison) -> None:
-    """The JSON of `compare`."""
-    facts = {
-        "artifacts": list(found.facts),
-        "differences": list(found.differences),
-        "notes": [error.message for error in found.unreachable],
-    }
-    terminal.emit_json({"schema": "oscar-zoo.compare/1"} | facts)
-
-
-def print_comparison(found: Comparison) -> None:
+def print_comparison(found: Comparison, params: CompareParams, *, quiet: bool) -> None:
     """A row for each fact that one of them has; a star marks those that differ."""
+    one: Any
+    two: Any
     one, two = found.facts
     table = terminal.table("", *map(terminal.clean, _heads(found.names)))
     rows = _quality(one, two)

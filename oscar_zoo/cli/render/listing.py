@@ -1,49 +1,38 @@
-"""What `list` shows."""
+"""What `list`, `search` and `leaderboard` show."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from oscar_zoo.app.listing import Listing, ListRequest
+from oscar_zoo.artifact.specs import Score
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.registry import row_order
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.recipe import ModelRecipe
+from oscar_zoo.registry.score_file import PERPLEXITY
+from oscar_zoo.site.listing import Found, Leaderboard, Listing, Place, gpqa
+from oscar_zoo.site.params import LeaderboardParams, ListParams, SearchParams
 
 _SHAPE = ("FMT", "BITS")
 _MEASURED = ("PERPLEXITY", "RECALL BF16 → INT2")
 
 
-def emit_listing(listing: Listing, schema: str = "oscar-zoo.list/1") -> None:
-    """The JSON of `list` and `search`."""
-    facts = {
-        "artifacts": [dict(row) for row in listing.rows],
-        "recipes_without_artifact": [recipe.name for recipe in listing.recipes],
-        "notes": [error.message for error in listing.unreachable],
-        "warnings": list(listing.warnings),
-    }
-    terminal.emit_json({"schema": schema} | facts)
-
-
-def print_listing(listing: Listing, request: ListRequest) -> None:
+def print_listing(listing: Listing, params: ListParams, *, quiet: bool) -> None:
     """The table of `list`."""
     _print(listing.rows)
-    _print_recipes(listing.recipes, by_name=request.family is not None)
+    _print_recipes(listing.recipes, by_name=params.family is not None)
     for error in listing.unreachable:
         terminal.note(f"note: {error.message}")
-    if request.sources.by_environment:
-        terminal.note(
-            f"note: OSCAR_ZOO_HUB is set: only {request.sources.by_environment} is listed."
-        )
+    if listing.by_environment:
+        terminal.note(f"note: OSCAR_ZOO_HUB is set: only {listing.by_environment} is listed.")
     for warning in listing.warnings:
         terminal.note(f"warning: {warning}")
     if listing.rows:
         return
-    of = request.model or request.family
+    of = params.model or params.family
     found = no_artifacts(of) if of else "No artifacts."
-    if request.filters:
-        found = f"{found[:-1]} that fit {' and '.join(request.filters)}. See all: oscar-zoo list"
+    if params.filters:
+        found = f"{found[:-1]} that fit {' and '.join(params.filters)}. See all: oscar-zoo list"
     terminal.note(found + _did_you_mean(listing))
 
 
@@ -52,14 +41,15 @@ def no_artifacts(of: str) -> str:
     return f"No artifacts for {of}."
 
 
-def print_found(listing: Listing, words: Sequence[str]) -> None:
+def print_found(listing: Found, params: SearchParams, *, quiet: bool) -> None:
     """The table of `search`, and the models without an artifact that have the words."""
     _print(listing.rows)
     _print_recipes(listing.recipes, by_name=True)
     for error in listing.unreachable:
         terminal.note(f"note: {error.message}")
     if not listing.rows and not listing.recipes:
-        terminal.note(f"Nothing has all of the words {' '.join(words)}.{_did_you_mean(listing)}")
+        words = " ".join(params.words)
+        terminal.note(f"Nothing has all of the words {words}.{_did_you_mean(listing)}")
 
 
 def _did_you_mean(listing: Listing) -> str:
@@ -88,7 +78,7 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
         numbers = (*_SHAPE, *measured, "GPQA BF16 → INT2")
         right = tuple(range(2, 1 + len(numbers)))
         # Some column says how good a row is: what was measured goes only where GPQA is known.
-        spare = (_SHAPE, _MEASURED) if any(map(row_order.gpqa, rows)) else (_SHAPE,)
+        spare = (_SHAPE, _MEASURED) if any(map(gpqa, rows)) else (_SHAPE,)
         table = terminal.table("MODEL", "TAG", *numbers, "STATUS", right=right, spare=spare)
         for row in rows:
             bits = f"{row['bits_per_element']:.2f}" if row["bits_per_element"] else "-"
@@ -113,7 +103,7 @@ def _print(rows: Sequence[Mapping[str, Any]]) -> None:
         terminal.prose("ᵘ reported upstream, number of runs unknown; see `oscar-zoo info NAME`")
 
 
-def _figures(measured: dict[str, Any] | None) -> tuple[str, str]:
+def _figures(measured: Mapping[str, Any] | None) -> tuple[str, str]:
     found = Measured.model_validate(measured) if measured else None
     return (found.short_perplexity if found else None) or "-", (
         found.short_recall if found else None
@@ -121,8 +111,62 @@ def _figures(measured: dict[str, Any] | None) -> tuple[str, str]:
 
 
 def _gpqa(row: Mapping[str, Any]) -> str:
-    score = row_order.gpqa(row)
+    score = gpqa(row)
     if score is None:
         return terminal.NOT_REPORTED
     before = f"{score['baseline']:.2f}" if score["baseline"] is not None else "?"
     return f"{before} → {score['value']:.2f}" + (" ᵘ" if score["reporter"] == "upstream" else "")
+
+
+def print_board(board: Leaderboard, params: LeaderboardParams, *, quiet: bool) -> None:
+    """A line for each artifact, and what is ranked."""
+    of_text = board.task == PERPLEXITY
+    compared = ("CHANGE",) if of_text else ("DIFFERENCE", "N")
+    width = len(str(len(board.places)))
+    head = f"{'#':>{width}}  ARTIFACT"
+    right = tuple(range(2, 4 + len(compared)))
+    table = terminal.table(head, "REPORTED BY", "BF16", "INT2", *compared, right=right)
+    for rank, place in enumerate(board.places, 1):
+        score = place.score
+        cells = (
+            f"{rank:>{width}}  {place.entry.id.reference}",
+            score.who or score.reporter.replace("_", " "),
+            _value(score.baseline),
+            _value(score) + ("ᶜ" if place.is_calibrated_on else ""),
+            *(_change(place) if of_text else _difference(score)),
+        )
+        table.add_row(*map(terminal.clean, cells))
+    terminal.out().print(table)
+    _explain(board)
+
+
+def _explain(board: Leaderboard) -> None:
+    first = board.places[0].score
+    unit = "" if first.unit == first.metric else f" in {first.unit}"
+    what = "smallest change over BF16" if board.task == PERPLEXITY else "highest with INT2"
+    terminal.prose(f"{board.task}: {first.metric}{unit}, the {what} first")
+    if any(place.is_calibrated_on for place in board.places):
+        terminal.prose("ᶜ the rotation was fitted on a text with questions of this benchmark")
+    for error in board.unreachable:
+        terminal.note(f"note: {error.message}")
+
+
+def _value(score: Score | None) -> str:
+    if score is None or score.value is None:
+        return "-"
+    return f"{score.value:.2f}" + ("" if score.stderr is None else f" ± {score.stderr:.2f}")
+
+
+def _change(place: Place) -> tuple[str]:
+    change = place.change_percent
+    return ("-" if change is None else f"{change:+.2f} %",)
+
+
+def _difference(score: Score) -> tuple[str, str]:
+    """With its confidence interval and the number of questions. Two single values say nothing about
+    a difference."""
+    questions, paired = "-" if score.n is None else str(score.n), score.paired
+    if paired is None:
+        return "-", questions
+    ends = f"[{paired.lower95:+.2f}, {paired.upper95:+.2f}]"
+    return f"{paired.difference:+.2f} {ends}", questions

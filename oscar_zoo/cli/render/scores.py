@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from shlex import quote
-from typing import Any
 
-from oscar_zoo.app.scores import KnownScores
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.listing import no_artifacts
+from oscar_zoo.cli.render.site import print_failure
 from oscar_zoo.next_step import Compute, capitalized
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.score_file import is_lower_better
-from oscar_zoo.registry.status import AttachResult
-from oscar_zoo.registry.writing import Written
+from oscar_zoo.site.params import AddScoresParams, ScoresParams
+from oscar_zoo.site.scores import AddedScores, ScoresReport
 
 _REPORTERS = {
     "measured": "measured",
@@ -47,9 +46,9 @@ def score_line(score: Score) -> str:
     return f"{first}; {', '.join(rest)}"
 
 
-def print_scores(known: tuple[KnownScores, ...]) -> None:
-    """The records of every artifact that was asked for."""
-    for artifact in known:
+def print_scores(report: ScoresReport, params: ScoresParams, *, quiet: bool) -> None:
+    """The records of every artifact that was asked for, and what can be done about them."""
+    for artifact in report.artifacts:
         name = artifact.id.replace("/", ":", 1)
         terminal.out().print(f"[bold]{terminal.clean(name)}[/]")
         _print_figures(artifact.made, "when it was made")
@@ -61,6 +60,19 @@ def print_scores(known: tuple[KnownScores, ...]) -> None:
             terminal.fact("not published", score_line(score))
         if not (artifact.made or artifact.at_pull or artifact.scores or artifact.own):
             terminal.fact("score", terminal.NOT_REPORTED)
+    if not report.artifacts:
+        name = str(params.name)
+        step = Compute(name, f"oscar-zoo pull {quote(name)} --compute")
+        terminal.note(f"{no_artifacts(name)} {capitalized(str(step))}", quiet=quiet)
+    for text in (text for artifact in report.artifacts for text in artifact.warnings):
+        terminal.note(f"warning: {text}", quiet=quiet)
+    for artifact in report.artifacts:
+        place, figures = quote(artifact.place), artifact.made or artifact.at_pull
+        if artifact.own:
+            add = f"oscar-zoo scores add {place} {artifact.own_path}"
+            terminal.note(f"Next: {add}", quiet=quiet)
+        elif figures is None and not any(s.reporter == "measured" for s in artifact.scores):
+            terminal.note(f"Next: oscar-zoo eval {place}", quiet=quiet)
 
 
 def _print_figures(measured: Measured | None, when: str) -> None:
@@ -72,68 +84,18 @@ def _print_figures(measured: Measured | None, when: str) -> None:
                 terminal.fact(label, f"{line}; {measured.by}, {when}")
 
 
-def nothing_known(name: str) -> str:
-    """What is said of a model without artifacts, and what can be done about it."""
-    step = Compute(name, f"oscar-zoo pull {quote(name)} --compute")
-    return f"{no_artifacts(name)} {capitalized(str(step))}"
-
-
-def next_steps(known: tuple[KnownScores, ...]) -> tuple[str, ...]:
-    """What can be done about records that are not published, and about artifacts without any."""
-    steps = []
-    for artifact in known:
-        place, figures = quote(artifact.place), artifact.made or artifact.at_pull
-        if artifact.own:
-            steps.append(f"Next: oscar-zoo scores add {place} {artifact.own_path}")
-        elif figures is None and not any(s.reporter == "measured" for s in artifact.scores):
-            steps.append(f"Next: oscar-zoo eval {place}")
-    return tuple(steps)
-
-
-def scores_json(known: tuple[KnownScores, ...]) -> dict[str, Any]:
-    """The JSON of `scores`."""
-    return {
-        "schema": "oscar-zoo.scores-of/1",
-        "artifacts": [
-            {
-                "id": artifact.id,
-                "made": artifact.made.model_dump(mode="json") if artifact.made else None,
-                "at_pull": artifact.at_pull.model_dump(mode="json") if artifact.at_pull else None,
-                "scores": [score.model_dump(mode="json") for score in artifact.scores],
-                "not_published": [score.model_dump(mode="json") for score in artifact.own],
-                "warnings": list(artifact.warnings),
-            }
-            for artifact in known
-        ],
-    }
-
-
-def added_row(written: Written[AttachResult]) -> dict[str, Any]:
-    """The facts of scores that one hub took."""
-    result = written.result
-    return {
-        "hub": written.hub,
-        "id": str(result.id),
-        "digest": result.digest,
-        "scores": [score.model_dump(mode="json") for score in result.scores],
-        "changed": result.changed,
-        "serial": result.serial,
-        "revision": result.revision,
-        "proposal": result.proposal,
-    }
-
-
-def print_added(written: Written[AttachResult], *, quiet: bool) -> None:
-    """Scores that one hub took, for people."""
-    result, place = written.result, terminal.clean(written.hub)
-    reference = terminal.clean(result.id.reference)
-    verb = "Proposed" if result.proposal else "Added" if result.changed else "Already there"
-    tasks = ", ".join(dict.fromkeys(score.task for score in result.scores))
-    terminal.out().print(f"{verb}: scores of {reference} on {place}, now {terminal.clean(tasks)}")
-    if result.proposal is not None:
-        terminal.note(f"Next: ask its owner to merge {result.proposal}", quiet=quiet)
-    elif result.changed:
-        terminal.note(f"Next: oscar-zoo scores {result.id.reference}", quiet=quiet)
+def print_added(report: AddedScores, params: AddScoresParams, *, quiet: bool) -> None:
+    """Scores on each hub that took them, and why a later one did not."""
+    for one in report.hubs:
+        reference, place = terminal.clean(one.id.reference), terminal.clean(one.hub)
+        verb = "Proposed" if one.proposal else "Added" if one.changed else "Already there"
+        tasks = terminal.clean(", ".join(dict.fromkeys(score.task for score in one.scores)))
+        terminal.out().print(f"{verb}: scores of {reference} on {place}, now {tasks}")
+        if one.proposal is not None:
+            terminal.note(f"Next: ask its owner to merge {one.proposal}", quiet=quiet)
+        elif one.changed:
+            terminal.note(f"Next: oscar-zoo scores {one.id.reference}", quiet=quiet)
+    print_failure(report.error)
 
 
 def _value(score: Score) -> str:

@@ -1,4 +1,4 @@
-"""What the commands that write to hubs show: publish, yank, unyank and deprecate."""
+"""What the commands that write to hubs show: publish and mirror."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.login import Account
 from oscar_zoo.registry.params import LoginParams
 from oscar_zoo.registry.publish import PublishPlan, PublishResult
-from oscar_zoo.registry.status import StatusResult
 from oscar_zoo.registry.writing import Written
 
 
@@ -94,34 +93,6 @@ def _print_plan(plan: PublishPlan, *, commits: bool) -> None:
         console.print(f"  commit{terminal.clean(parent)}: {terminal.clean(plan.message)}")
     tag = f", tag {plan.tag}" if plan.tag and commits else ""
     console.print(f"  index serial {plan.serial}{terminal.clean(tag)}")
-
-
-def status_row(written: Written[StatusResult]) -> dict[str, Any]:
-    """The facts of one changed status."""
-    result = written.result
-    return {
-        "hub": written.hub,
-        "id": str(result.id),
-        "digest": result.digest,
-        "status": result.status.model_dump(mode="json"),
-        "changed": result.changed,
-        "serial": result.serial,
-        "revision": result.revision,
-        "proposal": result.proposal,
-    }
-
-
-def print_status(written: Written[StatusResult], *, quiet: bool) -> None:
-    """One changed status for people."""
-    result, place = written.result, terminal.clean(written.hub)
-    reference = terminal.clean(result.id.reference)
-    verb = "Proposed" if result.proposal else "Now" if result.changed else "Already"
-    reason = f": {result.status.reason}" if result.status.reason else ""
-    terminal.out().print(
-        f"{verb} {result.status.state}{terminal.clean(reason)}  {reference} on {place}"
-    )
-    if result.proposal is not None:
-        terminal.note(f"Next: ask its owner to merge {result.proposal}", quiet=quiet)
 
 
 def print_account(account: Account, params: LoginParams, *, quiet: bool) -> None:

@@ -1,0 +1,144 @@
+"""Put two artifacts side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from oscar_zoo.artifact.outcome import HIDDEN, Digest, says
+from oscar_zoo.engines.sglang.capacity import caches
+from oscar_zoo.engines.sglang.concurrency import Layout
+from oscar_zoo.errors import UsageError
+from oscar_zoo.observer import SILENT, Observer
+from oscar_zoo.registry.entries import Entry, score_summary
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.lookup import known_entries
+from oscar_zoo.registry.score_file import in_order
+from oscar_zoo.registry.targets import Target, parse
+from oscar_zoo.serving.memory import needs_of_manifest, needs_of_recipe
+from oscar_zoo.site.facts import MeasuredFacts, ScoreSummary, State, Unreachable
+from oscar_zoo.site.params import CompareParams
+from oscar_zoo.verb import python_call
+
+_OWN = ("id", "digest")
+"""Facts that differ between any two artifacts."""
+
+
+class ArtifactFacts(TypedDict):
+    """Everything that is compared; what is not known is null."""
+
+    id: Annotated[str, says("MODEL/TAG.")]
+    model: Annotated[str | None, says("Hub id of the base model.")]
+    family: Annotated[str | None, says("What people call the kind of model.")]
+    method: Annotated[str | None, says("How the rotation was made.")]
+    format_version: Annotated[int | None, says("Format of the rotation files.")]
+    bits_per_element: Annotated[float | None, says("Stored bits per cached element.")]
+    group_size: Annotated[int | None, says("Numbers that share a scale.")]
+    clip_k: Annotated[float | None, says("Clip ratio of keys.")]
+    clip_v: Annotated[float | None, says("Clip ratio of values.")]
+    sink: Annotated[int | None, says("First tokens that stay in BF16.")]
+    recent: Annotated[int | None, says("Last tokens that stay in BF16.")]
+    token_bytes: Annotated[int | None, says("Bytes of a token in an INT2 cache, over all layers.")]
+    calibration: Annotated[str | None, says("Text that the fit saw.")]
+    calibration_tokens: Annotated[int | None, says("Its length.")]
+    calibrated_on: Annotated[Sequence[str], says("Evaluation sets whose questions it has.")]
+    scores: Annotated[Sequence[ScoreSummary], says("What was measured comes first.")]
+    measured: Annotated[MeasuredFacts | None, says("Perplexity and recall beside BF16.")]
+    bytes: Annotated[int | None, says("Of all files.")]
+    license: Annotated[str | None, says("SPDX identifier of the rotations.")]
+    state: State
+    accepted: Annotated[
+        Sequence[Literal["poor", "unmeasured"]], says("What it was published in spite of.")
+    ]
+    digest: Digest | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What oscar-zoo compare prints: the same facts of two artifacts; null is not reported."""
+
+    names: Annotated[tuple[str, str], *HIDDEN]
+    """What to call each: its name, or what was asked for where both have one name."""
+    facts: Annotated[tuple[ArtifactFacts, ArtifactFacts], Field(serialization_alias="artifacts")]
+    unreachable: Unreachable
+    differences: Annotated[tuple[str, ...], says("Keys that differ, without those that always do.")]
+    schema: Literal["oscar-zoo.compare/1"] = "oscar-zoo.compare/1"
+
+
+def run(params: CompareParams, observer: Observer = SILENT) -> Comparison:
+    """Put two artifacts side by side."""
+    targets = [parse(params.first), parse(params.second)]
+    sources = Sources(params.hubs, offline=params.offline)
+    (first, second), unreachable = known_entries(targets, sources)
+    if first.id.key == second.id.key and first.digest == second.digest:
+        raise UsageError(
+            f"{targets[0]} and {targets[1]} are the same artifact, {first.id.reference}.",
+            hint=f"others for this model: oscar-zoo list --for {first.id.model}",
+        )
+    one, two = facts = (_facts_of(first), _facts_of(second))
+    differences = (key for key, value in one.items() if key not in _OWN and value != two.get(key))
+    names = _names((first, second), targets)
+    return Comparison(names, facts, tuple(unreachable), tuple(differences))
+
+
+compare = python_call(CompareParams, run)
+
+
+def _names(entries: tuple[Entry, Entry], targets: Sequence[Target]) -> tuple[str, str]:
+    one, two = entries
+    if one.id.key == two.id.key:
+        return str(targets[0]), str(targets[1])
+    return one.id.reference, two.id.reference
+
+
+def _facts_of(entry: Entry) -> ArtifactFacts:
+    """Everything that is compared; what is not known is `None`."""
+    manifest, measured = entry.manifest, entry.measured
+    recipe = manifest.recipe if manifest else None
+    used = manifest.fit.calibration if manifest else None
+    scores: Any = [score_summary(score) for score in in_order(entry.scores)]
+    return {
+        "id": str(entry.id),
+        "model": entry.model_id,
+        "family": entry.family,
+        "method": entry.summary.method,
+        "format_version": entry.summary.format_version,
+        "bits_per_element": entry.summary.bits_per_element,
+        "group_size": recipe.group_size if recipe else None,
+        "clip_k": recipe.clip.k if recipe else None,
+        "clip_v": recipe.clip.v if recipe else None,
+        "sink": recipe.windows.sink if recipe else None,
+        "recent": recipe.windows.recent if recipe else None,
+        "token_bytes": _token_bytes(entry),
+        "calibration": used.dataset if used else None,
+        "calibration_tokens": (used.tokens_used or used.tokens_requested) if used else None,
+        "calibrated_on": list(used.overlaps_with) if used else [],
+        "scores": scores,
+        "measured": measured.model_dump(mode="json") if measured else None,
+        "bytes": entry.payload_bytes,
+        "license": entry.summary.license,
+        "state": entry.status.state,
+        "accepted": list(entry.accepted),
+        "digest": entry.digest,
+    }
+
+
+def _token_bytes(entry: Entry) -> int | None:
+    """Bytes of a token in an INT2 cache; `None` where no shapes are known."""
+    manifest = entry.manifest
+    if entry.recipe is not None:
+        needs = needs_of_recipe(entry.recipe)
+    elif manifest is not None:
+        needs = needs_of_manifest(manifest)
+    else:
+        return None
+    serving = manifest.recipe if manifest else needs.serving
+    try:
+        *_, int2 = caches(needs.geometry, serving, Layout())
+    except ValueError:
+        return None
+    return int2.token
