@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from oscar_zoo.app.artifacts import Artifact
     from oscar_zoo.app.benchmark import benchmark_artifact
     from oscar_zoo.app.compute import compute_artifact
-    from oscar_zoo.app.evaluate import evaluate_artifact
-    from oscar_zoo.app.evaluate_against import evaluate_against
+    from oscar_zoo.app.evaluate import evaluate_against, evaluate_artifact
     from oscar_zoo.app.fit import fit, merge_moments
     from oscar_zoo.app.mirror import mirror
     from oscar_zoo.app.publish import publish
@@ -54,7 +53,7 @@ _CALLS = {
     "compute_artifact": "app.compute",
     "deprecate": "site.status",
     "draw_report": "app.report",
-    "evaluate_against": "app.evaluate_against",
+    "evaluate_against": "app.evaluate",
     "evaluate_artifact": "app.evaluate",
     "fit": "app.fit",
     "fit_gpu": "serving.fit_gpu",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
-    from oscar_zoo.evaluate.phases import Phase, Progress
+    from oscar_zoo.evaluate.shared import Phase, Progress
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,10 @@ def checked(params: Callable[..., M], values: dict[str, Any]) -> M:
 
 
 def as_json(outcome: Any) -> dict[str, Any]:
-    """The JSON of what a verb found: plain values, under the names of the schema."""
+    """The JSON of what a verb found: plain values, under the names of the schema. An outcome of
+    facts that only a model or a server names has a `to_json` of its own."""
+    if hasattr(outcome, "to_json"):
+        return dict(outcome.to_json())
     kind: Any = type(outcome)
     found: dict[str, Any] = _adapter(kind).dump_python(outcome, mode="json", by_alias=True)
     return found

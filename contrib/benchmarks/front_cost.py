@@ -24,8 +24,8 @@ from engines import INSTALLED  # noqa: E402
 from sglang_http import http_server  # noqa: E402
 from tiny_artifacts import payload, write_folder  # noqa: E402
 
-from oscar_zoo.bench.load_clients import Load, run_load  # noqa: E402
 from oscar_zoo.engines.server_client import ServerClient  # noqa: E402
+from oscar_zoo.evaluate.bench.load import Load, run_load  # noqa: E402
 
 LONGEST, NEW_TOKENS = 64, 4
 

@@ -35,11 +35,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from oscar_zoo.bench import dummy
 from oscar_zoo.engines.sglang.flags import device_flags, device_switches
 from oscar_zoo.engines.sglang.launch.plan import child_environment, free_port
 from oscar_zoo.engines.sglang.launch.server_log import PHASES
 from oscar_zoo.engines.sglang.launch.starting import BACKENDS, NO_PLUGIN
+from oscar_zoo.evaluate.bench import sides
 from oscar_zoo.models.folder_geometry import geometry_of_folder
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
@@ -72,7 +72,7 @@ def main() -> None:
         work = Path(name)
         write_model(work / "model", layers=4 if given.device == "cpu" else 36)
         geometry = geometry_of_folder(work / "model", "random")
-        dummy.write_rotations(work / "rotation", geometry)
+        sides.write_rotations(work / "rotation", geometry)
         rounds = range(given.rounds + (not given.cold))
         for number in rounds:
             counted = given.cold or number > 0

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 PACKAGES = ("cli.commands", "cli.render", "app", "hubs", "registry", "artifact")
 """Imported whole, but for what would import torch."""
-WITH_TORCH = ("oscar_zoo.app.eval_record",)
+WITH_TORCH = ("oscar_zoo.app.evaluate",)
 LATE = ("mmap", "rich._emoji_codes", "rich._spinners", "rich.live", "rich.progress")
 """What commands would import late."""
 

@@ -1,100 +1,79 @@
-"""Compare stock SGLang with a BF16 and an FP8 cache, and with an INT2 cache, on this machine."""
+"""Compare stock SGLang with a BF16 and an FP8 cache, and with an INT2 cache, on this machine; or
+put many clients on an INT2 server of our own, and see what does not hold.
+
+Both measure a model and an artifact that are real, or made up here. On a CPU the memory is judged
+as `serve` judges it. `serve` also takes a large model on a CPU that nobody named, because a server
+may be asked for one answer; a benchmark asks for thousands.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from oscar_zoo.app.bench_device import pick_device, usual_requests
-from oscar_zoo.app.bench_subject import SubjectNames, find_subject
-from oscar_zoo.bench import run, sides
-from oscar_zoo.bench.report import Report
+from oscar_zoo.app.artifacts import Artifact, open_artifact
+from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.engines.requirements import require_serve
-from oscar_zoo.engines.sglang.launch import plan, starting
-from oscar_zoo.engines.sglang.launch.starting import BACKENDS, log_file
+from oscar_zoo.engines.sglang import concurrency
+from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags
+from oscar_zoo.engines.sglang.launch import plan, preflight, starting
+from oscar_zoo.engines.sglang.launch.starting import BACKENDS, WantedServer, log_file, own_server
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case
-from oscar_zoo.errors import FlagRefused, UsageError
-from oscar_zoo.models.hardware import device_name
+from oscar_zoo.errors import FlagRefused, UnsupportedMachine, UsageError
+from oscar_zoo.evaluate.bench import run, sides
+from oscar_zoo.evaluate.bench.load import Load, LoadLimits, LoadReport, measure
+from oscar_zoo.evaluate.bench.params import BenchLoadParams, BenchServeParams
+from oscar_zoo.evaluate.bench.report import Report
+from oscar_zoo.evaluate.params import again, is_number, listed, numbers
+from oscar_zoo.models import config_file
+from oscar_zoo.models.folder_geometry import geometry_of_folder
+from oscar_zoo.models.hardware import device_name, pick_serving_device
 from oscar_zoo.observer import SILENT, Note, Observer
+from oscar_zoo.registry import targets
 from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.targets import ModelChoice
+from oscar_zoo.serving.memory import needs_of_choice
+from oscar_zoo.serving.prepared import ArtifactModel, model_for, stored_weights_of
+from oscar_zoo.serving.running import StartObserver
 
+_P = TypeVar("_P", BenchServeParams, BenchLoadParams)
 MOST_CASES = 64
 HELP = "try: oscar-zoo bench serve --help"
+LARGE = 2 * 10**9
+"""Bytes of weights from which a CPU is measured only when it was named."""
+RANDOM_WEIGHTS = ("--load-format=dummy", "--skip-tokenizer-init")
+"""Flags of an engine that fills a model with random numbers."""
 
 
-@dataclass(frozen=True)
-class BenchRequest:
-    """What to compare.
-
-    Attributes:
-        target: name or folder of the artifact; `None` makes one, which needs `dummy_weights`.
-        dummy_weights: measure a model of this shape with random weights: a name of the zoo, or a
-            folder with a `config.json`.
-        cases: batches and contexts to measure, at most `MOST_CASES`.
-        new_tokens: tokens that every request generates.
-        repeats: how often each case is timed.
-        caches: caches to measure, in this order.
-        bulk: requests that all come at once, measured after the cases, or `None`.
-        model: model to run, or `None` for the artifact's base model.
-        revision: commit of a model on a hub.
-        baselines: attention backends, with each of which BF16 and FP8 are measured; without any
-            it is the usual one of the device.
-        extra: engine flags for all sides.
-        device: `cpu` or `cuda[:N]`; `None` for the first GPU, else the CPU.
-        timeout: seconds for the start of an engine, for each repeat of a case and for the bulk.
-        hubs: hubs to use in place of the configured ones.
-        offline: ask no hub.
-        again: the command line that takes the FOLDER of a model, for errors.
-    """
-
-    target: str | Path | None = None
-    dummy_weights: str | Path | None = None
-    cases: tuple[Case, ...] = ()
-    new_tokens: int = 96
-    repeats: int = 3
-    caches: tuple[sides.Cache, ...] = sides.CACHES
-    bulk: Bulk | None = None
-    model: str | None = None
-    revision: str | None = None
-    baselines: tuple[str, ...] = ()
-    extra: tuple[str, ...] = ()
-    device: str | None = None
-    timeout: float = 1800.0
-    hubs: tuple[str, ...] = ()
-    offline: bool = False
-    again: str = field(default="--model FOLDER", compare=False)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest request, prompt and answer."""
-        contexts = [case.context + self.new_tokens for case in self.cases]
-        return max([*contexts, self.bulk.longest if self.bulk else 1])
-
-
-def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
-    """Run all sides, one after the other.
-
-    Returns:
-        What was measured. A side that failed says so in it, and so does a comparison that a signal
-        ended after there was something to keep.
-
-    Raises:
-        UsageError: the request makes no sense, or names flags that would make the sides differ.
-        MissingDependency, UnsupportedMachine: no supported SGLang is installed.
-        OscarZooError: as `find_subject` and `pick_device`.
-        KeyboardInterrupt, SystemExit: a signal came before anything was measured.
-    """
-    flags = check(request)
+def compare(params: BenchServeParams, observer: Observer = SILENT) -> Report:
+    """Run all sides, one after the other. A side that failed says so in the report, and so does a
+    comparison that a signal ended after there was something to keep."""
+    params = _apart(params)
+    cases, bulk = cases_of(params), bulk_of(params.job, params.turns)
+    caches, flags = caches_of(params.caches), sides.read_flags(params.engine_flags)
+    baselines = tuple(name for text in params.baselines for name in listed(text))
+    sides.all_sides(caches, baselines)
+    if len(cases) > MOST_CASES:
+        raise UsageError(f"{len(cases)} cases are more than {MOST_CASES}.", hint=HELP)
+    if bulk is not None and bulk.turns > 1 and bulk.requests > sides.ORDERED:
+        raise UsageError(
+            f"{bulk.requests:,} conversations are more than {sides.ORDERED}, which SGLang"
+            " orders by prefix.",
+            hint="lower the requests of --job",
+        )
+    _check_names(params)
+    check_files(params)
     require_serve()
+    longest = max([case.context + params.new_tokens for case in cases])
     with starting.private_folder() as private:
-        names = SubjectNames(request.target, request.dummy_weights, request.model, request.again)
-        sources = Sources(request.hubs, offline=request.offline)
-        subject = find_subject(names, sources, private, observer, longest=request.longest)
-        device, gpu = pick_device(subject, request.device, flags, observer)
+        longest = max(longest, bulk.longest if bulk else 1)
+        subject = find_subject("bench serve", params, private, observer, longest=longest)
+        device, gpu = pick_device(subject, params.device, flags, observer)
         staged = private / "rotations"
         engines = sides.Engines(
             model=subject.source,
@@ -105,50 +84,283 @@ def compare(request: BenchRequest, observer: Observer = SILENT) -> Report:
             recipe=subject.model.recipe,
             device=device,
             kernels=starting.kernels_folder(),
-            cases=request.cases,
-            new_tokens=request.new_tokens,
-            repeats=request.repeats,
-            requests=usual_requests(subject.model, flags.sizes(), device, gpu),
+            cases=cases,
+            new_tokens=params.new_tokens,
+            repeats=params.repeats,
+            requests=_usual_requests(subject.model, flags.sizes(), device, gpu),
             port=plan.free_port(),
-            revision=request.revision,
+            revision=params.revision,
             flags=flags,
-            bulk=request.bulk,
+            bulk=bulk,
             gpu=gpu,
         )
-        chosen = sides.all_sides(request.caches, request.baselines or (BACKENDS[device],))
-        measure = partial(_measure, engines, request.timeout, private, observer)
-        results, stopped = _measure_all(chosen, measure)
+        chosen = sides.all_sides(caches, baselines or (BACKENDS[device],))
+        one = partial(_measure, engines, params.timeout, private, observer)
+        results, stopped = _measure_all(chosen, one)
     return Report(
         model=subject.model.choice.name,
         random_weights=subject.random_weights,
         artifact=(subject.label, subject.artifact.verified.digest),
         device=device_name(device, gpu),
-        new_tokens=request.new_tokens,
-        cases=request.cases,
+        new_tokens=params.new_tokens,
+        cases=cases,
         sides=results,
-        repeats=request.repeats,
-        bulk=request.bulk,
+        repeats=params.repeats,
+        bulk=bulk,
         stopped=stopped,
     )
 
 
-def check(request: BenchRequest) -> UserFlags:
-    """Refuse what can only fail later; nothing is looked up. Raises `UsageError`."""
-    flags = sides.read_flags(request.extra)
-    sides.all_sides(request.caches, request.baselines)
-    if not request.caches:
-        raise UsageError("no cache to measure was named.", hint=HELP)
-    if len(request.cases) > MOST_CASES:
-        raise UsageError(f"{len(request.cases)} cases are more than {MOST_CASES}.", hint=HELP)
-    bulk = request.bulk
-    if bulk is not None and bulk.turns > 1 and bulk.requests > sides.ORDERED:
-        raise UsageError(
-            f"{bulk.requests:,} conversations are more than {sides.ORDERED}, which SGLang"
-            " orders by prefix.",
-            hint="lower the requests of --job",
+def load(params: BenchLoadParams, observer: Observer = SILENT) -> LoadReport:
+    """Start an INT2 server, let the clients work with it, and end it with SIGTERM."""
+    params = _apart(params)
+    flags = UserFlags(params.engine_flags)
+    _check_names(params)
+    require_serve()
+    work = Load(params.clients, params.seconds, params.context, params.new_tokens, params.aborts)
+    longest = work.longest + work.new_tokens
+    with starting.private_folder() as private:
+        subject = find_subject("bench load", params, private, observer, longest=longest)
+        device, gpu = pick_device(subject, params.device, flags, observer)
+        wanted = WantedServer(
+            model=subject.source,
+            revision=params.revision,
+            verified=subject.artifact.verified,
+            recipe=subject.model.recipe,
+            device=device,
+            log=log_file("bench-load"),
+            timeout=params.timeout,
+            gpu=gpu,
+            flags=flags.after(*RANDOM_WEIGHTS) if subject.random_weights else flags,
         )
-    SubjectNames(request.target, request.dummy_weights, request.model, request.again).check()
-    return flags
+        gpus = 0 if device == "cpu" else flags.sizes().tensor_parallel or 1
+
+        def tell(done: int, total: int, label: str) -> None:
+            if total:  # the label of the load itself counts requests, so it is another each time
+                observer.advance("clients at work", done, total, "s")
+            else:
+                observer.advance(label, 0, 0)
+
+        with own_server(wanted, StartObserver(subject.model.choice.name, observer)) as started:
+            limits = LoadLimits(growth=params.growth << 20)
+            gpu_range = range(gpu, gpu + gpus)
+            report = measure(started.child, started.client, work, limits, tell, gpus=gpu_range)
+    return replace(report, model=subject.model.choice.name)
+
+
+def _apart(params: _P) -> _P:
+    """`params` with the artifact and the engine flags in their places; click takes the first flag
+    for the artifact if none was named."""
+    if params.artifact is None or not str(params.artifact).startswith("-"):
+        return params
+    flags = (str(params.artifact), *params.engine_flags)
+    return replace(params, artifact=None, engine_flags=flags)
+
+
+def cases_of(params: BenchServeParams) -> tuple[Case, ...]:
+    """Those of `--cases`, or every `--batch` with every `--context`."""
+    if params.cases is None:
+        batches = numbers("--batch", params.batch or "1,16")
+        contexts = numbers("--context", params.context or "8000,30000")
+        return tuple(Case(batch=b, context=c) for b in batches for c in contexts)
+    if params.batch is not None or params.context is not None:
+        raise UsageError(
+            "--cases takes the place of --batch and --context.", hint="leave one of them out"
+        )
+    pairs = [part.split("x") for part in listed(params.cases.lower())]
+    if not all(len(pair) == 2 and all(map(is_number, pair)) for pair in pairs):
+        raise UsageError(
+            f"--cases {params.cases!r} is not a list of batches and contexts.",
+            hint="for example --cases 1x100000,64x8000",
+        )
+    return tuple(dict.fromkeys(Case(batch=int(b), context=int(c)) for b, c in pairs))
+
+
+def caches_of(text: str) -> tuple[sides.Cache, ...]:
+    """The caches of `--caches bf16,int2`, each of them once."""
+    known = {str(cache): cache for cache in sides.CACHES}
+    names = dict.fromkeys(listed(text.lower()))
+    if not known.keys() >= names.keys():
+        raise UsageError(
+            f"--caches {text!r} is not a list of caches.",
+            hint=f"name one or more of {', '.join(known)}",
+        )
+    return tuple(known[name] for name in names)
+
+
+def bulk_of(job: str | None, turns: int) -> Bulk | None:
+    """The requests that `--job 64x30000x512` and `--turns` mean, or `None` without a job."""
+    if job is None:
+        if turns > 1:
+            raise UsageError(
+                "--turns needs a job.", hint="for example --job 64x16000x256 --turns 2"
+            )
+        return None
+    parts = job.lower().split("x")
+    if len(parts) != 3 or not all(map(is_number, parts)):
+        raise UsageError(
+            f"--job {job!r} is not REQUESTSxPROMPTxANSWER.",
+            hint="for example --job 64x30000x512, in requests and tokens",
+        )
+    requests, context, new_tokens = map(int, parts)
+    return Bulk(requests=requests, context=context, new_tokens=new_tokens, turns=turns)
+
+
+def check_files(params: BenchServeParams) -> None:
+    """Refuse files that could not be written in the end."""
+    import importlib.util
+
+    from oscar_zoo.artifact.output_files import check_file
+    from oscar_zoo.errors import MissingDependency
+
+    if params.plot is not None:
+        if params.plot.suffix.lower() != ".png":
+            raise UsageError(
+                f"--plot {params.plot} is not a PNG file.", hint="end its name in .png"
+            )
+        if importlib.util.find_spec("matplotlib") is None:
+            raise MissingDependency.for_extra("matplotlib", "compute")
+    check_file(params.csv)
+    check_file(params.plot)
+
+
+def _check_names(params: BenchServeParams | BenchLoadParams) -> None:
+    """Refuse names that mean nothing to measure, or too much."""
+    if params.artifact is None and params.dummy_weights is None:
+        raise UsageError(
+            "nothing to measure was named.", hint="give an artifact, or --dummy-weights Qwen3-8B"
+        )
+    if params.model is not None and params.dummy_weights is not None:
+        raise UsageError("--model and --dummy-weights exclude each other.", hint="give one of them")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model and an artifact that fit together.
+
+    Attributes:
+        source: what the engine loads: a local folder or a hub id.
+        label: how a report calls the artifact.
+    """
+
+    model: ArtifactModel
+    source: str
+    artifact: Artifact
+    random_weights: bool
+    label: str
+
+
+def find_subject(
+    verb: str,
+    params: BenchServeParams | BenchLoadParams,
+    private: Path,
+    observer: Observer,
+    *,
+    longest: int,
+) -> Subject:
+    """Look up what was named; what nobody named is made in the folder `private`. `longest` is the
+    tokens of the longest request, prompt and answer."""
+    sources = Sources(params.hubs, offline=params.offline)
+    if params.dummy_weights is not None:
+        choice = targets.parse_model(params.dummy_weights, observer)
+        folder = private / choice.name
+        geometry = _write_model(choice, folder, longest)
+        if params.artifact is None:
+            sides.write_rotations(private / "hadamard", geometry)
+        place = params.artifact or private / "hadamard"
+        artifact = open_artifact(targets.parse(place), sources, observer)
+        label = "Hadamard" if params.artifact is None else artifact.label
+        fitting = ArtifactModel.with_geometry(artifact, choice, geometry)
+        return Subject(fitting, str(folder), artifact, True, label)
+    line = again(verb, params)
+    model = targets.parse_given_model(params.model, observer, again=line)
+    artifact = open_artifact(targets.parse(params.artifact or ""), sources, observer)
+    choice = model_for(artifact, model, observer, again=line)
+    if Path(choice.source).is_dir():
+        room = sides.longest_context(config_file.read_config(Path(choice.source)))
+        if room is not None and longest > room:
+            raise UsageError(
+                f"{choice.name} reads up to {room:,} tokens, {longest:,} are wanted.",
+                hint="prompt and answer count together; ask for shorter ones (--context,"
+                " --new-tokens)",
+            )
+    fitting = ArtifactModel.of(artifact, choice)
+    return Subject(fitting, choice.source, artifact, False, artifact.label)
+
+
+def _write_model(choice: ModelChoice, folder: Path, longest: int) -> Geometry:
+    """Write the configuration of a model without weights; the geometry of its cache."""
+    source = Path(choice.source)
+    if source.is_dir():
+        config = config_file.read_config(source)
+    elif choice.recipe is not None:
+        config = sides.config_of_recipe(choice.recipe)
+    else:
+        raise UsageError(
+            f"the shapes of {choice.source} are not known here.",
+            hint="give a folder that holds its config.json",
+        )
+    sides.write_model(folder, config, longest=longest)
+    if source.is_dir():
+        sides.copy_what_prepares_input(source, folder)
+    return geometry_of_folder(folder, choice.model_id)
+
+
+def pick_device(
+    subject: Subject, wanted: str | None, flags: UserFlags, observer: Observer
+) -> tuple[str, int]:
+    """Kind and number of the device that `subject` is measured on: as the user wrote it, or for
+    `None` the first GPU, else the CPU. Refuses what does not fit there or takes hours."""
+    device, gpu = pick_serving_device(wanted)
+    if device != "cpu":
+        return device, gpu
+    model, name = subject.model, subject.model.choice.name
+    needs = needs_of_choice(model.choice) if wanted is None else None
+    weights = None if needs is None else needs.weights
+    if weights is not None and weights.nbytes > LARGE:
+        raise UnsupportedMachine(
+            f"no GPU was found, and {name} on a CPU takes hours"
+            f" ({weights.nbytes / 1e9:.1f} GB of weights).",
+            hint="to do it all the same: --device cpu",
+        )
+    if wanted is None and subject.random_weights:
+        text = (
+            f"no GPU was found: {name} runs on the CPU, which takes long for long prompts; Ctrl-C"
+            " stops it, and --device cpu says that it is meant."
+        )
+        observer.note(Note("bench.on_cpu", text, {"model": name}))
+    if model.geometry is not None:
+        stored, kind = stored_weights_of(model.choice, model.config)
+        itemsize = None if kind is None else ITEMSIZES.get(kind, 2)
+        alone = _demand(model, replace(flags.sizes(), requests=1), "cpu", 0)
+        demand = replace(alone, weights=stored, itemsize=itemsize)
+        preflight.check_memory(demand, preflight.free_memory("cpu", 0, 1))
+    return device, gpu
+
+
+def _usual_requests(model: ArtifactModel, size: SizeFlags, device: str, gpu: int) -> int:
+    """The number of concurrent requests of an INT2 server with these flags on this machine."""
+    if model.geometry is None:
+        return concurrency.UNKNOWN
+    return _demand(model, size, device, gpu).usual_requests
+
+
+def _demand(model: ArtifactModel, size: SizeFlags, device: str, gpu: int) -> preflight.ServerDemand:
+    assert model.geometry is not None, "the callers look at it"
+    parallel = size.tensor_parallel or 1
+    layout = concurrency.Layout.of_flags(size, tp=parallel)
+    return preflight.ServerDemand(
+        model=model.choice.name,
+        geometry=model.geometry,
+        windows=model.recipe.windows,
+        weights=None,
+        itemsize=None,
+        device=device,
+        gpu=gpu,
+        tensor_parallel=parallel,
+        flags=size,
+        memory=concurrency.gpu_memory(gpu, layout.gpus),
+    )
 
 
 def side_log(side: sides.Side) -> Path:
@@ -190,20 +402,15 @@ def _measure(
 ) -> None:
     """Measure one side into `result`."""
     log, job = side_log(side), sides.job(side, engines, private)
-    observer.note(
-        Note(
-            "bench.starting",
-            f"{side.label}: starting SGLang (log: {log})",
-            {"cache": side.cache, "baseline": side.backend, "log": str(log)},
-            kind="step",
-        )
-    )
+    facts = {"cache": side.cache, "baseline": side.backend, "log": str(log)}
+    text = f"{side.label}: starting SGLang (log: {log})"
+    observer.note(Note("bench.starting", text, facts, kind="step"))
     place = private / f"{side.name}.json"
     place.write_text(job.model_dump_json(), encoding="utf-8")
     planned = sides.command(side, engines, place, os.environ)
-    run.measure(planned, job, log, limit=limit, progress=partial(_tell, observer), into=result)
+
+    def tell(done: int, total: int, label: str) -> None:
+        observer.advance(label, done, total, "tokens" if total else "")
+
+    run.measure(planned, job, log, limit=limit, progress=tell, into=result)
     observer.begin((), timed=False)
-
-
-def _tell(observer: Observer, done: int, total: int, label: str) -> None:
-    observer.advance(label, done, total, "tokens" if total else "")

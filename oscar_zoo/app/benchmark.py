@@ -1,100 +1,389 @@
-"""Ask benchmarks of an INT2 server and of a BF16 server, and compare them question by question."""
+"""Ask benchmarks of an INT2 server and of a BF16 server, and compare them question by question.
+
+Answers are kept as they come. The same parameters go on where an earlier run stopped, and ask
+nothing when all answers are there.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oscar_zoo import paths
 from oscar_zoo.app.artifacts import Artifact
-from oscar_zoo.app.benchmark_plan import PreparedTask, Subject, find_subject, prepare
-from oscar_zoo.app.benchmark_record import TaskResult, keep, remark, scores_of
-from oscar_zoo.app.benchmark_request import BenchmarkRequest
-from oscar_zoo.app.benchmark_servers import LABELS
-from oscar_zoo.app.server_answers import counter
-from oscar_zoo.artifact.output_files import check_file
+from oscar_zoo.app.evaluate import made_for, place_of
+from oscar_zoo.app.evaluate_server import Served, check_recipe, counter
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.files import sha256_hex
+from oscar_zoo.artifact.manifest import ModelBlock
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.artifact.output_files import check_file, write_file
+from oscar_zoo.artifact.specs import Harness, Score
 from oscar_zoo.engines.requirements import require_eval, require_serve
 from oscar_zoo.engines.server_client import ServerClient
+from oscar_zoo.engines.sglang.compat.versions import sglang_version
+from oscar_zoo.engines.sglang.launch.starting import StockServer, log_file, own_server, stock_server
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import ServerFailed, UsageError
-from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.evaluate.benchmarks.tasks import SAMPLE, Benchmark, benchmark
+from oscar_zoo.evaluate.params import EvalParams
+from oscar_zoo.evaluate.shared import Phase
+from oscar_zoo.models.hardware import device_name
 from oscar_zoo.observer import SILENT, Note, Observer
+from oscar_zoo.registry import score_file
+from oscar_zoo.registry.score_file import ScoreFile
+from oscar_zoo.serving.records import client_of
+from oscar_zoo.serving.running import StartObserver
 
 if TYPE_CHECKING:
-    from oscar_zoo.evaluate.benchmarks.answers import Answers
-    from oscar_zoo.evaluate.benchmarks.run import ArmResult
+    from oscar_zoo.evaluate.benchmarks.answers import Answers, Generation
+    from oscar_zoo.evaluate.benchmarks.harness import ArmResult, LoadedTask, Settings
 
+LABELS = {"int2": "INT2", "bf16": "BF16", "fp8": "FP8"}
+REPEATS = 3
+"""Seeds of answers that are drawn at random, unless the user says otherwise."""
+CONTEXT_SHARE = 0.8
+"""Of the model's context that an answer may fill by default; the rest is for the prompt."""
+MANY_CUT = 0.05
+"""A larger share of answers that the cap has cut is told."""
 _KEPT = "answers until now are kept; the same command goes on from there"
 
 
 @dataclass(frozen=True)
-class BenchmarkResult:
-    """What the servers are worth.
+class TaskResult:
+    """One benchmark.
 
     Attributes:
-        model: its name.
-        artifact: what the INT2 server had.
-        tasks: one for every benchmark.
-        file: the score file that was written, or `None` where no score can be recorded.
+        arms: what every cache answered, by cache.
+        scores: of INT2, and of FP8 where it was asked; each holds BF16 as its baseline.
+        answers: the file of kept answers.
     """
+
+    name: str
+    arms: dict[str, ArmResult]
+    scores: tuple[Score, ...]
+    answers: Path
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """What the servers are worth; `file` is the score file that was written, or `None` where no
+    score can be recorded."""
 
     model: str
     artifact: Artifact
     tasks: tuple[TaskResult, ...]
     file: Path | None
 
+    def to_json(self) -> dict[str, Any]:
+        """The JSON of `eval` with benchmarks."""
+        return {
+            "schema": "oscar-zoo.eval-benchmark/1",
+            "model": self.model,
+            "artifact": {"name": self.artifact.label, "digest": self.artifact.digest},
+            "file": None if self.file is None else str(self.file),
+            "tasks": [
+                {
+                    "task": task.name,
+                    "answers": str(task.answers),
+                    "scores": [score.model_dump(mode="json") for score in task.scores],
+                }
+                for task in self.tasks
+            ],
+        }
 
-def run_benchmarks(request: BenchmarkRequest, observer: Observer = SILENT) -> BenchmarkResult:
-    """Ask every task of every cache, judge the answers, and write the score file.
 
-    Answers are kept as they come. The same request goes on where an earlier run stopped, and asks
-    nothing when all answers are there.
+def benchmark_artifact(
+    artifact: str | Path, tasks: str | Sequence[str], *, observer: Observer = SILENT, **options: Any
+) -> BenchmarkResult:
+    """Ask benchmarks of an INT2 server and of a BF16 server, and compare them.
+
+    Args:
+        artifact: name of an artifact, or its folder.
+        tasks: benchmarks by name, such as `gpqa_diamond`.
+        observer: hears of progress and remarks.
+        options: the other options of `oscar-zoo eval`, by the names of their fields in
+            `EvalParams`; also `clip` for one pair of ratios and `extra` for flags of the engine.
+
+    Returns:
+        Per task what every cache answered, and its scores; `file` is the score file.
+
+    Raises:
+        OscarZooError: as `run_benchmarks`.
     """
-    wanted = request.benchmarks()
-    check_file(request.output)
+    clip = options.pop("clip", None)
+    if clip is not None:
+        k, v = clip if isinstance(clip, tuple) else (clip.k, clip.v)
+        options["clips"] = (f"{k},{v}",)
+    options["engine_flags"] = tuple(options.pop("extra", ()))
+    if options.get("data") is not None:
+        options["data"] = str(options["data"])
+    unknown = options.keys() - {field.name for field in fields(EvalParams)}
+    if unknown:
+        raise TypeError(f"benchmark_artifact() has no argument {min(unknown)!r}")
+    names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
+    return run_benchmarks(EvalParams(artifact, tasks=names, **options), observer)
+
+
+def run_benchmarks(params: EvalParams, observer: Observer = SILENT) -> BenchmarkResult:
+    """Ask every task of every cache, judge the answers, and write the score file."""
+    wanted = benchmarks_of(params)
+    check_file(params.output)
     require_eval()
-    flags = UserFlags(request.extra)
-    if request.url is None:
+    flags = UserFlags(params.engine_flags)
+    if params.url is None:
         require_serve()
-    subject = find_subject(request, flags, observer)
-    if request.output is not None and subject.artifact.id is None:
+    servers = _Servers.of(params, flags, observer)
+    artifact = servers.served.artifact
+    if params.output is not None and artifact.id is None:
         raise UsageError(
-            f"{subject.artifact.label} has no oscar.json, so a score file cannot name it.",
+            f"{artifact.label} has no oscar.json, so a score file cannot name it.",
             hint="leave out --output, or give an artifact with a manifest",
         )
-    prepared = [prepare(one, request, subject, observer) for one in wanted]
-    with ExitStack() as stack:
-        kept = [stack.enter_context(_answers(one, fresh=request.fresh)) for one in prepared]
-        tasks = _ask_all(prepared, kept, request, subject, observer)
-    for one in tasks:
-        remark(one, subject, observer)
-    file = keep(tasks, prepared, request, subject, observer)
-    return BenchmarkResult(subject.choice.name, subject.artifact, tasks, file)
-
-
-@contextmanager
-def _answers(one: PreparedTask, *, fresh: bool) -> Iterator[Answers]:
     from oscar_zoo.evaluate.benchmarks.answers import open_answers
 
-    with open_answers(one.place, one.identity, fresh=fresh) as answers:
-        yield answers
+    prepared = [_prepare(one, params, servers, observer) for one in wanted]
+    with ExitStack() as stack:
+        kept = [
+            stack.enter_context(open_answers(one.place, one.identity, fresh=params.fresh))
+            for one in prepared
+        ]
+        tasks = _ask_all(prepared, kept, params, servers, observer)
+    for one in tasks:
+        _remark(one, servers.served, observer)
+    file = _keep(tasks, prepared[0].model, params, servers.served, observer)
+    return BenchmarkResult(servers.served.choice.name, artifact, tasks, file)
+
+
+def benchmarks_of(params: EvalParams) -> tuple[Benchmark, ...]:
+    """The benchmarks to ask; refuses options that do not go together."""
+    found = tuple(benchmark(name) for name in dict.fromkeys(params.tasks))
+    if params.data is not None and len(found) != 1:
+        raise UsageError("--data is the data of one task.", hint="give one --task")
+    if params.base_url is not None and params.url is None:
+        raise UsageError(
+            "--base-url is the BF16 server beside an INT2 server.", hint="give --url as well"
+        )
+    if params.url is not None and (params.engine_flags or params.fp8):
+        raise UsageError(
+            "--url measures servers as they are.", hint="leave out what is for new ones"
+        )
+    for one in found:
+        if one.runs_code and not params.run_code:
+            raise UsageError(
+                f"{one.name} runs programs that the model writes, as this user.",
+                hint="on a machine where that may happen, add --run-model-code",
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class _Servers:
+    """The servers of a benchmark, one after the other: of our own, or such as run already.
+
+    Attributes:
+        flags: engine flags, the same for every server.
+        timeout, patience: seconds that the start of a server, and that one answer may take.
+        urls: servers that run already, by cache.
+        engine: release of SGLang.
+        hardware: that servers of our own run on; `None` for servers that run already.
+    """
+
+    served: Served
+    flags: UserFlags
+    timeout: float
+    patience: float
+    urls: dict[str, str]
+    engine: str
+    hardware: str | None
+
+    @classmethod
+    def of(cls, params: EvalParams, flags: UserFlags, observer: Observer) -> _Servers:
+        """Nothing is started."""
+        served = Served.of(params, observer)
+        patience = max(params.timeout, float(params.max_new_tokens or 32768))
+        given = {"int2": params.url, "bf16": params.base_url}
+        urls = {cache: url for cache, url in given.items() if url is not None}
+        if urls:
+            versions = {client_of(url).facts().version for url in urls.values()}
+            if len(versions) > 1:
+                raise UsageError(
+                    f"the servers run SGLang {' and '.join(sorted(versions))}.",
+                    hint="compare servers of one release",
+                )
+            return cls(served, flags, params.timeout, patience, urls, versions.pop(), None)
+        gpus, name = flags.sizes().tensor_parallel or 1, device_name(served.device, served.gpu)
+        hardware = f"{gpus} x {name}" if gpus > 1 else name
+        return cls(served, flags, params.timeout, patience, urls, sglang_version(), hardware)
+
+    @property
+    def words(self) -> list[str]:
+        """The flags of a server of our own, with its dtype."""
+        return list(self.flags.after(f"--dtype={self.served.dtype}").words)
+
+    @contextmanager
+    def serving(self, cache: str, observer: Observer) -> Iterator[ServerClient]:
+        """A client of the server with this cache; a server of our own ends with the block."""
+        served = self.served
+        if cache in self.urls:
+            client = client_of(self.urls[cache], timeout=self.patience)
+            if cache == "int2":
+                check_recipe(client, served.recipe)
+            told = client.facts().cache_dtype
+            if (told == "int2") != (cache == "int2"):
+                raise UsageError(
+                    f"{client.url} has a cache of {told}, not of {LABELS[cache]}.",
+                    hint="--url is the INT2 server, --base-url the BF16 server",
+                )
+            yield client
+            return
+        news = StartObserver(f"{served.choice.name} with a cache of {LABELS[cache]}", observer)
+        if cache == "int2":
+            started = own_server(served.wanted(f"eval-{cache}", self.flags, self.timeout), news)
+        else:
+            stock = StockServer(
+                cache=cache,  # type: ignore[arg-type]
+                model=served.choice.source,
+                revision=served.revision,
+                device=served.device,
+                log=log_file(f"eval-{cache}"),
+                timeout=self.timeout,
+                gpu=served.gpu,
+                flags=self.flags.after(f"--dtype={served.dtype}"),
+            )
+            started = stock_server(stock, news)
+        with started as server:
+            observer.begin((), timed=False)
+            key = server.administration_key
+            yield ServerClient(server.url, timeout=self.patience, key=key)
+
+
+@dataclass(frozen=True)
+class PreparedTask:
+    """A benchmark before anything is asked.
+
+    Attributes:
+        model: that answers, by its configuration.
+        place: the file of kept answers.
+        identity: what decides the answers, beside what each question says itself.
+    """
+
+    task: LoadedTask
+    settings: Settings
+    model: ModelBlock
+    place: Path
+    identity: dict[str, Any]
+
+    @property
+    def requests(self) -> int:
+        """Of all repeats."""
+        return self.task.requests * len(self.settings.seeds)
+
+
+def _prepare(
+    one: Benchmark, params: EvalParams, servers: _Servers, observer: Observer
+) -> PreparedTask:
+    """Load the questions, decide how they are asked, and where answers are kept."""
+    from oscar_zoo.evaluate.benchmarks.data import read_rows
+    from oscar_zoo.evaluate.benchmarks.harness import Settings, harness_version, load_task
+    from oscar_zoo.models.config_file import read_generation_config
+    from oscar_zoo.models.model_source import inspect_model
+
+    observer.advance(f"reading {one.name}", 0, 0)
+    rows = None if params.data is None else read_rows(Path(params.data).expanduser())
+    task = load_task(one, rows, limit=params.limit)
+    served, choice = servers.served, servers.served.choice
+    authors = read_generation_config(choice.source, params.revision)
+    block = inspect_model(choice.source, revision=params.revision, model_id=choice.model_id)
+    context = block.rope.max_position if block.rope else None
+    generation = generation_of(params, one, authors, context)
+    settings = Settings(
+        generation,
+        seeds_of(params, one, generation),
+        limit=params.limit,
+        concurrency=params.concurrency,
+        run_code=params.run_code,
+    )
+    identity = {
+        "task": one.name,
+        "data": task.revision,
+        "model": choice.model_id,
+        "model_config": block.config_sha256,
+        "model_revision": block.revision,
+        "artifact": served.artifact.digest,
+        "recipe": served.recipe.model_dump(mode="json"),
+        "harness": harness_version().version,
+        "engine": servers.engine,
+        "hardware": servers.hardware,
+        "flags": [] if params.url else servers.words,
+        "urls": servers.urls,
+    }
+    name = f"{one.name}-{sha256_hex(strict_json.canonical_bytes(identity))[:12]}"
+    place = _folder_of(served) / f"{name}.answers.jsonl.gz"
+    return PreparedTask(task, settings, block, place, identity)
+
+
+def _folder_of(served: Served) -> Path:
+    """Where answers and scores of an artifact are kept."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", served.artifact.id or served.choice.name)
+    return paths.state_dir() / "benchmarks" / f"{name}-{served.artifact.digest[7:19]}"
+
+
+def generation_of(
+    params: EvalParams, one: Benchmark, authors: dict[str, Any], context: int | None
+) -> Generation:
+    """How answers to a benchmark are generated, by what the user says, else by the authors'
+    `generation_config.json`; `context` is in tokens, where it is known."""
+    from oscar_zoo.evaluate.benchmarks.answers import Generation
+
+    sampled = bool(authors.get("do_sample")) or params.temperature is not None
+    temperature = params.temperature
+    if temperature is None:
+        temperature = float(authors.get("temperature") or 1.0) if sampled else 0.0
+    top_p = params.top_p if params.top_p is not None else authors.get("top_p")
+    cap = params.max_new_tokens
+    if cap is None:
+        cap = one.cap if context is None else min(one.cap, int(CONTEXT_SHARE * context))
+    return Generation(
+        max_new_tokens=cap,
+        temperature=temperature,
+        top_p=float(1.0 if top_p is None else top_p),
+        top_k=int(authors.get("top_k") or -1),
+        min_p=float(authors.get("min_p") or 0.0),
+        repetition_penalty=float(authors.get("repetition_penalty") or 1.0),
+        thinking=params.thinking,
+    )
+
+
+def seeds_of(params: EvalParams, one: Benchmark, generation: Generation) -> tuple[int, ...]:
+    """The seed of every repeat; raises `UsageError` for repeats that would all be the same."""
+    drawn = one.kind == "generated" and generation.temperature > 0
+    if not drawn and (params.seeds or 1) > 1:
+        raise UsageError(
+            f"every repeat of {one.name} would be the same: nothing is drawn at random.",
+            hint="give --temperature, or leave --seeds out",
+        )
+    return tuple(range(params.seeds or REPEATS)) if drawn else (0,)
 
 
 def _ask_all(
     prepared: Sequence[PreparedTask],
     kept: Sequence[Answers],
-    request: BenchmarkRequest,
-    subject: Subject,
+    params: EvalParams,
+    servers: _Servers,
     observer: Observer,
 ) -> tuple[TaskResult, ...]:
     """One server after the other, each for all tasks that lack answers of it."""
-    from oscar_zoo.evaluate.benchmarks.run import kept_arm
+    from oscar_zoo.evaluate.benchmarks.harness import kept_arm
 
+    caches = ["int2", "bf16"] if params.url is None or params.base_url is not None else ["int2"]
     found: list[dict[str, ArmResult]] = [{} for _ in prepared]
-    for cache in request.caches():
+    for cache in [*caches, "fp8"] if params.fp8 else caches:
         open_ = []
         for at, (one, answers) in enumerate(zip(prepared, kept, strict=True)):
             arm = kept_arm(cache, one.task, one.settings, answers)
@@ -104,24 +393,22 @@ def _ask_all(
                 found[at][cache] = arm
         if not open_:
             continue
-        with subject.servers.serving(cache, observer) as client:
+        with servers.serving(cache, observer) as client:
             labels = {at: f"{LABELS[cache]}, {prepared[at].task.benchmark.name}" for at in open_}
-            observer.begin(
-                [Phase(labels[at], "answers", _requests(prepared[at])) for at in open_],
-                timed=False,
-            )
+            phases = [Phase(labels[at], "answers", prepared[at].requests) for at in open_]
+            observer.begin(phases, timed=False)
             for at in open_:
-                found[at][cache] = _ask_one(
+                found[at][cache] = ask_one(
                     cache, prepared[at], kept[at], client, labels[at], observer
                 )
             observer.begin((), timed=False)
     return tuple(
-        TaskResult(one.task.benchmark.name, arms, scores_of(one, arms, answers, subject), one.place)
+        TaskResult(one.task.benchmark.name, arms, _scores(one, arms, answers, servers), one.place)
         for one, arms, answers in zip(prepared, found, kept, strict=True)
     )
 
 
-def _ask_one(
+def ask_one(
     cache: str,
     one: PreparedTask,
     answers: Answers,
@@ -129,10 +416,11 @@ def _ask_one(
     label: str,
     observer: Observer,
 ) -> ArmResult:
-    from oscar_zoo.evaluate.benchmarks.client import ask
-    from oscar_zoo.evaluate.benchmarks.run import run_arm
+    """All answers to one benchmark; whatever ends it early says that answers are kept."""
+    from oscar_zoo.evaluate.benchmarks.answers import ask
+    from oscar_zoo.evaluate.benchmarks.harness import run_arm
 
-    tick = counter(observer, label, _requests(one))
+    tick = counter(observer, label, one.requests)
     try:
         return run_arm(cache, one.task, one.settings, answers, ask=partial(ask, client), tick=tick)
     except ServerFailed:
@@ -143,30 +431,90 @@ def _ask_one(
         raise
 
 
-def _requests(one: PreparedTask) -> int:
-    return one.task.requests * len(one.settings.seeds)
+def _scores(
+    one: PreparedTask, arms: dict[str, ArmResult], answers: Answers, servers: _Servers
+) -> tuple[Score, ...]:
+    from oscar_zoo.evaluate.benchmarks.record import Circumstances, score
+
+    artifact, recipe = servers.served.artifact, servers.served.recipe
+    changed = artifact.recipe is not None and recipe != artifact.recipe
+    around = Circumstances(
+        date=answers.day,
+        engine=Harness(name="sglang", version=servers.engine),
+        hardware=servers.hardware,
+        digest=artifact.digest,
+        model_revision=one.identity["model_revision"],
+        recipe_changes={"clip": f"{recipe.clip.k:g},{recipe.clip.v:g}"} if changed else {},
+        calibrated_on=_calibrated_on(artifact, one.task.benchmark),
+    )
+    return tuple(
+        score(arm, arms.get("bf16"), one.task, one.settings, around)
+        for cache, arm in arms.items()
+        if cache != "bf16"
+    )
 
 
-def benchmark_artifact(
-    artifact: str | Path,
-    tasks: str | Sequence[str],
-    *,
-    observer: Observer = SILENT,
-    **options: Any,
-) -> BenchmarkResult:
-    """Ask benchmarks of an INT2 server and of a BF16 server, and compare them.
+def _calibrated_on(artifact: Artifact, one: Benchmark) -> bool | None:
+    """Whether calibration saw questions of a benchmark, as far as the manifest tells."""
+    calibration = artifact.manifest and artifact.manifest.fit.calibration
+    name = one.calibration_name
+    if not calibration or name is None:
+        return None
+    family = "gpqa" if name.startswith("gpqa") else name  # its subsets hold each other's questions
+    if any(known.startswith(family) for known in calibration.overlaps_with):
+        return True
+    apart = {known.dataset for known in calibration.disjoint_from or ()}
+    return False if name in apart else None
 
-    Args:
-        artifact: name of an artifact, or its folder.
-        tasks: benchmarks by name, such as `gpqa_diamond`.
-        observer: hears of progress and remarks.
-        options: the other fields of `BenchmarkRequest`, by name.
 
-    Returns:
-        Per task what every cache answered, and its scores; `file` is the score file.
+def _remark(one: TaskResult, served: Served, observer: Observer) -> None:
+    """Tell what makes the figures of a task say less than they seem to."""
+    arm, windows = one.arms["int2"], served.recipe.windows
+    exact = windows.sink + windows.recent
+    longer = arm.longer_than(exact)
+    if longer < 0.5:
+        text = (
+            f"{one.name}: only {100 * longer:.0f} % of the requests are longer than the {exact:,}"
+            " tokens that stay in BF16, so most answers hardly read the INT2 cache."
+        )
+        observer.note(Note("benchmark.short", text, {"task": one.name, "share": longer}))
+    if one.scores[0].calibrated_on:
+        text = f"{one.name}: calibration saw questions of this set, so its score says less."
+        observer.note(Note("benchmark.calibrated_on", text, {"task": one.name}))
+    if arm.exhausted_rate > MANY_CUT:
+        text = (
+            f"{one.name}: the generation cap cut {100 * arm.exhausted_rate:.0f} % of the answers;"
+            " a larger --max-new-tokens lets them end."
+        )
+        observer.note(Note("benchmark.cut", text, {"task": one.name}))
 
-    Raises:
-        OscarZooError: as `run_benchmarks`.
+
+def _keep(
+    tasks: Sequence[TaskResult],
+    model: ModelBlock,
+    params: EvalParams,
+    served: Served,
+    observer: Observer,
+) -> Path | None:
+    """Write the scores; `None` for an artifact that has no id, or was not made for this model.
+
+    Those of all questions of a public set get to the other scores of the artifact, which `publish`
+    takes along. A part of a set, the sample and rows of the user get a file of their own.
     """
-    names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
-    return run_benchmarks(BenchmarkRequest(artifact, names, **options), observer)
+    artifact = served.artifact
+    if artifact.id is None or not made_for(artifact, model):
+        text = f"no scores are recorded: {artifact.label} has no manifest that names this model."
+        observer.note(Note("benchmark.no_record", text))
+        return None
+    identity = ArtifactId.parse(artifact.id)
+    scores = tuple(score for one in tasks for score in one.scores)
+    record = ScoreFile.of(identity, artifact.digest, scores)
+    trial = params.limit is not None or params.data is not None or SAMPLE in params.tasks
+    if params.output is None and not trial:
+        path = place_of(artifact, identity)
+        score_file.keep(path, record)
+        return path
+    name = f"{'-'.join(one.name for one in tasks)[:80]}.scores.json"
+    path = params.output or _folder_of(served) / name
+    write_file(path, record.to_bytes())
+    return path

@@ -1,117 +1,65 @@
-"""Measure the INT2 cache of an artifact against BF16 and data-free INT2, with the model in this
-process."""
+"""Measure the INT2 cache of an artifact with the model in this process: against BF16 and data-free
+INT2, or beside caches of other methods. Artifact, model and text are found first; the model is
+loaded when nothing else can go wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from oscar_zoo.app.arguments import (
-    clip_word,
-    command_line,
-    list_word,
-    model_text,
-    option_words,
-    values_of,
-)
+from oscar_zoo.app.arguments import model_text
+from oscar_zoo.app.artifacts import Artifact, open_artifact
+from oscar_zoo.app.early_checks import check_device, check_model
+from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.engines.requirements import require_compute
-from oscar_zoo.evaluate.ablation import AS_PUBLISHED, TimeLeft, Values
-from oscar_zoo.evaluate.phases import Phase, duration
+from oscar_zoo.errors import OscarZooError, UsageError
+from oscar_zoo.evaluate.ablation import TimeLeft, Values
+from oscar_zoo.evaluate.against_table import ALL, choices
+from oscar_zoo.evaluate.params import EvalParams, RulerParams, again, clip_of, numbers
+from oscar_zoo.evaluate.shared import NAMES, Phase, duration, read_text
 from oscar_zoo.observer import SILENT, Note, Observer
+from oscar_zoo.registry import targets
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.serving.prepared import both_sides, check_used, model_for
 
 if TYPE_CHECKING:
     from oscar_zoo.app.arguments import Clips, Numbers
-    from oscar_zoo.app.evaluated_model import Subject
     from oscar_zoo.artifact.manifest import ModelBlock
-    from oscar_zoo.artifact.specs import ServingRecipe
+    from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
     from oscar_zoo.evaluate.ablation import Setting
+    from oscar_zoo.evaluate.against_table import AgainstReport
     from oscar_zoo.evaluate.run import EvalReport
-    from oscar_zoo.models.loading import Dtype
+    from oscar_zoo.models.loading import Dtype, LoadedModel
+    from oscar_zoo.registry.targets import ModelChoice
 
 Task = Literal["perplexity", "recall"]
+TASKS: tuple[Task, ...] = ("perplexity", "recall")
+DATA, WINDOWS, LENGTH, ANSWERS = "manuals", 6, 2048, 64
+"""The defaults of the text, its windows, their tokens, and recall questions."""
 PHASES = (Phase("load", "", 1), Phase("measure", "sequences", 9))
 """The seconds are shares."""
 _LONG = 600.0
 """Seconds from which on it is worth saying how long the other combinations will take."""
 
 
-@dataclass(frozen=True)
-class EvaluateRequest:
-    """What to measure.
-
-    Attributes:
-        artifact: name of an artifact, or its folder.
-        model: folder, name of the zoo or hub id; `None` for the artifact's base model.
-        tasks: what to measure with.
-        data: a text file, or a text known by name.
-        windows: windows of the text for perplexity.
-        length: tokens of a window at most.
-        answers: recall questions.
-        values: other values of the recipe to measure with. One of each replaces the recipe's for
-            all caches; of several, every combination is measured with the artifact.
-        device: `cpu`, `cuda[:N]`, or `auto` for all GPUs; `None` for the first GPU, else the CPU.
-        dtype: type of the weights in memory; `auto` keeps the stored one.
-        stream_weights: read weights layer by layer; `None` does so when the model does not fit.
-        revision: commit, branch or tag of a model on a hub.
-        hubs: hubs to look for the artifact in, in order; without any, the configured ones.
-    """
-
-    artifact: str | Path
-    model: str | None = None
-    tasks: tuple[Task, ...] = ("perplexity", "recall")
-    data: str = "manuals"
-    windows: int = 6
-    length: int = 2048
-    answers: int = 64
-    values: Values = AS_PUBLISHED
-    device: str | None = None
-    dtype: Dtype = "auto"
-    stream_weights: bool | None = None
-    revision: str | None = None
-    hubs: tuple[str, ...] = ()
-
-    def command_line(self, model: str) -> str:
-        """The command line that means this request with the model `model`."""
-        usual = EvaluateRequest
-        stream = self.stream_weights
-        options: dict[str, Any] = {
-            "model": model,
-            "task": () if self.tasks == usual.tasks else self.tasks,
-            "data": None if self.data == usual.data else self.data,
-            "windows": None if self.windows == usual.windows else self.windows,
-            "length": None if self.length == usual.length else self.length,
-            "answers": None if self.answers == usual.answers else self.answers,
-            "clip": tuple(map(clip_word, self.values.clip)),
-            "sink": list_word(self.values.sink),
-            "recent": list_word(self.values.recent),
-            "group-size": list_word(self.values.group_size),
-            "device": self.device,
-            "dtype": None if self.dtype == usual.dtype else self.dtype,
-            "stream-weights": stream is True,
-            "no-stream-weights": stream is False,
-            "revision": self.revision,
-            "hub": self.hubs,
-        }
-        return command_line(["eval", str(self.artifact), *option_words(options)])
-
-
 def evaluate_artifact(
     artifact: str | Path,
     *,
     model: str | Path | None = None,
-    tasks: Sequence[Task] = EvaluateRequest.tasks,
-    data: str = EvaluateRequest.data,
-    windows: int = EvaluateRequest.windows,
-    length: int = EvaluateRequest.length,
-    answers: int = EvaluateRequest.answers,
+    tasks: Sequence[Task] = TASKS,
+    data: str = DATA,
+    windows: int = WINDOWS,
+    length: int = LENGTH,
+    answers: int = ANSWERS,
     clip: Clips = None,
     sink: Numbers = (),
     recent: Numbers = (),
     group_size: Numbers = (),
     device: str | None = None,
-    dtype: Dtype = EvaluateRequest.dtype,
+    dtype: Dtype = "auto",
     stream_weights: bool | None = None,
     revision: str | None = None,
     hubs: str | Sequence[str] | None = None,
@@ -150,90 +98,248 @@ def evaluate_artifact(
         GeometryMismatch: the artifact was made for another shape of model.
         NotEnoughMemory: the model does not fit.
     """
-    request = EvaluateRequest(
-        artifact=artifact,
+    asked = _params(**locals())
+    return evaluate(asked, observer)
+
+
+def evaluate_against(
+    artifact: str | Path,
+    against: str | Sequence[str] = ALL,
+    *,
+    model: str | Path | None = None,
+    data: str = DATA,
+    windows: int = WINDOWS,
+    length: int = LENGTH,
+    answers: int = ANSWERS,
+    clip: tuple[float, float] | Clip | None = None,
+    sink: int | None = None,
+    recent: int | None = None,
+    group_size: int | None = None,
+    device: str | None = None,
+    dtype: Dtype = "auto",
+    stream_weights: bool | None = None,
+    revision: str | None = None,
+    hubs: str | Sequence[str] | None = None,
+    observer: Observer = SILENT,
+) -> AgainstReport:
+    """Measure the cache of an artifact beside BF16 and caches of other methods, in this process.
+
+    Args:
+        artifact: name of an artifact, or its folder.
+        against: alternatives as `--against` of `oscar-zoo eval` takes them, such as
+            `["fp8", "kivi:2"]`; `all` for every one that fits the model.
+        model, data, windows, length, answers: as of `evaluate_artifact`.
+        clip, sink, recent, group_size: in place of the recipe's, for all caches that have them.
+        device, dtype, stream_weights, revision, hubs, observer: as of `evaluate_artifact`.
+
+    Returns:
+        A report with one row per cache, by bits; `to_json()` gives plain values.
+
+    Raises:
+        UsageError: an unknown alternative, one that does not fit the model, or too little text.
+        OscarZooError: as `evaluate_artifact`.
+    """
+    asked = _params(**locals())
+    return compare(asked, observer)
+
+
+def _params(
+    artifact: str | Path,
+    model: str | Path | None,
+    sink: Numbers | None,
+    recent: Numbers | None,
+    clip: Clips,
+    group_size: Numbers | None,
+    hubs: str | Sequence[str] | None,
+    tasks: Sequence[str] = (),
+    against: str | Sequence[str] | None = None,
+    observer: object = None,
+    **others: Any,
+) -> EvalParams:
+    """The arguments of a Python call as the command line has them; `observer` is none of them."""
+
+    def text(values: Numbers | None) -> str | None:
+        every = (values,) if isinstance(values, int) else values or ()
+        return ",".join(map(str, every)) or None
+
+    one = clip is None or hasattr(clip, "k") or isinstance(clip[0], int | float)
+    clips: Any = () if clip is None else (clip,) if one else clip
+    pairs = [(pair.k, pair.v) if hasattr(pair, "k") else pair for pair in clips]
+    return EvalParams(
+        artifact,
         model=None if model is None else model_text(model),
-        tasks=tuple(tasks),
-        data=data,
-        windows=windows,
-        length=length,
-        answers=answers,
-        values=values_of(sink, recent, clip, group_size),
-        device=device,
-        dtype=dtype,
-        stream_weights=stream_weights,
-        revision=revision,
+        tasks=() if tuple(tasks) == TASKS else tuple(tasks),
+        sink=text(sink),
+        recent=text(recent),
+        clips=tuple(f"{k},{v}" for k, v in pairs),
+        group_size=text(group_size),
+        against=against if isinstance(against, str) or against is None else ",".join(against),
         hubs=(hubs,) if isinstance(hubs, str) else tuple(hubs or ()),
+        **others,
     )
-    return evaluate(request, observer)
 
 
-def evaluate(request: EvaluateRequest, observer: Observer = SILENT) -> EvalReport:
+def values_of(params: EvalParams) -> Values:
+    """The values of the recipe to measure with; one of each replaces the recipe's for all caches,
+    and of several every combination is measured with the artifact."""
+    return Values(
+        sink=numbers("--sink", params.sink, least=0),
+        recent=numbers("--recent", params.recent),
+        clip=tuple(filter(None, map(clip_of, params.clips))),
+        group_size=numbers("--group-size", params.group_size),
+    )
+
+
+def evaluate(params: EvalParams, observer: Observer = SILENT) -> EvalReport:
     """Measure BF16, the data-free INT2 caches and the artifact's, on the same text; for several
     values of the recipe, BF16 and the artifact under every combination.
     """
+    values = values_of(params)
     require_compute()
-    from oscar_zoo.app.evaluated_model import find_subject, load_subject
-    from oscar_zoo.serving.prepared import both_sides
-
-    subject = find_subject(request, observer)
+    subject = find_subject("eval", params, observer)
     # What follows imports torch and transformers, which takes seconds.
-    from oscar_zoo.app.eval_record import keep_record
     from oscar_zoo.evaluate import run
     from oscar_zoo.models.memory import memory_errors
 
-    own, settings = settings_of(request, subject)
+    length = params.length or LENGTH
+    own, settings = _settings(params, values, subject)
     several = settings if len(settings) > 1 else ()
     observer.begin(PHASES, timed=False)
-    loaded = load_subject(request, subject, observer, longest=request.length)
-    _tell_of_limit(request.length, loaded.block, observer)
+    loaded = load_subject(params, subject, observer, longest=length)
+    _tell_of_limit(length, loaded.block, observer)
     with memory_errors(loaded.block.id, loaded.device):
         report = run.evaluate(
             loaded,
             subject.text,
-            tasks=request.tasks,
+            tasks=params.tasks or TASKS,
             artifact=both_sides(subject.artifact),
             recipe=own if several else settings[0].recipe,
-            windows=request.windows,
-            length=request.length,
-            answers=request.answers,
+            windows=params.windows or WINDOWS,
+            length=length,
+            answers=params.answers or ANSWERS,
             settings=several,
             progress=_progress(observer, several),
         )
     observer.begin((), timed=False)
     if several:
         return report
-    asked = {name: getattr(request, name) for name in ("data", "windows", "length", "answers")}
     changes = settings[0].differences(own)
-    kept = keep_record(
-        subject.artifact, loaded, report.compared, report.facts, asked, changes, observer
+    return replace(
+        report, record=_keep(params, subject.artifact, loaded, report, changes, observer)
     )
-    return replace(report, record=kept)
+
+
+def compare(params: EvalParams, observer: Observer = SILENT) -> AgainstReport:
+    """Measure BF16, the artifact and the alternatives of `against` on the same text and
+    questions."""
+    names, values = str(params.against).split(","), values_of(params)
+    chosen = choices(names)
+    require_compute()
+    subject = find_subject("eval", params, observer)
+    from oscar_zoo.evaluate.against import compare
+    from oscar_zoo.models.memory import memory_errors
+
+    _, settings = _settings(params, values, subject)
+    if len(settings) > 1:
+        raise UsageError(
+            "--against compares methods under one recipe, and several values are given.",
+            hint="give one of each --sink, --recent, --clip and --group-size",
+        )
+    observer.begin(PHASES, timed=False)
+    loaded = load_subject(params, subject, observer, longest=params.length or LENGTH)
+    with memory_errors(loaded.block.id, loaded.device):
+        report = compare(
+            loaded,
+            subject.text,
+            chosen,
+            artifact=both_sides(subject.artifact),
+            recipe=settings[0].recipe,
+            windows=params.windows or WINDOWS,
+            length=params.length or LENGTH,
+            answers=params.answers or ANSWERS,
+            strict=ALL not in names,
+            progress=lambda done, total, unit: observer.advance("measure", done, total, unit),
+        )
+    observer.begin((), timed=False)
+    for name, reason in report.left_out.items():
+        observer.note(Note("eval.left_out", f"{name} is left out: {reason}", {"cache": name}))
+    return report
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An artifact with its rotations, the model that it is used with, and a text to measure on."""
+
+    artifact: Artifact
+    choice: ModelChoice
+    text: str
+
+
+def find_subject(verb: str, params: EvalParams | RulerParams, observer: Observer) -> Subject:
+    """Artifact, model and text, before any library that takes long is imported."""
+    check_device(params.device)
+    text = read_text(params.data or DATA, "validation")
+    line = again(verb, params)
+    named = targets.parse_given_model(params.model, observer, again=line)
+    target = targets.parse(params.artifact)
+    check_used(named or target.choice, params.revision)
+    artifact = open_artifact(target, Sources(params.hubs), observer)
+    choice = model_for(artifact, named, observer, again=line)
+    check_model(choice.source, params.revision)
+    return Subject(artifact, choice, text)
+
+
+def recipe_of(subject: Subject, geometry: Geometry) -> ServingRecipe:
+    """The serving recipe of the artifact, else the zoo's or the default for a model of this
+    shape."""
+    from oscar_zoo.registry.recipe import serving_recipe
+
+    return subject.artifact.recipe or serving_recipe(subject.choice.recipe, geometry)
+
+
+def load_subject(
+    params: EvalParams | RulerParams, subject: Subject, observer: Observer, *, longest: int
+) -> LoadedModel:
+    """The model in memory, for sequences of `longest` tokens at most."""
+    from oscar_zoo.models.loading import load_model
+    from oscar_zoo.models.memory import Workload, pick_device
+
+    observer.advance("load", 0, 0)
+    loaded = load_model(
+        subject.choice.source,
+        revision=params.revision,
+        dtype=params.dtype,
+        device=pick_device(params.device, several=True),
+        model_id=subject.choice.model_id,
+        stream=params.stream_weights,
+        workload=Workload(longest),
+    )
+    for note in loaded.notes:
+        observer.note(Note("model.loaded", note))
+    return loaded
+
+
+def _settings(
+    params: EvalParams, values: Values, subject: Subject
+) -> tuple[ServingRecipe, tuple[Setting, ...]]:
+    """The recipe of the artifact, and those to measure with; no weights are read."""
+    from oscar_zoo.evaluate.ablation import check_settings
+    from oscar_zoo.models.model_source import inspect_model
+
+    choice, length = subject.choice, params.length or LENGTH
+    block = inspect_model(choice.source, revision=params.revision, model_id=choice.model_id)
+    own = recipe_of(subject, block.geometry)
+    settings = values.settings(own)
+    check_settings(settings, block, min(length, (block.rope and block.rope.max_position) or length))
+    return own, settings
 
 
 def _tell_of_limit(length: int, model: ModelBlock, observer: Observer) -> None:
     """Say that windows are shorter than asked for, where the model takes no longer ones."""
     limit = model.rope.max_position if model.rope else None
-    if limit is not None and EvaluateRequest.length < length and limit < length:
+    if limit is not None and length > LENGTH and limit < length:
         text = f"{model.id} takes {limit:,} tokens, so windows have no more than that."
         observer.note(Note("eval.limit", text, {"limit": limit}))
-
-
-def settings_of(
-    request: EvaluateRequest, subject: Subject
-) -> tuple[ServingRecipe, tuple[Setting, ...]]:
-    """The recipe of the artifact, and those to measure with; no weights are read."""
-    from oscar_zoo.app.evaluated_model import recipe_of
-    from oscar_zoo.evaluate.ablation import check_settings
-    from oscar_zoo.models.model_source import inspect_model
-
-    choice = subject.choice
-    block = inspect_model(choice.source, revision=request.revision, model_id=choice.model_id)
-    own = recipe_of(subject, block.geometry)
-    settings = request.values.settings(own)
-    longest = (block.rope and block.rope.max_position) or request.length
-    check_settings(settings, block, min(request.length, longest))
-    return own, settings
 
 
 def _progress(observer: Observer, several: Sequence[Setting]) -> Callable[[int, int, str], None]:
@@ -249,3 +355,80 @@ def _progress(observer: Observer, several: Sequence[Setting]) -> Callable[[int, 
             observer.note(Note("eval.long", rest, {"seconds": seconds}))
 
     return tell
+
+
+def _keep(
+    params: EvalParams,
+    artifact: Artifact,
+    model: LoadedModel,
+    report: EvalReport,
+    changes: Mapping[str, str],
+    observer: Observer,
+) -> Path | None:
+    """Keep the scores in a file, and say where; a record that cannot be kept costs no result."""
+    from oscar_zoo.evaluate.run import Circumstances, scores
+    from oscar_zoo.registry import score_file
+    from oscar_zoo.registry.score_file import ScoreFile
+
+    if artifact.id is None or not report.compared:
+        return None
+    if not made_for(artifact, model.block):
+        text = f"no scores are recorded: {artifact.label} was not made for {model.block.id}."
+        observer.note(Note("eval.no_record", text))
+        return None
+    around = Circumstances(
+        date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        source=_command(params, artifact, changes),
+        text_sha256=str(report.facts["text_sha256"]),
+        digest=artifact.digest,
+        recipe_changes=changes,
+    )
+    found = scores(report.compared, model, around)
+    if not found:
+        return None
+    identity = ArtifactId.parse(artifact.id)
+    path = place_of(artifact, identity)
+    try:
+        score_file.keep(path, ScoreFile.of(identity, artifact.digest, found))
+    except OscarZooError as error:
+        text = f"the scores are not kept in {path_text(path)}: {error.message}"
+        observer.note(Note("eval.no_record", text, {"path": str(path)}))
+        return None
+    return path
+
+
+def place_of(artifact: Artifact, identity: ArtifactId) -> Path:
+    """The score file of an artifact: in its folder where that is the user's own, else in the state
+    folder."""
+    from oscar_zoo.registry import score_file
+    from oscar_zoo.registry.store import Store
+
+    stored = artifact.path.resolve().is_relative_to(Store().root.resolve())
+    if artifact.installed or stored:
+        return score_file.in_state(identity)
+    return score_file.in_folder(artifact.path)
+
+
+def made_for(artifact: Artifact, model: ModelBlock) -> bool:
+    """Whether the model is the one that the artifact was made for, by its name or its
+    `config.json`."""
+    made = artifact.manifest.model if artifact.manifest else None
+    if made and made.config_sha256 and made.config_sha256 == model.config_sha256:
+        return True
+    base = made.id if made else artifact.base_model
+    return base is not None and base.casefold() == model.id.casefold()
+
+
+def _command(params: EvalParams, artifact: Artifact, changes: Mapping[str, str]) -> str:
+    """The command that measures the same again; a file of the user is not named."""
+    data = params.data or DATA
+    rest: dict[str, object] = {
+        "data": data if data in NAMES else "FILE",
+        "windows": params.windows or WINDOWS,
+        "length": params.length or LENGTH,
+        "answers": params.answers or ANSWERS,
+    }
+    words = (
+        f"--{name.replace('_', '-')} {value}" for name, value in (rest | dict(changes)).items()
+    )
+    return " ".join(("oscar-zoo eval", artifact.label, *words))

@@ -6,232 +6,324 @@ when they are gone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.app.artifacts import Artifact, open_artifact
-from oscar_zoo.app.server_answers import (
-    ServerFailure,
-    ServerSubject,
-    ask_own_servers,
-    ask_running,
-    counter,
-    serving_dtype,
-)
-from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
+from oscar_zoo.app.evaluate import DATA, TASKS, WINDOWS
+from oscar_zoo.artifact.specs import ServingRecipe, Windows
 from oscar_zoo.engines.requirements import require_serve
+from oscar_zoo.engines.server_client import ServerClient
+from oscar_zoo.engines.sglang.launch.starting import WantedServer, log_file, own_server
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
+from oscar_zoo.engines.sglang.layer_values import one_or_text
+from oscar_zoo.engines.sglang.served_artifact import recipe_values
+from oscar_zoo.errors import FlagRefused, OscarZooError, ServerFailed, UsageError
+from oscar_zoo.evaluate.params import EvalParams, again, clip_of, flag_of, listed, numbers
 from oscar_zoo.models import hardware
-from oscar_zoo.observer import SILENT, Observer
+from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import targets
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.targets import ModelChoice
 from oscar_zoo.serving.prepared import ArtifactModel, both_sides, model_for
 from oscar_zoo.serving.records import client_of
+from oscar_zoo.serving.running import StartObserver
 
 if TYPE_CHECKING:
-    from oscar_zoo.app.evaluate import Task
-    from oscar_zoo.evaluate.server_comparison import ComparisonRow
-    from oscar_zoo.evaluate.server_tasks import ServerQuestions, ServerRun
+    from oscar_zoo.evaluate.server_comparison import ComparisonRow, ServerQuestions, ServerRun
     from oscar_zoo.models.loading import Dtype, LoadedModel
 
+LENGTH, ANSWERS = 2000, 60
+"""The defaults of the tokens of a text and of a conversation, and of recall questions."""
 RESERVED_POSITIONS = 16
 """Positions of a model that a server keeps for itself."""
+POOL_TOKENS = 1 << 18
+"""Least size of the cache of a server on a GPU. A small cache starts quickly and leaves memory to
+other processes."""
 
 
 @dataclass(frozen=True)
-class ServerEvaluateRequest:
-    """What to measure; what is not listed here is as in `EvaluateRequest`.
+class Served:
+    """What is served: an artifact with both sides, a model, and the recipe in force, on a kind of
+    device with the number of its first GPU; `dtype` is that of the server's weights."""
 
-    Attributes:
-        windows: texts for perplexity.
-        length: tokens of a text and of a conversation, at most.
-        answers: recall questions.
-        dtype: of the server's weights; `auto` is bfloat16, or float32 on a CPU.
-        url: a running server to measure instead of starting one.
-        variants: the servers to start, one after the other.
-        extra: engine flags for every server that is started.
-        timeout: seconds that the start of a server may take, and that one answer may take.
-        again: the command line that takes the FOLDER of a model, for errors.
-    """
+    artifact: Artifact
+    choice: ModelChoice
+    revision: str | None
+    recipe: ServingRecipe
+    device: str
+    gpu: int
+    dtype: Dtype
 
-    artifact: str | Path
-    model: str | None = None
-    tasks: tuple[Task, ...] = ("perplexity", "recall")
-    data: str = "manuals"
-    windows: int = 6
-    length: int = 2000
-    answers: int = 60
-    clip: Clip | None = None
-    device: str | None = None
-    dtype: Dtype = "auto"
-    stream_weights: bool | None = None
-    revision: str | None = None
-    hubs: tuple[str, ...] = ()
-    url: str | None = None
-    variants: tuple[ServerVariant, ...] = (ServerVariant(),)
-    extra: tuple[str, ...] = ()
-    timeout: float = 1800.0
-    again: str = field(default="--model FOLDER", compare=False)
+    @classmethod
+    def of(cls, params: EvalParams, observer: Observer) -> Served:
+        """What the parameters name; nothing is started."""
+        from oscar_zoo.models.model_hub import check_fetchable
+
+        line = again("eval", params)
+        named = targets.parse_given_model(params.model, observer, again=line)
+        artifact = open_artifact(targets.parse(params.artifact), Sources(params.hubs), observer)
+        choice = model_for(artifact, named, observer, again=line)
+        clip = clip_of(params.clips[0]) if params.clips else None
+        recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=clip)
+        both_sides(artifact)
+        device, gpu = hardware.pick_serving_device(params.device)
+        check_fetchable(choice.source, params.revision)
+        dtype: Dtype = params.dtype
+        if dtype == "auto":
+            dtype = "float32" if device == "cpu" else "bfloat16"
+        return cls(artifact, choice, params.revision, recipe, device, gpu, dtype)
+
+    def wanted(self, log: str, flags: UserFlags, timeout: float, **others: Any) -> WantedServer:
+        """A server of our own with the INT2 cache."""
+        return WantedServer(
+            model=self.choice.source,
+            revision=self.revision,
+            verified=self.artifact.verified,
+            recipe=self.recipe,
+            device=self.device,
+            log=log_file(log),
+            timeout=timeout,
+            gpu=self.gpu,
+            flags=flags.after(f"--dtype={self.dtype}"),
+            **others,
+        )
+
+
+@dataclass(frozen=True)
+class ServerFailure:
+    """A server that gave no answers, and why."""
+
+    variant: ServerVariant
+    error: OscarZooError
 
 
 @dataclass(frozen=True)
 class ServerEvaluation:
-    """What servers answered, beside the reference.
+    """What servers answered, beside the reference: a row for every server that answered, and the
+    failures of the others."""
 
-    Attributes:
-        model: its name.
-        artifact: what was served.
-        device: `cpu` or `cuda`.
-        recipe: serving recipe in force.
-        questions: what was asked.
-        rows: one for every server that answered.
-        failures: the other servers.
-    """
-
-    model: str
-    artifact: Artifact
-    device: str
-    recipe: ServingRecipe
+    served: Served
     questions: ServerQuestions
     rows: tuple[ComparisonRow, ...]
     failures: tuple[ServerFailure, ...]
 
     @property
-    def passed(self) -> bool:
-        """Whether every server answered and agrees with the reference."""
-        return not self.failures and not any(row.violations for row in self.rows)
+    def exit_code(self) -> int:
+        """0 where every server answered and agrees with the reference, else 1."""
+        return int(bool(self.failures) or any(row.violations for row in self.rows))
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON of `eval --engine sglang`."""
+        questions, served = self.questions, self.served
+        return {
+            "schema": "oscar-zoo.eval-server/1",
+            "model": served.choice.name,
+            "artifact": {"name": served.artifact.label, "digest": served.artifact.digest},
+            "device": served.device,
+            "recipe": served.recipe.model_dump(mode="json"),
+            "texts": len(questions.texts),
+            "length": questions.longest,
+            "shared_tokens": questions.shared,
+            "answers": sum(len(talk.answers) for talk in questions.conversations),
+            "servers": [row.to_json() for row in self.rows],
+            "failures": [
+                {"server": str(one.variant), "error": one.error.message} for one in self.failures
+            ],
+        }
 
 
-def evaluate(request: ServerEvaluateRequest, observer: Observer = SILENT) -> ServerEvaluation:
+def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerEvaluation:
     """Ask the servers, then the model in this process, and compare their answers."""
-    from oscar_zoo.evaluate.texts import read_text
-    from oscar_zoo.models.model_hub import check_fetchable
+    from oscar_zoo.evaluate.shared import read_text
 
-    flags = UserFlags(request.extra)
+    servers, flags = variants_of(params), UserFlags(params.engine_flags)
     check_flags(flags)
-    running = None if request.url is None else client_of(request.url, timeout=request.timeout)
+    running = None if params.url is None else client_of(params.url, timeout=params.timeout)
     if running is None:
         require_serve()
-    text = read_text(request.data, "validation")
-    named = targets.parse_given_model(request.model, observer, again=request.again)
-    artifact = open_artifact(targets.parse(request.artifact), Sources(request.hubs), observer)
-    choice = model_for(artifact, named, observer, again=request.again)
-    recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=request.clip)
-    both_sides(artifact)
-    device, gpu = hardware.pick_serving_device(request.device)
-    check_fetchable(choice.source, request.revision)
-    questions = _questions(
-        text,
-        choice,
-        request.revision,
-        recipe.windows,
-        tasks=request.tasks,
-        length=request.length,
-        texts=request.windows,
-        answers=request.answers,
-    )
-    dtype = serving_dtype(request.dtype, device)
-    subject = ServerSubject(
-        artifact, choice, request.revision, recipe, device, gpu, dtype, questions
-    )
-    runs: list[ServerRun]
+    text = read_text(params.data or DATA, "validation")
+    served = Served.of(params, observer)
+    questions = _questions(text, served.choice, served.recipe.windows, params)
     failures: list[ServerFailure] = []
     if running is not None:
-        runs = [ask_running(running, subject, observer)]
+        check_recipe(running, served.recipe)
+        runs = [_ask(running, questions, observer, radix=True)]
     else:
         runs, failures = ask_own_servers(
-            request.variants, subject, flags, request.timeout, observer
+            servers, served, questions, flags, params.timeout, observer
         )
     rows: list[ComparisonRow] = []
     if runs:
         observer.advance("loading the model", 0, 0)
-        model = _load(subject, runs[0], request.device, stream=request.stream_weights)
-        rows = _compare(runs, model, subject, observer)
-    return ServerEvaluation(
-        choice.name, artifact, device, recipe, questions, tuple(rows), tuple(failures)
-    )
+        model = _load(served, questions.longest, runs[0], params)
+        rows = _compare(runs, model, served, questions, observer)
+    return ServerEvaluation(served, questions, tuple(rows), tuple(failures))
+
+
+def variants_of(params: EvalParams) -> tuple[ServerVariant, ...]:
+    """The servers to start, one after the other; none with `--url`."""
+    usual = EvalParams("")
+    lists = ("chunk", "page_size", "radix", "tp")
+    changed = [name for name in lists if getattr(params, name) != getattr(usual, name)]
+    if params.url is not None:
+        if changed or params.sweep or params.full or params.engine_flags:
+            raise UsageError(
+                "--url measures a server as it is.", hint="leave out what is for a new one"
+            )
+        return ()
+    if params.sweep:
+        if changed:
+            option = flag_of(params, changed[0])
+            raise UsageError(f"--sweep and {option} exclude each other.", hint="give one of them")
+        return sweep(params.device, full=params.full)
+    chunks, pages = numbers("--chunk", params.chunk), numbers("--page-size", params.page_size)
+    tps, switches = numbers("--tp", params.tp), dict.fromkeys(listed(params.radix))
+    if not {*switches} <= {"on", "off"}:
+        raise UsageError(
+            f"--radix {params.radix!r} is not on, off, or both.", hint="for example --radix on,off"
+        )
+    return variants(chunks, pages, [one == "on" for one in switches], tps, full=params.full)
 
 
 def sweep(device: str | None, *, full: bool = False) -> tuple[ServerVariant, ...]:
     """The servers of a sweep: two chunk and page sizes, with and without a prefix cache, and on two
-    ranks where there are two GPUs.
-
-    Args:
-        device: as the user wrote it.
-    """
+    ranks where there are two GPUs; `device` is as the user wrote it."""
     on_gpu = hardware.pick_serving_device(device, check=False)[0] != "cpu"
     two = on_gpu and len(hardware.visible(hardware.gpus())) > 1
     return variants((512, 8192), (1, 16), (True, False), (1, 2) if two else (1,), full=full)
 
 
 def _questions(
-    text: str,
-    choice: ModelChoice,
-    revision: str | None,
-    windows: Windows,
-    *,
-    tasks: tuple[Task, ...],
-    length: int,
-    texts: int,
-    answers: int,
+    text: str, choice: ModelChoice, windows: Windows, params: EvalParams
 ) -> ServerQuestions:
     """What to ask, in tokens of the model; `windows` are those of the recipe."""
-    from oscar_zoo.evaluate.server_tasks import make_questions
+    from oscar_zoo.evaluate.caches import encoder
+    from oscar_zoo.evaluate.server_comparison import make_questions
     from oscar_zoo.models.loading import load_tokenizer
     from oscar_zoo.models.model_source import inspect_model
 
-    block = inspect_model(choice.source, revision=revision, model_id=choice.model_id)
-    tokenizer = load_tokenizer(choice.source, revision=revision)
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
-
+    block = inspect_model(choice.source, revision=params.revision, model_id=choice.model_id)
+    encode = encoder(load_tokenizer(choice.source, revision=params.revision))
+    length = params.length or LENGTH
     positions = (block.rope and block.rope.max_position) or length + RESERVED_POSITIONS
     return make_questions(
         encode(text),
         encode,
-        tasks=tasks,
+        tasks=params.tasks or TASKS,
         exact=windows,
         length=min(length, positions - RESERVED_POSITIONS),
-        windows=texts,
-        answers=answers,
+        windows=params.windows or WINDOWS,
+        answers=params.answers or ANSWERS,
     )
 
 
-def _load(
-    subject: ServerSubject, run: ServerRun, device: str | None, *, stream: bool | None
-) -> LoadedModel:
+def ask_own_servers(
+    wanted: Sequence[ServerVariant],
+    served: Served,
+    questions: ServerQuestions,
+    flags: UserFlags,
+    timeout: float,
+    observer: Observer,
+) -> tuple[list[ServerRun], list[ServerFailure]]:
+    """Start one server after the other and ask each; the failure of one of several is a result."""
+    runs: list[ServerRun] = []
+    failures: list[ServerFailure] = []
+    tokens = max(POOL_TOKENS, 2 * questions.longest)
+    pool = () if served.device == "cpu" else (f"--max-total-tokens={tokens}",)
+    for variant in wanted:
+        environment = variant.environment(served.device)
+        own = flags.after(*variant.flags, *pool)
+        server = served.wanted("eval-server", own, timeout, environment=environment)
+        try:
+            with own_server(server, StartObserver(str(variant), observer)) as started:
+                observer.begin((), timed=False)
+                runs.append(_ask(started.client, questions, observer, radix=variant.radix))
+        except ServerFailed as error:
+            if len(wanted) == 1 or isinstance(error, FlagRefused):
+                raise
+            failures.append(ServerFailure(variant, error))
+            text = f"{variant}: {error.message}"
+            observer.note(Note("server.failed", text, {"code": error.code, "hint": error.hint}))
+    return runs, failures
+
+
+def check_recipe(client: ServerClient, recipe: ServingRecipe) -> None:
+    """Refuse a running server whose settings differ from those of the reference."""
+    values = recipe_values(recipe)
+    assert values.k_clip is not None and values.v_clip is not None
+    ours = {
+        "sink": values.sink,
+        "recent": values.recent,
+        "bits": str(values.bits),
+        "k_clip": one_or_text(values.k_clip),
+        "v_clip": one_or_text(values.v_clip),
+    }
+    told = client.facts().recipe
+    for name, value in ours.items():
+        if told.get(name, value) != value:
+            raise UsageError(
+                f"the server has {name} {told[name]}, the artifact's recipe says {value}.",
+                hint="give the artifact that it serves, or its clip ratios with --clip",
+            )
+
+
+def _ask(
+    client: ServerClient, questions: ServerQuestions, observer: Observer, *, radix: bool
+) -> ServerRun:
+    from oscar_zoo.evaluate.server_comparison import ask, requests_of
+
+    run = ask(client, questions, counter(observer, "requests", requests_of(questions, radix=radix)))
+    observer.begin((), timed=False)
+    return run
+
+
+def counter(observer: Observer, label: str, total: int) -> Callable[[], None]:
+    """A callback that counts one more of `total`."""
+    done = 0
+    observer.advance(label, done, total)
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        observer.advance(label, done, total)
+
+    return tick
+
+
+def _load(served: Served, longest: int, run: ServerRun, params: EvalParams) -> LoadedModel:
     """The reference, in the type that the server computed in."""
     from oscar_zoo.models.loading import load_model
     from oscar_zoo.models.memory import Workload, pick_device
 
     told = run.facts.dtype
     return load_model(
-        subject.choice.source,
-        revision=subject.revision,
-        dtype=told if told in ("float32", "bfloat16") else subject.dtype,  # type: ignore[arg-type]
-        device=pick_device(device),
-        model_id=subject.choice.model_id,
-        stream=stream,
-        workload=Workload(subject.questions.longest),
+        served.choice.source,
+        revision=served.revision,
+        dtype=told if told in ("float32", "bfloat16") else served.dtype,  # type: ignore[arg-type]
+        device=pick_device(params.device),
+        model_id=served.choice.model_id,
+        stream=params.stream_weights,
+        workload=Workload(longest),
     )
 
 
 def _compare(
-    runs: Sequence[ServerRun], model: LoadedModel, subject: ServerSubject, observer: Observer
+    runs: Sequence[ServerRun],
+    model: LoadedModel,
+    served: Served,
+    questions: ServerQuestions,
+    observer: Observer,
 ) -> list[ComparisonRow]:
     from oscar_zoo.evaluate.server_comparison import ReferenceRun, compare
     from oscar_zoo.evaluate.simulated_cache import CacheSpec
     from oscar_zoo.models.memory import memory_errors
 
-    cache = CacheSpec(*both_sides(subject.artifact), subject.recipe)
+    cache = CacheSpec(*both_sides(served.artifact), served.recipe)
     with memory_errors(model.block.id, model.device):
-        reference = ReferenceRun(model, cache, subject.questions, counter(observer, "reference", 0))
-        rows = [compare(run, reference, recent=subject.recipe.windows.recent) for run in runs]
+        reference = ReferenceRun(model, cache, questions, counter(observer, "reference", 0))
+        rows = [compare(run, reference, recent=served.recipe.windows.recent) for run in runs]
     observer.begin((), timed=False)
     return rows

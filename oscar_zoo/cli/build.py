@@ -21,6 +21,7 @@ def command(
     *,
     run: str,
     view: str,
+    after: str | None = None,
     cls: type[click.Command] = click.Command,
     quiet: bool = True,
     then: str | None = None,
@@ -33,7 +34,8 @@ def command(
             `exit_code`, or the `error` that ended it.
         view: `module:function` that prints the outcome for people; it gets the outcome, the
             parameters and `quiet`.
-        then: what follows when it is printed, as text or as JSON; it gets the same.
+        then: `module:function` that runs when the result was printed, in any form, with what a
+            view gets; it gives the exit code where the outcome has no other than 0.
     """
 
     def body(as_json: bool, quiet: bool = False, **values: Any) -> int:
@@ -50,13 +52,14 @@ def command(
             terminal.emit_json(plain(outcome))
         else:
             named(view)(outcome, request, quiet=quiet)
+        code = 0
         if then is not None:
-            named(then)(outcome, request, quiet=quiet)
+            code = named(then)(outcome, request, quiet=quiet or as_json) or 0
         if (failure := getattr(outcome, "error", None)) is not None:
             from oscar_zoo.cli.main import exit_code
 
             return exit_code(failure)
-        return getattr(outcome, "exit_code", 0)
+        return getattr(outcome, "exit_code", 0) or code
 
     return of_body(name, params, body, cls=cls, quiet=quiet)
 

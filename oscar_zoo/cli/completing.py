@@ -55,7 +55,7 @@ def families(context: Context, parameter: Parameter, incomplete: str) -> Items:
 
 def alternatives(context: Context, parameter: Parameter, incomplete: str) -> Items:
     """What `eval --against` knows, behind the names that are typed already."""
-    from oscar_zoo.evaluate.alternatives.table import ALL, TABLE
+    from oscar_zoo.evaluate.against_table import ALL, TABLE
 
     typed, comma, last = incomplete.rpartition(",")
     return [
@@ -65,7 +65,7 @@ def alternatives(context: Context, parameter: Parameter, incomplete: str) -> Ite
 
 def tasks(context: Context, parameter: Parameter, incomplete: str) -> Items:
     """Benchmarks that `eval` asks, and the tasks that it answers by itself."""
-    from oscar_zoo.cli.benchmark_options import TEXT_TASKS
+    from oscar_zoo.cli.commands.eval import TEXT_TASKS
     from oscar_zoo.evaluate.benchmarks.tasks import NAMES
 
     return _starting(incomplete, [*TEXT_TASKS, *NAMES[:-1]])

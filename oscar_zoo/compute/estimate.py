@@ -34,7 +34,7 @@ from oscar_zoo.compute.phases import (
     tunes,
 )
 from oscar_zoo.compute.width_wish import INSTEAD
-from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.evaluate.shared import Phase
 from oscar_zoo.models.memory import default_device
 from oscar_zoo.models.model_source import ModelConfig, ModelSize, model_size
 

@@ -23,7 +23,7 @@ from oscar_zoo.compute.select.width_choice import Verified, WidthChoice
 from oscar_zoo.compute.select.width_runner import Known
 from oscar_zoo.compute.select.widths import choose_widths
 from oscar_zoo.compute.width_wish import INSTEAD, WidthWish, bits_of
-from oscar_zoo.evaluate.phases import Progress
+from oscar_zoo.evaluate.shared import Progress
 from oscar_zoo.next_step import AddOption, NextStep
 
 

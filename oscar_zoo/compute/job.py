@@ -57,7 +57,7 @@ from oscar_zoo.compute.subject import (
 from oscar_zoo.compute.tags import calibration_tag
 from oscar_zoo.compute.width_wish import bits_of
 from oscar_zoo.errors import ComputeFailed, IntegrityError, OutputExists
-from oscar_zoo.evaluate.phases import Progress
+from oscar_zoo.evaluate.shared import Progress
 from oscar_zoo.models.memory import memory_errors
 
 __all__ = ["ComputeOptions", "ComputeResult", "compute_artifact"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.compute.options import AUTO, ComputeOptions
-from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.evaluate.shared import Phase
 
 LOAD, CAPTURE, FIT, ROWS, TUNE, WRITE = "load", "capture", "fit", "rows", "tune", "write"
 HELD_OUT, ERRORS, PERPLEXITY = "held-out rows", "errors", "perplexity"

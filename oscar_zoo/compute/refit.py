@@ -31,7 +31,7 @@ from oscar_zoo.compute.select.width_choice import WidthChoice
 from oscar_zoo.compute.subject import load_subject, read_data
 from oscar_zoo.compute.tags import calibration_tag
 from oscar_zoo.errors import ComputeFailed, GeometryMismatch
-from oscar_zoo.evaluate.phases import Progress
+from oscar_zoo.evaluate.shared import Progress
 from oscar_zoo.models.memory import memory_errors
 
 

@@ -17,7 +17,7 @@ from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions, seq
 from oscar_zoo.compute.phases import CAPTURE
 from oscar_zoo.compute.width_wish import check_wish
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.phases import Progress
+from oscar_zoo.evaluate.shared import Progress
 from oscar_zoo.models.loading import LoadedModel, load_model, load_tokenizer
 from oscar_zoo.models.memory import Workload
 from oscar_zoo.models.model_source import inspect_model

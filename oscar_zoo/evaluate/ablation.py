@@ -18,13 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setting:
-    """A recipe to measure with.
-
-    Attributes:
-        recipe: with the values of this setting.
-        changes: what was given in place of the recipe's own, as plain JSON values: `sink`, `recent`
-            and `group_size` as numbers, `clip` as `K,V`.
-    """
+    """A recipe to measure with, and what was given in place of its own values, as plain JSON
+    values: `sink`, `recent` and `group_size` as numbers, `clip` as `K,V`."""
 
     recipe: ServingRecipe
     changes: Mapping[str, Any]
@@ -37,14 +32,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Values:
-    """Values to try; an empty tuple leaves what the recipe says.
-
-    Attributes:
-        sink: first tokens of a sequence that stay in BF16.
-        recent: last tokens that do.
-        clip: clip ratios of keys and values.
-        group_size: channels that share a scale.
-    """
+    """Values to try; an empty tuple leaves what the recipe says."""
 
     sink: tuple[int, ...] = ()
     recent: tuple[int, ...] = ()
@@ -66,16 +54,8 @@ class Values:
         return tuple(_setting(recipe, values) for values in combinations)
 
 
-AS_PUBLISHED = Values()
-"""What the recipe says."""
-
-
 def check_settings(settings: Sequence[Setting], model: ModelBlock, length: int) -> None:
-    """Refuse what cannot be measured, before a model is loaded.
-
-    Args:
-        length: tokens of a sequence.
-    """
+    """Refuse what cannot be measured on sequences of `length` tokens, before a model is loaded."""
     from oscar_zoo.artifact.specs import check_groups
 
     for setting in settings:
@@ -104,12 +84,8 @@ def widest_windows(recipes: Sequence[ServingRecipe]) -> Windows:
 
 
 class TimeLeft:
-    """How long the other combinations will take, from what BF16 and the first one took.
-
-    Args:
-        caches: BF16 and the combinations; of one alone nothing is told.
-        clock: seconds.
-    """
+    """How long the other combinations will take, from what BF16 and the first one took; `caches`
+    are BF16 and the combinations, and of one alone nothing is told."""
 
     def __init__(self, caches: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._caches, self._clock = caches, clock

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from oscar_kernels.spec import row_bytes
-from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.specs import Geometry, ServingRecipe
-from oscar_zoo.evaluate.alternatives.base import Subject
-from oscar_zoo.evaluate.alternatives.integers import (
-    hadamard,
-    hadamard_clipped,
-    integers,
-    transformed,
-)
+from oscar_zoo.artifact.formats import RotationSet, hadamard_set
+from oscar_zoo.artifact.specs import Clip, CodeBits, Geometry, ServingRecipe, Widths
+from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.formats import Subject
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel
 
@@ -43,10 +39,14 @@ def caches_of(
     return caches
 
 
-def encode_text(model: LoadedModel, text: str) -> list[int]:
-    """Token ids without special tokens."""
-    ids: list[int] = model.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return ids
+def encoder(tokenizer: Any) -> Callable[[str], list[int]]:
+    """From text to token ids, without special tokens."""
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    return encode
 
 
 def bits_of(spec: CacheSpec | None, model: LoadedModel, length: int) -> tuple[float, float]:
@@ -98,3 +98,47 @@ def facts_of(model: LoadedModel, text: str, recipe: ServingRecipe) -> dict[str, 
         "torch": torch.__version__,
         "device": str(model.device),
     }
+
+
+CODE_BITS: dict[float, tuple[CodeBits, CodeBits]] = {2: (2, 2), 3: (4, 2), 4: (4, 4)}
+"""Bits of keys and of values, by their mean."""
+
+
+def integers(bits: float | None, subject: Subject) -> CacheSpec:
+    """Rows as they are, without a clip."""
+    return CacheSpec(None, None, _recipe(subject, bits or 2, clipped=False))
+
+
+def hadamard(bits: float | None, subject: Subject) -> CacheSpec:
+    """Rows behind a Hadamard matrix, without a clip."""
+    return CacheSpec(*_hadamard_sets(subject), _recipe(subject, bits or 2, clipped=False))
+
+
+def hadamard_clipped(bits: float | None, subject: Subject) -> CacheSpec:
+    """Rows behind a Hadamard matrix, with the clip ratios of the recipe."""
+    return CacheSpec(*_hadamard_sets(subject), _recipe(subject, bits or 2, clipped=True))
+
+
+def transformed(bits: float | None, subject: Subject) -> CacheSpec:
+    """Rows behind the transforms of the artifact; without `bits` as its recipe says."""
+    if subject.artifact is None:
+        raise UsageError("this alternative needs an artifact.")
+    recipe = subject.recipe if bits is None else _recipe(subject, bits, clipped=True)
+    return CacheSpec(*subject.artifact, recipe)
+
+
+def _hadamard_sets(subject: Subject) -> tuple[RotationSet, RotationSet]:
+    return hadamard_set(subject.geometry, "k"), hadamard_set(subject.geometry, "v")
+
+
+def _recipe(subject: Subject, bits: float, *, clipped: bool) -> ServingRecipe:
+    """The recipe of `subject` with the same bits in every layer, and its clip or none."""
+    recipe = subject.recipe.with_widths(None)
+    if not clipped:
+        none = Clip(k=0.0, v=0.0, algorithm="none")
+        recipe = recipe.model_copy(update={"clip": none})
+    if bits == 2:
+        return recipe
+    layers = len(subject.geometry.attention_layers)
+    k, v = CODE_BITS[bits]
+    return recipe.with_widths(Widths.uniform(layers, k=k, v=v, clip=recipe.clip))

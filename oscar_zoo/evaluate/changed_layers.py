@@ -15,9 +15,14 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from oscar_zoo.evaluate.measure import (
+    ExactPredictions,
+    Measurement,
+    logits_of,
+    mean_of,
+    measure_divergence,
+)
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache
-from oscar_zoo.evaluate.tasks.base import Measurement, logits_of
-from oscar_zoo.evaluate.tasks.divergence import ExactPredictions, mean_of, measure_divergence
 from oscar_zoo.models.attention import Softmax, attention_scope
 from oscar_zoo.models.layer_replay import (
     Entangled,

@@ -11,16 +11,21 @@ computed for older tokens is kept and put in again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.reading import STORED, WINDOW, Stretches, take_rows
-from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedLayer
+from oscar_zoo.evaluate.simulated_cache import (
+    STORED,
+    WINDOW,
+    CacheSpec,
+    SimulatedLayer,
+    Stretches,
+    take_rows,
+)
 from oscar_zoo.models.attention import Softmax, attend, attention_scope
 from oscar_zoo.models.loading import LoadedModel
 
@@ -32,41 +37,24 @@ def greedy_generate(
     cache: CacheSpec | None,
     max_new_tokens: int,
     chunk_size: int,
-    boundaries: Sequence[int] | None = None,
-    stop: Collection[int] = (),
 ) -> list[int]:
-    """Continue a prompt with the most likely tokens.
-
-    Args:
-        prompt_ids: at least one token.
-        cache: the INT2 cache; `None` for an exact one.
-        max_new_tokens: at most so many tokens.
-        chunk_size: tokens prefilled at once.
-        stop: tokens that end the generation; the one that does is returned.
-
-    Returns:
-        The new tokens.
-    """
+    """The `max_new_tokens` most likely tokens behind a prompt, which is prefilled in chunks of
+    `chunk_size` tokens. A `cache` of `None` is exact."""
     request = GenerationRequest(model, cache)
     ids = torch.tensor(list(prompt_ids), dtype=torch.int64, device="cpu")
     logits = torch.empty(0, device="cpu")
-    for first, last in _chunks(len(ids), chunk_size, boundaries):
+    for first, last in _chunks(0, len(ids), chunk_size):
         logits = request.extend(ids[first:last])[-1]
     new: list[int] = []
-    while len(new) < max_new_tokens:
+    while True:
         new.append(int(logits.argmax()))
-        if new[-1] in stop or len(new) == max_new_tokens:
-            break
+        if len(new) == max_new_tokens:
+            return new
         logits = request.decode(new[-1])
-    return new
 
 
 class GenerationRequest:
-    """One sequence in a server: its cached rows, layer by layer.
-
-    Args:
-        cache: the INT2 cache, `None` for an exact one.
-    """
+    """One sequence in a server: its cached rows, layer by layer. A `cache` of `None` is exact."""
 
     def __init__(self, model: LoadedModel, cache: CacheSpec | None) -> None:
         block = model.block
@@ -99,10 +87,8 @@ class GenerationRequest:
         return self._forward(ids, cached=self._length)
 
     def decode(self, token: int) -> Tensor:
-        """Process one generated token; returns logits `[vocabulary]`.
-
-        The token is written to the cache before it is read.
-        """
+        """Process one generated token, which is written to the cache before it is read; returns
+        logits `[vocabulary]`."""
         return self._forward(torch.tensor([token], device="cpu"), cached=self._length + 1)[0]
 
     def _forward(self, ids: Tensor, *, cached: int) -> Tensor:
@@ -139,10 +125,8 @@ class GenerationRequest:
         return logits
 
     def _reads(self, positions: Tensor, cached: int) -> tuple[Stretches, Tensor]:
-        """The rows that new tokens read when `cached` tokens are in the cache, and a mask.
-
-        The mask, `[T, R]`, says which token reads which row.
-        """
+        """The rows that new tokens read when `cached` tokens are in the cache, and a mask of which
+        token reads which row, `[T, R]`."""
         end = int(positions[-1]) + 1
         stretches: Stretches = ((WINDOW, 0, end),)
         if self._windows is not None:
@@ -203,18 +187,44 @@ class _ExactLayer:
         return attend(query, key, value, mask, softmax)
 
 
-def _chunks(
-    length: int, chunk_size: int, boundaries: Sequence[int] | None
-) -> Iterator[tuple[int, int]]:
-    if length == 0:
-        raise UsageError("the prompt is empty.", hint="give at least one token")
-    if boundaries is None:
-        if chunk_size < 1:
-            raise UsageError(f"chunk_size must be at least 1, not {chunk_size}.")
-        boundaries = range(chunk_size, length, chunk_size)
-    edges = [0, *boundaries, length]
-    if any(first >= last for first, last in pairwise(edges)):
+def prefill_log_probabilities(
+    model: LoadedModel,
+    ids: Sequence[int],
+    *,
+    cache: CacheSpec | None,
+    chunk_size: int,
+    hit: int = 0,
+    sinks: bool = True,
+) -> tuple[float, ...]:
+    """Natural log-probabilities of the tokens `hit + 1 ..`, each given all tokens before it, as a
+    server with a cache computes them chunk by chunk; a `cache` of `None` is exact.
+
+    Attention inside a chunk is exact and older tokens are read as INT2. The value of a position
+    therefore depends on where chunks end, and on how much of the text was a prefix-cache hit: `hit`
+    tokens were cached by an earlier request, in chunks of the same size. `sinks` says whether the
+    first tokens are still exact after it.
+    """
+    if len(ids) < 2 or chunk_size < 1 or not 0 <= hit < len(ids) - 1:
         raise UsageError(
-            f"boundaries {list(boundaries)} are not ascending inside a prompt of {length} tokens."
+            f"{len(ids)} tokens, {hit} of them cached, cannot be scored in chunks of {chunk_size}."
         )
-    return pairwise(edges)
+    request, tokens = (
+        GenerationRequest(model, cache),
+        torch.tensor(list(ids), dtype=torch.int64, device="cpu"),
+    )
+    for first, last in _chunks(0, hit, chunk_size):
+        request.extend(tokens[first:last])
+    if hit:
+        request.begin_from_cache(sinks=sinks)
+    found: list[torch.Tensor] = []
+    for first, last in _chunks(hit, len(ids), chunk_size):
+        logits = request.extend(tokens[first:last])
+        wanted = tokens[first + 1 : last + 1].to(logits.device)
+        logits = logits[: len(wanted)].float()
+        found.append((logits.gather(1, wanted[:, None])[:, 0] - logits.logsumexp(1)).double().cpu())
+    return tuple(torch.cat(found).tolist())
+
+
+def _chunks(first: int, end: int, size: int) -> Iterator[tuple[int, int]]:
+    """Stretches `[a, b)` of at most `size` positions from `first` on."""
+    return ((a, min(a + size, end)) for a in range(first, end, size))

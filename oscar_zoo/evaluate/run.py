@@ -8,9 +8,10 @@ number depends on how a server would chunk the prompt.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,17 @@ import torch
 from torch import Tensor
 
 from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.specs import ServingRecipe, Windows
+from oscar_zoo.artifact.specs import Harness, Paired, Score, ServingRecipe, TokenCounts, Windows
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.ablation import Setting, widest_windows
-from oscar_zoo.evaluate.caches import (
-    bits_at_contexts,
-    bits_of,
-    caches_of,
-    encode_text,
-    facts_of,
-)
-from oscar_zoo.evaluate.records import Compared
+from oscar_zoo.evaluate.caches import bits_at_contexts, bits_of, caches_of, encoder, facts_of
+from oscar_zoo.evaluate.measure import Measurement, Task, measure
+from oscar_zoo.evaluate.questions import Perplexity, Recall
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
-from oscar_zoo.evaluate.tasks.base import Measurement, measure
-from oscar_zoo.evaluate.tasks.perplexity import Perplexity
-from oscar_zoo.evaluate.tasks.recall import Recall
+from oscar_zoo.evaluate.statistics import difference, standard_error
 from oscar_zoo.models.loading import LoadedModel
+from oscar_zoo.models.memory import hardware_name
+from oscar_zoo.version import __version__
 
 SCHEMA = "oscar-zoo.eval/1"
 TASKS = ("perplexity", "recall")
@@ -47,14 +43,11 @@ class EvalRow:
 
     Attributes:
         cache: `bf16`, `int2`, `int2-hadamard`, `int2-hadamard-clip` or `artifact`.
-        perplexity: `None` when not measured.
         recall: fraction of the digits of all answers that are predicted right, 0 .. 1 (guessing
-            gives 0.1); `None` when not measured. Counting whole answers would show 0 for every
-            cache that loses a digit here and there.
-        bits_per_element: of one stored element, scales included.
-        bits_per_element_with_windows: everything one sequence of the measured length occupies,
-            high-precision windows included, per element.
-        bits_per_element_at: the same for other sequences, by their tokens in `CONTEXTS`.
+            gives 0.1). Counting whole answers would show 0 for every cache that loses a digit here
+            and there.
+        bits_per_element: of one stored element, scales included; with windows, of everything that
+            one sequence of the measured length occupies, and at others by tokens in `CONTEXTS`.
         changes: values that this row has in place of those of the report's recipe, as in
             `ablation.Setting`; empty where all rows have the same.
     """
@@ -109,15 +102,12 @@ def evaluate(
     settings: Sequence[Setting] = (),
     progress: Progress = lambda done, total, unit: None,
 ) -> EvalReport:
-    """Measure BF16, the data-free baselines and an artifact.
+    """Measure BF16, the data-free baselines and an artifact, if there is one, on held-out text.
 
     Args:
-        text: held-out text; documents may be separated by the tokenizer's end-of-text token.
-        artifact: its K and V sets, or `None` for the baselines only.
         recipe: group size, scale dtype, windows for all rows; its clip for `int2-hadamard-clip` and
             `artifact`.
         length: tokens of a window and of a recall prompt, at most; the model's own limit applies.
-        answers: questions of recall, rounded up to whole prompts.
         settings: to measure the artifact with, one after the other, in place of the data-free
             baselines; `recipe` then only describes the report.
     """
@@ -126,7 +116,7 @@ def evaluate(
     ]
     exact = widest_windows([one.recipe for one in settings] or [recipe])
     length = min(length, (model.block.rope and model.block.rope.max_position) or length)
-    ids = torch.tensor(encode_text(model, text), device="cpu")
+    ids = torch.tensor(encoder(model.tokenizer)(text), device="cpu")
     todo = [
         Perplexity.from_tokens(ids, windows=windows, length=length)
         if name == "perplexity"
@@ -193,10 +183,104 @@ def _recall(
 ) -> Recall:
     return Recall.from_tokens(
         ids,
-        partial(encode_text, model),
+        encoder(model.tokenizer),
         windows=windows,
         answers=answers,
         length=length,
         seed=seed,
         unit="token",
     )
+
+
+_SEED = 0
+"""Of the errors; recall has its own for the questions."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One task under a BF16 cache and under that of an artifact."""
+
+    task: Task
+    bf16: Measurement
+    int2: Measurement
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What a record says beside the numbers: the day, `YYYY-MM-DD`, the command that repeats the
+    measurement, and settings that were not those of the recipe."""
+
+    date: str
+    source: str
+    text_sha256: str
+    digest: str
+    recipe_changes: Mapping[str, str]
+
+
+def scores(
+    compared: Sequence[Compared], model: LoadedModel, around: Circumstances
+) -> tuple[Score, ...]:
+    """A score with its baseline for every task whose numbers are finite."""
+    finite = (one for one in compared if math.isfinite(one.int2.value + one.bf16.value))
+    return tuple(_score(one, model, around) for one in finite)
+
+
+def _score(one: Compared, model: LoadedModel, around: Circumstances) -> Score:
+    task, described = one.task, one.task.describe()
+    is_recall = task.name == "recall"
+    scale = 100.0 if is_recall else 1.0
+    shared: dict[str, Any] = {
+        "task": task.name,
+        "metric": "digit_accuracy" if is_recall else "perplexity",
+        "unit": "percent" if is_recall else "perplexity",
+        "reporter": "measured",
+        "date": around.date,
+        "source": around.source,
+        "dataset_revision": f"sha256:{around.text_sha256}",
+        "n": int(described["answers"] if is_recall else described["windows"]),
+        "repeats": 1,
+        "seeds": (int(described.get("seed", _SEED)),),
+        "harness": Harness(name="oscar-zoo", version=__version__),
+        "engine": Harness(name="transformers", version=version("transformers")),
+        "hardware": hardware_name(model.device),
+        "model_revision": model.block.revision,
+        "tokens": TokenCounts(prompt=sum(len(p.ids) for p in task.prompts), completion=0),
+    }
+    base = Score(
+        **shared,
+        kv_dtype="bf16",
+        value=scale * one.bf16.value,
+        stderr=_error(task, one.bf16, shared["n"], scale),
+    )
+    return Score(
+        **shared,
+        kv_dtype="int2",
+        value=scale * one.int2.value,
+        stderr=_error(task, one.int2, shared["n"], scale),
+        artifact_digest=around.digest,
+        recipe_changes=dict(around.recipe_changes),
+        baseline=base,
+        paired=_paired(one, scale),
+    )
+
+
+def _paired(one: Compared, scale: float) -> Paired | None:
+    """The difference over sequences; a higher perplexity is worse, and so is a lower recall."""
+    found = difference(one.task, one.int2, one.bf16, seed=_SEED)
+    if found is None or not math.isfinite(found.upper95):
+        return None
+    return Paired(
+        n=len(one.int2.parts),
+        difference=scale * found.value,
+        lower95=scale * found.lower95,
+        upper95=scale * found.upper95,
+        no_worse_than=scale * (-found.lower90 if one.task.name == "recall" else found.upper90),
+    )
+
+
+def _error(task: Task, found: Measurement, n: int, scale: float) -> float | None:
+    """Standard error; of one prompt of recall, that of its answers, and of one window none."""
+    error = standard_error(task, found, seed=_SEED)
+    if error is None and task.name == "recall":
+        error = math.sqrt(found.value * (1 - found.value) / n)
+    return None if error is None or not math.isfinite(error) else scale * error

@@ -8,17 +8,20 @@ significant at 1 %.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from oscar_zoo.engines.server_client import ServerFacts
-from oscar_zoo.evaluate.chunked_prefill import prefill_log_probabilities
-from oscar_zoo.evaluate.generate import greedy_generate, only_attention
-from oscar_zoo.evaluate.server_tasks import ServerQuestions, ServerRun, Turn
-from oscar_zoo.evaluate.sign_test import sign_test
+import torch
+
+from oscar_zoo.artifact.specs import Windows
+from oscar_zoo.engines.server_client import Answer, Scored, ServerClient, ServerFacts
+from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.generate import greedy_generate, only_attention, prefill_log_probabilities
+from oscar_zoo.evaluate.questions import Conversation, Encode, Perplexity, conversations
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
+from oscar_zoo.evaluate.statistics import sign_test
 from oscar_zoo.models.loading import LoadedModel
 
 LIMIT = 0.005
@@ -32,10 +35,7 @@ comparisons."""
 
 @dataclass(frozen=True)
 class Perplexities:
-    """Perplexities of one text or several.
-
-    `server` and `reference` are with INT2, `exact` is in process without quantization.
-    """
+    """`server` and `reference` are with INT2, `exact` is in process without quantization."""
 
     server: float
     reference: float
@@ -49,10 +49,8 @@ class Perplexities:
 
 @dataclass(frozen=True)
 class Recalled:
-    """Numbers of right answers among `answers`.
-
-    They are counted in a conversation (`None` when there was none), alone, and for the reference.
-    """
+    """Numbers of right answers among `answers`: in a conversation (`None` when there was none),
+    alone, and of the reference."""
 
     answers: int
     talking: int | None
@@ -62,16 +60,13 @@ class Recalled:
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One server.
+    """One server; what was not measured is `None`.
 
     Attributes:
-        facts: the settings of the server.
-        cold: perplexity without reuse; `None` when not measured.
-        warm: perplexity after a prefix-cache hit; `None` without a prefix cache.
+        cold, warm: perplexity without reuse, and after a prefix-cache hit.
         warm_without_sinks: that of a reference whose first tokens are INT2 after a hit, to tell
             this from other errors.
         reused: tokens that every hit took from the cache.
-        recall: `None` when not measured.
         violations: one line per violated limit.
     """
 
@@ -178,12 +173,8 @@ class ReferenceRun:
 def compare(
     run: ServerRun, reference: ReferenceRun, *, recent: int, limit: float = LIMIT
 ) -> ComparisonRow:
-    """Compare `run` with the reference, and list violated limits.
-
-    Args:
-        recent: tokens of the recent window, which a hit prefills again.
-        limit: largest relative difference of perplexities.
-    """
+    """Compare `run` with the reference, and list violated limits; a hit prefills the `recent` last
+    tokens again, and `limit` is the largest relative difference of perplexities."""
     facts, wrong = run.facts, _reuse(run, recent, reference.reuse_step)
     cold, warm, without = None, None, None
     hits = [scored.cached for scored in run.warm]
@@ -288,3 +279,156 @@ def _numbers(found: Perplexities | None) -> dict[str, float] | None:
         "deviation": found.deviation,
         "exact": found.exact,
     }
+
+
+TURNS = 3
+"""Questions of one conversation."""
+PAGES = 128
+"""Prefixes that are shared end where pages of up to this size end."""
+
+
+@dataclass(frozen=True)
+class ServerQuestions:
+    """The questions for every server: windows of a text, and conversations for recall; both may be
+    empty. Another request puts `shared` tokens of a window into the prefix cache before it is
+    scored a second time."""
+
+    texts: tuple[tuple[int, ...], ...]
+    shared: int
+    conversations: tuple[Conversation, ...]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request, prompt and answer."""
+        talks = (
+            sum(map(len, talk.says)) + sum(map(len, talk.answers)) for talk in self.conversations
+        )
+        return max([*map(len, self.texts), *talks], default=0)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One question: everything up to the answer, as the server had it, the right answer, the one
+    without reuse, and the one in the conversation, where the prefix cache holds the turns before
+    (`None` without one)."""
+
+    prompt: tuple[int, ...]
+    right: tuple[int, ...]
+    alone: Answer
+    talking: Answer | None
+
+
+@dataclass(frozen=True)
+class ServerRun:
+    """The answers of one server: of every text without reuse, and from its shared tokens on (none
+    without a prefix cache), and the turns of every conversation."""
+
+    facts: ServerFacts
+    cold: tuple[Scored, ...]
+    warm: tuple[Scored, ...]
+    talks: tuple[tuple[Turn, ...], ...]
+
+
+def make_questions(
+    ids: Sequence[int],
+    encode: Encode,
+    *,
+    tasks: Collection[str],
+    exact: Windows,
+    length: int,
+    windows: int,
+    answers: int,
+) -> ServerQuestions:
+    """Cut the questions from a text: windows and conversations of at most `length` tokens, with
+    facts outside the high-precision windows `exact`; `answers` are rounded up to whole
+    conversations."""
+    shared = (length - exact.recent) // 2 // PAGES * PAGES
+    if shared <= 0:
+        raise UsageError(
+            f"{length} tokens are too few to share a prefix.",
+            hint=f"--length of at least {exact.recent + 2 * PAGES}",
+        )
+    whole = torch.tensor(list(ids), device="cpu")
+    texts: tuple[tuple[int, ...], ...] = ()
+    talks: tuple[Conversation, ...] = ()
+    if "perplexity" in tasks:
+        cut = Perplexity.from_tokens(whole, windows=windows, length=length).prompts
+        texts = tuple(tuple(prompt.ids.tolist()) for prompt in cut)
+    if "recall" in tasks:
+        number = -(-answers // TURNS)
+        talks = conversations(
+            whole, encode, windows=exact, number=number, turns=TURNS, length=length
+        )
+    return ServerQuestions(texts, shared, talks)
+
+
+def check_fits(facts: ServerFacts, questions: ServerQuestions) -> None:
+    """Refuse a server that cannot be asked this."""
+    if facts.cache_dtype != "int2":
+        raise UsageError(
+            f"the server has a {facts.cache_dtype} cache, not int2.",
+            hint="oscar-zoo serve starts one that has",
+        )
+    most = min(facts.longest_input, facts.capacity)
+    if questions.longest >= most:
+        raise UsageError(
+            f"the server takes fewer than {most:,} tokens, {questions.longest:,} are needed.",
+            hint="lower --length",
+        )
+
+
+def requests_of(questions: ServerQuestions, *, radix: bool) -> int:
+    """Number of ticks of `ask`."""
+    turns = sum(len(talk.says) for talk in questions.conversations)
+    return (len(questions.texts) + turns) * (2 if radix else 1)
+
+
+def ask(
+    client: ServerClient, questions: ServerQuestions, tick: Callable[[], None] = lambda: None
+) -> ServerRun:
+    """Ask a server, which must have no other user meanwhile, all questions.
+
+    Requests go out one at a time, so chunks end where those of the reference end. A request without
+    reuse comes after a flush of the prefix cache; the number of tokens that the server says it
+    reused is recorded, so a run can be judged later.
+    """
+    facts = client.facts()
+    check_fits(facts, questions)
+    cold, warm, talks = [], [], []
+    for text in questions.texts:
+        client.flush()
+        cold.append(client.score(text))
+        tick()
+        if facts.radix:
+            client.flush()
+            client.generate(text[: questions.shared], 1)
+            warm.append(client.score(text, start=questions.shared))
+            tick()
+    for talk in questions.conversations:
+        talks.append(_talk(client, talk, tick, radix=facts.radix))
+    return ServerRun(facts, tuple(cold), tuple(warm), tuple(talks))
+
+
+def _talk(
+    client: ServerClient, talk: Conversation, tick: Callable[[], None], *, radix: bool
+) -> tuple[Turn, ...]:
+    """Ask the turns one after the other, then each of their prompts alone, which only makes sense
+    with a prefix cache."""
+    client.flush()
+    prompts: list[tuple[int, ...]] = []
+    talking: list[Answer] = []
+    said: tuple[int, ...] = ()
+    for says, right in zip(talk.says, talk.answers, strict=True):
+        prompts.append(said + says)
+        talking.append(client.generate(prompts[-1], len(right)))
+        said = prompts[-1] + talking[-1].ids
+        tick()
+    turns = []
+    for prompt, right, answer in zip(prompts, talk.answers, talking, strict=True):
+        if not radix:
+            turns.append(Turn(prompt, right, answer, None))
+            continue
+        client.flush()
+        turns.append(Turn(prompt, right, client.generate(prompt, len(right)), answer))
+        tick()
+    return tuple(turns)

@@ -11,25 +11,19 @@ same attention.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from oscar_kernels.quantizer import fake_quantize
-from oscar_kernels.spec import (
-    CLIP_ALGORITHM,
-    MIXED_QUANTIZER,
-    QUANTIZER,
-    QuantSpec,
-    group_channels,
-)
+from oscar_kernels.spec import CLIP_ALGORITHM, MIXED_QUANTIZER, QUANTIZER, QuantSpec, group_channels
 from oscar_zoo.artifact.formats import Array, Role, RotationSet
 from oscar_zoo.artifact.manifest import ModelBlock
-from oscar_zoo.artifact.specs import Geometry, ServingRecipe, check_groups
+from oscar_zoo.artifact.specs import Geometry, ServingRecipe, Windows, check_groups
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.reading import Reads, Simulated, StoredSide, take_rows, window_reads
 from oscar_zoo.models.attention import Softmax, attend
 
 QUERY_BLOCK = 256
@@ -42,13 +36,8 @@ of tokens. On a GPU making them anew would wait for the device in every layer.""
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """An INT2 cache to simulate.
-
-    Attributes:
-        k: transform of keys and queries, `None` for none.
-        v: transform of values and outputs, `None` for none.
-        recipe: group size, scale dtype, clip ratios and windows.
-    """
+    """An INT2 cache to simulate: the transform of keys and queries, and that of values and outputs,
+    `None` for none."""
 
     k: RotationSet | None
     v: RotationSet | None
@@ -130,11 +119,7 @@ class Side:
 
 
 class SimulatedLayer:
-    """One layer of a cache: how rows are transformed and quantized, and how queries read them.
-
-    Args:
-        device: where to compute.
-    """
+    """One layer of a cache: how rows are transformed and quantized, and how queries read them."""
 
     def __init__(
         self, spec: Simulated, geometry: Geometry, layer_id: int, device: torch.device
@@ -143,18 +128,13 @@ class SimulatedLayer:
         self._group = geometry.num_q_heads // geometry.num_kv_heads
 
     def encode(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Window rows and stored rows of new tokens, for K and for V.
-
-        Each has the shape `[2, B, num_kv_heads, T, ...]`.
+        """Rows of new tokens for K and for V, each `[2, B, num_kv_heads, T, ...]` float32: index 0
+        the transformed row rounded to the dtype of `key` (what the windows store), index 1 the row
+        after quantization and dequantization.
 
         Args:
             key: `[B, num_kv_heads, T, head_dim]` in the model's dtype, after RoPE.
             value: `[B, num_kv_heads, T, v_head_dim]`.
-
-        Returns:
-            For K and for V: index 0 the transformed row rounded to the dtype of `key` (what the
-                windows store), index
-            1 the row after quantization and dequantization; both float32.
         """
         pairs = []
         for side, x in ((self._k, key), (self._v, value)):
@@ -194,16 +174,9 @@ class SimulatedLayer:
         return out.reshape(b, heads, t, -1).to(query.dtype)
 
     def _shift(self, q: Tensor, softmax: Softmax) -> Tensor | None:
-        """What centred keys lack in the logits of a query: `scaling * q . mean`.
-
-        A plain softmax ignores it; a cap and learned sinks do not.
-
-        Args:
-            q: `[B, num_kv_heads, group * T, head_dim]`, not transformed.
-
-        Returns:
-            `[B, num_q_heads, T, 1]`, or `None` where nothing is lacking.
-        """
+        """What centred keys lack in the logits of a query, `[B, num_q_heads, T, 1]`: `scaling * q .
+        mean`, with `q` `[B, num_kv_heads, group * T, head_dim]`, not transformed. A plain softmax
+        ignores it; a cap and learned sinks do not."""
         if self._k.mean is None or softmax.plain:
             return None
         lacking = softmax.scaling * (q @ self._k.mean.mT)
@@ -215,9 +188,6 @@ class SimulatedCache:
 
     What a query reads exactly, and what as it is stored, is what `spec.reads` says. Use as the
     function of `attention_scope`; sequences start at position 0 and are not padded.
-
-    Args:
-        device: where the model is.
     """
 
     def __init__(self, spec: Simulated, model: Geometry, device: torch.device) -> None:
@@ -276,3 +246,108 @@ def cache_side(
 
     mean = None if layer.mean is None else tensor(layer.mean).reshape(-1, 1, spec.head_dim)
     return Side(tensor(layer.forward), tensor(layer.partner), mean, spec)
+
+
+WINDOW, STORED = 0, 1
+"""Forms of a row: as it is in a high-precision window, and after it was quantized."""
+Stretches = tuple[tuple[int, int, int], ...]
+"""Rows to read, in order: `(WINDOW or STORED, first position, end position)`."""
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Rows of keys, and as many of values of the same positions, that queries at consecutive
+    positions may read; the mask, `[T, R]` bool, is true where a query reads a row."""
+
+    k: Stretches
+    v: Stretches
+    mask: Tensor
+
+
+class StoredSide(Protocol):
+    """Keys or values of one layer, on their way into a cache.
+
+    Attributes:
+        partner: `[d, d]` or `[num_kv_heads, d, d]`, applied to queries or outputs; `None` for none.
+        mean: what was taken from the rows, `[1 or num_kv_heads, 1, d]`; `None` for nothing.
+    """
+
+    @property
+    def partner(self) -> Tensor | None: ...
+    @property
+    def mean(self) -> Tensor | None: ...
+
+    def rows(self, x: Tensor) -> Tensor:
+        """What the cache is given, float32: `[B, num_kv_heads, T, d]`."""
+
+    def stored(self, rows: Tensor) -> Tensor:
+        """What a query reads of such rows, float32, same shape. Row `s` belongs to position `s`
+        where a method depends on positions."""
+
+
+class Simulated(Protocol):
+    """A cache that `SimulatedCache` can simulate."""
+
+    def check(self, model: Geometry) -> None:
+        """Refuse a model that it does not fit; raises `GeometryMismatch` and `UsageError`."""
+
+    def sides(
+        self, geometry: Geometry, layer_id: int, device: torch.device
+    ) -> tuple[StoredSide, StoredSide]:
+        """Keys and values of one layer."""
+
+    def reads(self, positions: Tensor) -> Reads:
+        """What queries at consecutive `positions` read when they are decoded one by one."""
+
+
+def take_rows(encoded: Tensor, stretches: Stretches) -> Tensor:
+    """Pick rows `[B, num_kv_heads, R, d]` of one side from `[2, B, num_kv_heads, T, d]`, whose
+    first index is `WINDOW` or `STORED`."""
+    return torch.cat([encoded[form, :, :, first:last] for form, first, last in stretches], 2)
+
+
+def window_reads(windows: Windows, positions: Tensor) -> Reads:
+    """The query at position p reads row s <= p exactly when `s < sink` or `p - s < recent`."""
+    sink, recent = windows.sink, windows.recent
+    start, end = int(positions[0]), int(positions[-1]) + 1
+    sinks = min(sink, end)
+    stretches = (
+        (WINDOW, 0, sinks),
+        (STORED, sinks, max(sinks, end - recent)),
+        (WINDOW, max(sinks, start - recent + 1), end),
+    )
+    masks = []
+    for form, first, last in stretches:
+        s = torch.arange(first, last, device=positions.device)
+        exact = (s < sink) | (positions[:, None] - s < recent)
+        masks.append(exact & (s <= positions[:, None]) if form == WINDOW else ~exact)
+    return Reads(stretches, stretches, torch.cat(masks, 1))
+
+
+def stored_reads(positions: Tensor) -> Reads:
+    """Every query reads every row, its own included, as it is stored."""
+    end = int(positions[-1]) + 1
+    stretches = ((STORED, 0, end),)
+    s = torch.arange(end, device=positions.device)
+    return Reads(stretches, stretches, s <= positions[:, None])
+
+
+def mixed_reads(positions: Tensor, exact_k: Tensor, exact_v: Tensor) -> Reads:
+    """Reads of a method whose keys and values stay exact for different times: `exact_k`, `[T, end]`
+    bool, is true where the query at one of `positions`, `[T]`, reads a key exactly."""
+    seen = torch.arange(exact_k.shape[1], device=positions.device) <= positions[:, None]
+    k, v, masks = [], [], []
+    for form_k, of_k in ((WINDOW, exact_k), (STORED, ~exact_k)):
+        for form_v, of_v in ((WINDOW, exact_v), (STORED, ~exact_v)):
+            chosen = seen & of_k & of_v
+            for first, last in _runs(chosen.any(0)):
+                k.append((form_k, first, last))
+                v.append((form_v, first, last))
+                masks.append(chosen[:, first:last])
+    return Reads(tuple(k), tuple(v), torch.cat(masks, 1))
+
+
+def _runs(wanted: Tensor) -> Iterator[tuple[int, int]]:
+    """Stretches of true values, `[first, end)`."""
+    edges = torch.nn.functional.pad(wanted.int(), (1, 1)).diff().nonzero()[:, 0].tolist()
+    yield from zip(edges[::2], edges[1::2], strict=True)

@@ -18,13 +18,12 @@ from oscar_zoo.app.compute import CALIB_TOKENS, compute, compute_artifact, optio
 from oscar_zoo.app.compute_plan import plan_computing
 from oscar_zoo.app.compute_request import METHODS, ComputeRequest
 from oscar_zoo.app.compute_wish import ComputeWish
-from oscar_zoo.app.evaluate import EvaluateRequest, evaluate_artifact
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.compute import command
 from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.compute.options import AUTO
 from oscar_zoo.errors import ArtifactNotFound, HubUnreachable, UsageError
-from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.evaluate.shared import Phase
 from oscar_zoo.observer import SILENT, Note, Silent
 from oscar_zoo.registry.targets import choose_model
 
@@ -54,18 +53,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.mark.parametrize(
-    ("call", "request_type"),
-    [
-        (compute_artifact, ComputeRequest),
-        (evaluate_artifact, EvaluateRequest),
-    ],
-)
-def test_a_python_call_has_every_field_with_its_default(call: object, request_type: type) -> None:
-    given = inspect.signature(call).parameters  # type: ignore[arg-type]
-    wanted = {field.name: field.default for field in fields(request_type)}
-    if wanted.pop("values", None) is not None:  # a call has them one by one
-        wanted |= {"sink": (), "recent": (), "clip": None, "group_size": ()}
+def test_the_python_call_has_every_field_with_its_default() -> None:
+    given = inspect.signature(compute_artifact).parameters
+    wanted = {field.name: field.default for field in fields(ComputeRequest)}
     assert set(given) == {*wanted, "observer"}
     first = next(iter(wanted))
     for name, default in wanted.items():

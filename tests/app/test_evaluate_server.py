@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from oscar_zoo.app import evaluate_server, server_answers
-from oscar_zoo.app.evaluate_server import ServerEvaluation, sweep
-from oscar_zoo.app.server_answers import ServerFailure
+from oscar_zoo.app import evaluate_server
+from oscar_zoo.app.evaluate_server import ServerEvaluation, ServerFailure, sweep
+from oscar_zoo.artifact.specs import Clip, ServingRecipe
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant
-from oscar_zoo.errors import ServerFailed
-from oscar_zoo.observer import Note, Silent
+from oscar_zoo.errors import ServerFailed, UsageError
+from oscar_zoo.observer import SILENT
 
 
 @pytest.mark.parametrize(("device", "gpus", "ranks"), [("cpu", 2, {1}), (None, 2, {1, 2})])
@@ -32,57 +32,49 @@ def test_a_sweep_uses_two_ranks_where_there_are_two_gpus(
     assert len(sweep(device, full=True)) == 8 * len(ranks) > len(wanted)
 
 
-class Recorder(Silent):
-    def __init__(self) -> None:
-        self.notes: list[Note] = []
-
-    def note(self, note: Note) -> None:
-        self.notes.append(note)
-
-
-@dataclass
-class Servers:
-    """Starts servers that are no servers; those of `broken` fail."""
-
-    broken: tuple[ServerVariant, ...]
+def test_one_of_several_servers_may_fail_and_the_only_one_may_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    good, bad = ServerVariant(), ServerVariant(chunk=64, radix=False)
 
     @contextmanager
-    def start(self, wanted: ServerVariant, news: object) -> Iterator[Any]:
-        if wanted in self.broken:
+    def start(flags: UserFlags, news: object) -> Iterator[Any]:
+        if "--chunked-prefill-size=64" in flags.words:
             raise ServerFailed("it died.", hint="see the log")
-        yield SimpleNamespace(client=wanted)
+        yield SimpleNamespace(client="client")
 
+    monkeypatch.setattr(evaluate_server, "own_server", start)
+    monkeypatch.setattr(evaluate_server, "_ask", lambda client, *_, radix: (client, radix))
+    served: Any = SimpleNamespace(device="cpu", wanted=lambda log, flags, timeout, **_: flags)
+    questions: Any = SimpleNamespace(longest=9)
 
-def ask(monkeypatch: pytest.MonkeyPatch, wanted: list[ServerVariant], servers: Servers) -> Any:
-    monkeypatch.setattr(server_answers, "_wanted_server", lambda variant, *_: variant)
-    monkeypatch.setattr(server_answers, "own_server", servers.start)
-    monkeypatch.setattr(server_answers, "_ask", lambda client, *_, radix: (client, radix))
-    seen, subject = Recorder(), SimpleNamespace(questions=None)
-    runs, failures = server_answers.ask_own_servers(wanted, subject, (), 1.0, seen)  # type: ignore[arg-type]
-    return runs, failures, seen.notes
+    def ask(*wanted: ServerVariant) -> Any:
+        return evaluate_server.ask_own_servers(
+            wanted, served, questions, UserFlags(()), 1.0, SILENT
+        )
 
-
-def test_one_of_several_servers_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    good, bad = ServerVariant(), ServerVariant(chunk=64, radix=False)
-    runs, failures, notes = ask(monkeypatch, [bad, good], Servers((bad,)))
-    assert runs == [(good, True)]
+    runs, failures = ask(bad, good)
+    assert runs == [("client", True)]
     assert [(one.variant, one.error.message) for one in failures] == [(bad, "it died.")]
-    assert [note.code for note in notes] == ["server.failed"]
-    assert str(bad) in notes[0].text and notes[0].facts["hint"] == "see the log"
-
-
-def test_the_only_server_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = ServerVariant()
     with pytest.raises(ServerFailed):
-        ask(monkeypatch, [bad], Servers((bad,)))
+        ask(bad)
 
 
-def test_an_evaluation_passes_only_without_failures_and_violations() -> None:
-    def found(rows: Any = (), failures: Any = ()) -> ServerEvaluation:
-        nothing: Any = None
-        return ServerEvaluation("m", nothing, "cpu", nothing, nothing, rows, failures)
+def test_a_server_with_other_settings_is_refused() -> None:
+    recipe = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92))
+    for told, fine in (({}, True), ({"sink": 64, "recent": 256}, True), ({"recent": 32}, False)):
+        client: Any = SimpleNamespace(facts=lambda told=told: SimpleNamespace(recipe=told))
+        with nullcontext() if fine else pytest.raises(UsageError, match="recent 32"):
+            evaluate_server.check_recipe(client, recipe)
 
-    right, wrong = SimpleNamespace(violations=()), SimpleNamespace(violations=("off",))
-    assert found((right,)).passed
-    assert not found((right, wrong)).passed
-    assert not found((right,), (ServerFailure(ServerVariant(), ServerFailed("x")),)).passed
+
+@pytest.mark.parametrize(
+    ("violations", "failures", "code"), [((), 0, 0), (("off",), 0, 1), ((), 1, 1)]
+)
+def test_an_evaluation_passes_only_without_failures_and_violations(
+    violations: tuple[str, ...], failures: int, code: int
+) -> None:
+    nothing, row = None, SimpleNamespace(violations=violations)
+    failed = (ServerFailure(ServerVariant(), ServerFailed("x")),) * failures
+    found: Any = ServerEvaluation(nothing, nothing, (row,), failed)  # type: ignore[arg-type]
+    assert found.exit_code == code

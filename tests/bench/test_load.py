@@ -20,21 +20,29 @@ from typing import Any, cast
 import pytest
 from closed_ports import closed_port
 
-from oscar_zoo.bench import load_clients, load_run
-from oscar_zoo.bench.load_clients import (
-    Caller,
-    ClientCall,
-    Load,
-    Outcome,
-    Tally,
-    call,
-    probes,
-    run_load,
-)
-from oscar_zoo.bench.load_memory import Usage, Watch, gpu_memory, group_memory, usage
-from oscar_zoo.bench.load_run import Drain, LoadLimits, LoadReport, free_when_idle
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.server import Server
+from oscar_zoo.evaluate.bench import load
+from oscar_zoo.evaluate.bench.load import (
+    Caller,
+    ClientCall,
+    Drain,
+    Load,
+    LoadLimits,
+    LoadReport,
+    Outcome,
+    Tally,
+    Usage,
+    Watch,
+    call,
+    free_when_idle,
+    gpu_memory,
+    group_memory,
+    measure,
+    probes,
+    run_load,
+    usage,
+)
 
 LOAD = Load(clients=4, seconds=0.5, longest=50, new_tokens=6, aborts=0.4)
 Events = Callable[[dict[str, Any]], Iterator[bytes]]
@@ -150,7 +158,7 @@ def test_everything_else_is_an_error(
     assert seen in str(call(stream(events), ClientCall((1, 2), 5)).error)
 
 
-def test_silence_is_an_error(stream: Callable[..., ServerClient]) -> None:
+def test_silence_and_nobody_there_are_errors(stream: Callable[..., ServerClient]) -> None:
     over = threading.Event()
 
     def silence(body: dict[str, Any]) -> Iterator[bytes]:
@@ -161,9 +169,6 @@ def test_silence_is_an_error(stream: Callable[..., ServerClient]) -> None:
         assert call(stream(silence, 0.3), ClientCall((1, 2), 5)).error == "no answer in time"
     finally:
         over.set()
-
-
-def test_nobody_there_is_an_error() -> None:
     with closed_port() as port:
         client = ServerClient(f"http://127.0.0.1:{port}")
         assert "ConnectionRefusedError" in str(call(client, ClientCall((1,), 1)).error)
@@ -175,7 +180,7 @@ def test_clients_work_until_time_is_over_and_everything_is_counted(
     """Here every look at the clock takes a millisecond, and nothing else takes any time."""
     looks = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: next(looks) / 1000)
-    monkeypatch.setattr(load_clients, "time", clock)
+    monkeypatch.setattr(load, "time", clock)
     seen: list[float] = []
     tally = run_load(stream(good), LOAD, lambda tally, seconds: seen.append(seconds))
     assert (
@@ -242,71 +247,35 @@ def test_memory_of_a_group_is_that_of_all_its_processes() -> None:
     assert group_memory(child.pid) == 0
 
 
-def test_only_the_gpus_of_the_server_are_looked_at(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tool = tmp_path / "nvidia-smi"
-    lines = "".join(
-        f"{n}, GPU-{n}, NVIDIA H200, 1000, {free}\n" for n, free in enumerate((100, 300, 600, 1000))
-    )
-    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{lines}END\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert gpu_memory(range(1, 3)) == (700 + 400) << 20
-    with Watch(os.getpgid(0), range(3, 4), pause=0.01) as watch:
-        pass
-    assert watch.gpu is not None and watch.gpu.peak == 0
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
-    assert gpu_memory(range(1, 2)) == 900 << 20
-    assert gpu_memory(range(4, 5)) is None
-
-
-@pytest.fixture
-def count_slots() -> Iterator[Callable[[list[int]], ServerClient]]:
-    """Starts a server that has an empty prefix cache and these free slots, the last for ever."""
-    running: list[ThreadingHTTPServer] = []
-
-    def start(free: list[int]) -> ServerClient:
-        class Handler(BaseHTTPRequestHandler):
-            def _answer(self, facts: object) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(json.dumps(facts).encode())
-
-            def do_POST(self) -> None:
-                self._answer({})
-
-            def do_GET(self) -> None:
-                used = 1500 - (free.pop(0) if len(free) > 1 else free[0])
-                self._answer({"loads": [{"max_total_num_tokens": 1500, "num_used_tokens": used}]})
-
-            def log_message(self, *_: object) -> None: ...
-
-        running.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        threading.Thread(target=running[-1].serve_forever, daemon=True).start()
-        return ServerClient(f"http://127.0.0.1:{running[-1].server_port}", timeout=PLENTY)
-
-    yield start
-    for server in running:
-        server.shutdown()
-        server.server_close()
-
-
 @pytest.mark.parametrize(
     ("counts", "found"),
     [([1358, 1400, 1500], 1500), ([1358], 1358)],
     ids=["begun after its client hung up", "leaked"],
 )
 def test_slots_are_missing_only_when_they_stay_missing(
-    counts: list[int],
-    found: int,
-    count_slots: Callable[[list[int]], ServerClient],
-    monkeypatch: pytest.MonkeyPatch,
+    counts: list[int], found: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_run, "LEAKED", 1.0)
-    monkeypatch.setattr(load_run, "PAUSE", 0.01)
-    assert free_when_idle(count_slots(counts), (1500,)) == (found,)
+    def free_tokens() -> tuple[int, ...]:
+        return (counts.pop(0) if len(counts) > 1 else counts[0],)
+
+    monkeypatch.setattr(load, "LEAKED", 1.0)
+    monkeypatch.setattr(load, "PAUSE", 0.01)
+    client = cast(ServerClient, SimpleNamespace(flush=lambda: None, free_tokens=free_tokens))
+    assert free_when_idle(client, (1500,)) == (found,)
+
+
+@pytest.mark.parametrize(
+    ("visible", "numbers", "used"), [("0,1,2,3", range(1, 3), 1100), ("2,0", range(1, 2), 900)]
+)
+def test_only_the_gpus_of_the_server_are_looked_at(
+    visible: str, numbers: range, used: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = (100, 300, 600, 1000)
+    cards = [SimpleNamespace(memory=1000 << 20, free=one << 20) for one in free]
+    chosen = [cards[int(n)] for n in visible.split(",")]
+    monkeypatch.setattr(load.nvidia_smi, "gpus", lambda: cards)
+    monkeypatch.setattr(load.nvidia_smi, "visible", lambda _: chosen)
+    assert gpu_memory(numbers) == used << 20 and gpu_memory(range(4, 5)) is None
 
 
 def server_of_this_process(tmp_path: Path) -> Server:
@@ -324,7 +293,7 @@ def test_a_signal_keeps_what_was_measured(
         if label != "0 requests":
             raise signalled
 
-    report = load_run.measure(
+    report = measure(
         server_of_this_process(tmp_path),
         stream(good),
         replace(LOAD, seconds=60.0),
@@ -356,7 +325,7 @@ def test_a_signal_before_the_first_answer_is_raised(
     child, load = server_of_this_process(tmp_path), replace(LOAD, aborts=0.0)
     try:
         with pytest.raises(KeyboardInterrupt):
-            load_run.measure(child, stream(silence), load, LoadLimits(), tell)
+            measure(child, stream(silence), load, LoadLimits(), tell)
     finally:
         over.set()
 
@@ -373,18 +342,10 @@ def report() -> LoadReport:
     )
 
 
-def test_a_good_run_violates_nothing_and_is_plain_json(report: LoadReport) -> None:
-    assert report.violations == ()
-    facts = json.loads(json.dumps(report.to_json(), allow_nan=False))
-    assert (
-        facts["schema"] == "oscar-zoo.bench-load/1"
-        and facts["new_tokens"] == 7
-        and facts["gpu_memory"] is None
-    )
-    assert (facts["finished"], facts["aborted"], facts["errors"]) == (1, 1, {})
-
-
 def test_every_violation_has_its_line(report: LoadReport) -> None:
+    assert report.violations == () and report.exit_code == 0
+    facts = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert (facts["finished"], facts["aborted"], facts["new_tokens"]) == (1, 1, 7)
     grown, drain = Usage(1 << 30, 2 << 30, 2 << 30), report.drain
     broken = [
         (replace(report, host=grown), "memory of the processes grew by 1,074 MB"),

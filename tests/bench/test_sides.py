@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
-from oscar_zoo.bench import sides
 from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.bench import sides
 
 ENGINES = sides.Engines(
     model="/m",
@@ -67,17 +67,6 @@ def test_a_server_gets_the_same_flags(device: str, tmp_path: Path) -> None:
     }
 
 
-def test_flags_of_the_user_come_last() -> None:
-    assert sides.arguments(BF16, ENGINES)[-1] == "--tp=2"
-
-
-def test_the_ranks_of_a_side_get_a_port() -> None:
-    arguments = sides.job(BF16, ENGINES, Path("/news")).arguments
-    assert arguments[0].startswith("--nccl-port=") and arguments[1:] == sides.arguments(
-        BF16, ENGINES
-    )
-
-
 @pytest.mark.parametrize(
     "words", [("--oscar-bits=4/2",), ("--oscar-bits", "4/2"), ("--oscar_bits=4/2",)], ids=" ".join
 )
@@ -88,11 +77,6 @@ def test_flags_of_the_plugin_go_to_the_int2_side_alone(words: tuple[str, ...]) -
     assert sides.arguments(BF16, engines)[-len(rest) :] == rest
     assert not any("oscar" in word for word in sides.arguments(BF16, engines))
     assert sides.arguments(INT2, engines)[-len(given.words) :] == given.words
-
-
-def test_a_cpu_gets_a_pool_in_which_the_largest_case_fits() -> None:
-    large = replace(ENGINES, device="cpu", cases=(Case(batch=4, context=30_000),))
-    assert int(flags(BF16, large)["--max-total-tokens"]) >= 4 * 30_010
 
 
 def test_a_job_waits_for_rows_instead_of_paying_for_all_of_them() -> None:
@@ -115,11 +99,6 @@ def test_only_conversations_have_a_prefix_cache_and_the_same_on_all_sides() -> N
         assert "--disable-radix-cache" not in talking and "--schedule-policy=lpm" in talking
 
 
-def test_real_weights_are_not_asked_to_be_random() -> None:
-    assert "--load-format" not in flags(INT2, replace(ENGINES, random_weights=False))
-    assert flags(INT2, replace(ENGINES, revision="abc"))["--revision"] == "abc"
-
-
 def test_a_stock_side_is_sglang_without_our_plugin(tmp_path: Path) -> None:
     environ = {"PATH": "/bin", "HF_TOKEN": "secret", "PYTHONPATH": "/extra"}
     bf16, fp8, int2 = (sides.command(side, ENGINES, tmp_path / "job", environ) for side in SIDES)
@@ -133,10 +112,8 @@ def test_a_stock_side_is_sglang_without_our_plugin(tmp_path: Path) -> None:
     ("flag", "seen"),
     [
         ("--attention-backend=triton", "--baseline"),
-        ("--attention", "--baseline"),
         ("--load_format=auto", "--dummy-weights"),
         ("--trust-remote-code", "runs code"),
-        ("--kv-cache-dtype=auto", "--caches"),
         ("--kv_cache=auto", "--caches"),
     ],
 )

@@ -13,7 +13,7 @@ from random_qwen3 import EXAMPLE
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
-from oscar_zoo.evaluate.alternatives.table import ALL, TABLE
+from oscar_zoo.evaluate.against_table import ALL, TABLE
 
 TEXT = EXAMPLE.parents[1] / "text/validation.txt"
 SIZE = ("--windows", 2, "--length", 600, "--answers", 2, "--recent", 64, "--sink", 16)

@@ -11,6 +11,8 @@ import re
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cli_child import Cli
@@ -19,7 +21,9 @@ from forked_commands import ForkedCli
 from scripted_chat import scripted_chat
 from tiny_artifacts import artifact_files, write_folder
 
+from oscar_zoo.app import benchmark
 from oscar_zoo.cli.main import run
+from oscar_zoo.errors import ServerFailed
 from oscar_zoo.registry.score_file import ScoreFile
 
 needs_harness = pytest.mark.usefixtures("harness")
@@ -185,7 +189,6 @@ def test_the_table_and_the_remarks(tmp_path: Path, capsys: pytest.CaptureFixture
         (["--task", "sample", "--task", "gsm8k", "--data", "a"], "--data is the data of one", 2),
         (["--task", "sample", "--base-url", "http://127.0.0.1:9"], "--base-url is the BF16", 2),
         (["--task", "sample", "--chunk", "64"], "--chunk is for perplexity and recall", 2),
-        (["--task", "sample", "--windows", "2"], "--windows is for perplexity and recall", 2),
         (["--task", "recall", "--seeds", "2"], "--seeds is for benchmarks", 2),
         (["--run-model-code"], "--run-model-code is for benchmarks", 2),
         (["--task", "sample", "--output", "nowhere/a.json"], "no such folder: nowhere", 3),
@@ -214,6 +217,26 @@ def test_what_cannot_be_asked_is_refused(
     artifact = write_folder(tmp_path / "rotation", artifact_files())
     assert run(["eval", str(artifact), "--model", str(MODEL), *arguments]) == code
     assert seen in capsys.readouterr().err
+
+
+@needs_harness
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143), ServerFailed("it died.")])
+def test_an_early_end_says_that_answers_are_kept(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from oscar_zoo.evaluate.benchmarks import harness
+
+    def ended(*_: object, **__: object) -> Any:
+        raise error
+
+    notes: list[str] = []
+    observer: Any = SimpleNamespace(advance=lambda *_: None, note=lambda n: notes.append(n.text))
+    monkeypatch.setattr(harness, "run_arm", ended)
+    one: Any = SimpleNamespace(task=None, settings=None, place=Path("a"), requests=1)
+    with pytest.raises(type(error)) as raised:
+        benchmark.ask_one("int2", one, None, None, "label", observer)  # type: ignore[arg-type]
+    (said,) = notes or raised.value.__notes__
+    assert said.startswith("answers until now are kept")
 
 
 @needs_harness

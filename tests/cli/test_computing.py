@@ -29,7 +29,7 @@ from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.cli.main import run
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.phases import duration
+from oscar_zoo.evaluate.shared import duration
 from oscar_zoo.registry.targets import check_made_for, choose_model
 
 ROOT = Path(__file__).resolve().parents[2]

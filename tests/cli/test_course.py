@@ -9,7 +9,7 @@ import pytest
 from long_work import PHASES, Clock
 
 from oscar_zoo.cli.render.course import Course
-from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.evaluate.shared import Phase
 
 
 def test_the_share_of_all_work_never_falls_and_ends_at_all() -> None:

@@ -1,8 +1,10 @@
-"""What the command line of `eval` asks for: the defaults of the requests, and nothing twice."""
+"""What the command line of `eval` means: defaults, lists, and options of another way to measure."""
 
 from __future__ import annotations
 
 import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,83 +12,77 @@ import pytest
 from refusals import refused
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.app import evaluate_server
-from oscar_zoo.app.evaluate import EvaluateRequest
-from oscar_zoo.app.evaluate_server import ServerEvaluateRequest
+from oscar_zoo.app import benchmark, evaluate, evaluate_server
 from oscar_zoo.artifact.specs import Clip
-from oscar_zoo.cli.benchmark_options import TEXT_TASKS
-from oscar_zoo.cli.commands import eval as eval_command
+from oscar_zoo.cli.commands.eval import TEXT_TASKS
 from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant
 from oscar_zoo.evaluate.ablation import Values
 from oscar_zoo.evaluate.benchmarks.tasks import NAMES
+from oscar_zoo.evaluate.params import EvalParams, again
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The requests of use cases that do nothing."""
-    requests: list[Any] = []
+    """The parameters of use cases that do nothing."""
+    found: list[Any] = []
 
-    def take(request: object, observer: object) -> None:
-        requests.append(request)
+    def take(params: object, observer: object) -> None:
+        found.append(params)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(eval_command, "evaluate", take)
-    monkeypatch.setattr(evaluate_server, "evaluate", take)
-    return requests
+    for module, name in ((evaluate, "evaluate"), (evaluate_server, "evaluate")):
+        monkeypatch.setattr(module, name, take)
+    monkeypatch.setattr(evaluate, "compare", take)
+    monkeypatch.setattr(benchmark, "run_benchmarks", take)
+    return found
 
 
-def test_without_options_the_requests_have_their_defaults(asked: list[Any]) -> None:
+def test_options_reach_the_parameters(asked: list[Any], tmp_path: Path) -> None:
+    common = ["--task", "recall", "--clip", "0.5,0.6", "--answers", "3", "--hub", "file:x"]
     run(["eval", "Name"])
-    run(["eval", "Name", "--engine", "sglang"])
-    assert asked == [EvaluateRequest("Name"), ServerEvaluateRequest("Name")]
+    run(["eval", "Name", *common])
+    servers = ["--engine", "sglang", "--chunk", "64,128", "--radix", "off", "--timeout", "7"]
+    run(["eval", "Name", *common, *servers, "--", "--max-running-requests=2"])
+    run(["eval", "Name", "--task", "gsm8k", "--fp8", "--no-thinking", "--limit", "3"])
+    plain, here, there, questions = asked
+    assert plain == EvalParams("Name")
+    given: dict[str, Any] = {"tasks": ("recall",), "answers": 3, "hubs": ("file:x",)}
+    given |= {"clips": ("0.5,0.6",)}
+    assert here == EvalParams("Name", **given)
+    given |= {"engine": "sglang", "chunk": "64,128", "radix": "off", "timeout": 7}
+    assert there == EvalParams("Name", **given, engine_flags=("--max-running-requests=2",))
+    wanted = tuple(ServerVariant(chunk=chunk, radix=False) for chunk in (64, 128))
+    assert evaluate_server.variants_of(there) == wanted
+    assert questions == EvalParams("Name", tasks=("gsm8k",), fp8=True, thinking=False, limit=3)
 
 
-def test_one_clip_is_for_every_form_and_the_other_values_for_this_process(
-    asked: list[Any],
-) -> None:
+def test_lists_are_the_values_to_measure_with(asked: list[Any]) -> None:
     run(["eval", "Name", "--sink", "0,64,0", "--recent", "128", "--group-size", "32,64"])
     run(["eval", "Name", "--clip", "0.9,0.8", "--clip", "0,0"])
     values = Values(sink=(0, 64), recent=(128,), group_size=(32, 64))
     clips = Values(clip=(Clip(k=0.9, v=0.8), Clip(k=0.0, v=0.0)))
-    assert [request.values for request in asked] == [values, clips]
+    assert [evaluate.values_of(params) for params in asked] == [values, clips]
+
+
+def test_the_command_line_again_means_the_same_with_a_folder(asked: list[Any]) -> None:
+    words = ["--task", "recall", "--clip", "0.5,0.6", "--no-stream-weights", "--hub", "file:a b"]
+    run(["eval", "A name", "--model", "m", *words, "--engine", "sglang", "--", "--page-size=2"])
+    run(shlex.split(again("eval", asked[0]))[1:])
+    assert asked[1] == replace(asked[0], model="FOLDER")
 
 
 @pytest.mark.parametrize("server", [["--engine", "sglang"], ["--task", "gsm8k"]])
+@pytest.mark.parametrize(
+    "given", [["--sink", "32"], ["--recent", "32"], ["--clip", "0.9,0.9", "--clip", "0.8,0.8"]]
+)
 def test_a_server_is_measured_with_the_recipe_that_it_serves(
-    server: list[str], capsys: pytest.CaptureFixture[str]
+    server: list[str], given: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for option in ("--sink", "--recent", "--group-size"):
-        line = refused(capsys, 2, "eval", "Name", option, "32", *server)
-        assert line.startswith(f"error: {option} is for the model in this process")
-    clips = ["--clip", "0.9,0.9", "--clip", "0.8,0.8"]
-    assert "a list of --clip is for" in refused(capsys, 2, "eval", "Name", *clips, *server)
-
-
-def test_options_reach_the_request(asked: list[Any], tmp_path: Path) -> None:
-    common = [
-        "--task",
-        "recall",
-        "--clip",
-        "0.5,0.6",
-        "--answers",
-        "3",
-        "--hub",
-        f"file:{tmp_path}",
-    ]
-    run(["eval", "Name", *common])
-    servers = ["--engine", "sglang", "--chunk", "64,128", "--radix", "off", "--timeout", "7"]
-    run(["eval", "Name", *common, *servers, "--", "--max-running-requests=2"])
-    clip = Clip(k=0.5, v=0.6)
-    given: dict[str, Any] = {"tasks": ("recall",), "answers": 3, "hubs": (f"file:{tmp_path}",)}
-    here, there = asked
-    assert here == EvaluateRequest("Name", **given, values=Values(clip=(clip,)))
-    wanted = tuple(ServerVariant(chunk=chunk, radix=False) for chunk in (64, 128))
-    flags = ("--max-running-requests=2",)
-    given |= {"clip": clip, "variants": wanted, "timeout": 7, "extra": flags}
-    assert there == ServerEvaluateRequest("Name", **given)
+    line = refused(capsys, 2, "eval", "Name", *given, *server)
+    assert f"{given[0]} is for the model in this process" in line
 
 
 def test_a_window_longer_than_the_text_names_the_options_that_help(
@@ -96,18 +92,8 @@ def test_a_window_longer_than_the_text_names_the_options_that_help(
     (tmp_path / "text.txt").write_text("a short text " * 200, "utf-8")
     data = ["--data", str(tmp_path / "text.txt")]
     line = refused(capsys, 2, "eval", folder, "--model", MODEL, *data, "--length", "2000").strip()
-    assert "one window needs 2000" in line
-    assert line.endswith("Give a longer text with --data, or a smaller --length")
-    line = refused(capsys, 2, "eval", folder, "--model", MODEL, "--length", "300").strip()
-    assert line.endswith("Use a larger --length, or smaller windows (--sink, --recent)")
-
-
-def test_windows_longer_than_the_model_takes_are_told(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    folder = str(write_folder(tmp_path / "rotation", artifact_files()))
-    (tmp_path / "text.txt").write_text("a short text " * 20, "utf-8")
-    words = ["--data", str(tmp_path / "text.txt"), "--length", "4096"]
+    assert "--data" in line and "--length" in line
+    words = [*data, "--length", "4096"]
     assert run(["eval", folder, "--model", str(MODEL), *words]) == 2  # too short for any window
     assert "takes 2,048 tokens, so windows have no more than that." in capsys.readouterr().err
 

@@ -12,10 +12,9 @@ from engines import MODEL, environment, needs_sglang
 from forked_commands import ForkedCli, running_in
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.app import bench_load
-from oscar_zoo.bench.load_clients import Load, Outcome, Tally
-from oscar_zoo.bench.load_run import LoadLimits, LoadReport
+from oscar_zoo.app import bench
 from oscar_zoo.cli.main import run
+from oscar_zoo.evaluate.bench.load import Load, LoadLimits, LoadReport, Outcome, Tally
 
 
 @pytest.mark.sglang
@@ -27,25 +26,11 @@ def test_a_server_holds_under_load_and_ends_without_cutting_anybody_off(tmp_path
     artifact = write_folder(tmp_path / "rotation", artifact_files())
     # Short windows, so that prompts of 200 tokens reach INT2, and few slots, so that prefixes are
     # evicted.
-    flags = [
-        "--oscar-sink-size=16",
-        "--oscar-recent-size=32",
-        "--max-total-tokens=1500",
-        "--max-running-requests=4",
-    ]
+    flags = ["--oscar-sink-size=16", "--oscar-recent-size=32", "--max-total-tokens=1500"]
+    flags += ["--max-running-requests=4"]
     sizes = ["--clients=8", "--seconds=5", "--context=200", "--new-tokens=16", "--aborts=0.4"]
-    done = cli(
-        "bench",
-        "load",
-        str(artifact),
-        "--model",
-        str(MODEL),
-        *sizes,
-        "--json",
-        "--",
-        *flags,
-        timeout=800,
-    )
+    words = ("bench", "load", str(artifact), "--model", str(MODEL), *sizes, "--json", "--", *flags)
+    done = cli(*words, timeout=800)
     report = done.json
     assert (done.code, report.get("violations"), report.get("errors")) == (0, [], {}), (
         report,
@@ -66,10 +51,7 @@ def test_a_server_holds_under_load_and_ends_without_cutting_anybody_off(tmp_path
 
 @pytest.mark.parametrize(("name", "called"), [("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM")])
 def test_what_a_signal_left_is_shown(
-    name: str,
-    called: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, called: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tally = Tally()
     tally.add(Outcome(5, 0.1))
@@ -77,7 +59,7 @@ def test_what_a_signal_left_is_shown(
     left = LoadReport(
         load, tally, 41.0, None, None, (1500,), None, None, None, LoadLimits(), "m", name
     )
-    monkeypatch.setattr(bench_load, "load", lambda *_: left)
+    monkeypatch.setattr(bench, "load", lambda *_: left)
     code = 128 + signal.Signals[name]
     line = f"error: stopped by {called} after 41 s of load; the result is what was measured until"
     line += " then\n"
@@ -91,32 +73,19 @@ def test_what_a_signal_left_is_shown(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "seen"),
+    ("arguments", "seen", "code"),
     [
-        ([], "nothing to measure was named"),
-        (["--dummy-weights", "tiny-qwen3-hard", "--model", "m"], "exclude each other"),
-        (["--dummy-weights", "tiny-qwen3-hard", "--clients", "0"], "--clients"),
-        (
-            ["--dummy-weights", "tiny-qwen3-hard", "--", "--host=0.0.0.0"],
-            "--host is not allowed after --",
-        ),
+        ([], "nothing to measure was named", 2),
+        (["--dummy-weights", "tiny-qwen3-hard", "--model", "m"], "exclude each other", 2),
+        (["--dummy-weights", "tiny-qwen3-hard", "--clients", "0"], "--clients", 2),
+        (["--dummy-weights", "tiny-qwen3-hard", "--", "--host=0.0.0.0"], "--host is not", 2),
+        (["FOLDER", "--model", str(MODEL)], "reads up to 2,048 tokens, 4,256 are wanted", 2),
+        (["Qwen3-8B", "--offline", "--device", "cpu"], "offline mode asks no hub", 5),
     ],
 )
 def test_what_cannot_work_is_refused(
-    arguments: list[str], seen: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], seen: str, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["bench", "load", *arguments]) == 2
+    folder = str(write_folder(tmp_path / "rotation", artifact_files()))
+    assert run(["bench", "load", *(folder if x == "FOLDER" else x for x in arguments)]) == code
     assert seen in capsys.readouterr().err
-
-
-def test_a_model_that_is_too_short_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    artifact = write_folder(tmp_path / "rotation", artifact_files())
-    assert run(["bench", "load", str(artifact), "--model", str(MODEL)]) == 2
-    assert "reads up to 2,048 tokens, 4,256 are wanted" in capsys.readouterr().err
-
-
-def test_offline_asks_no_hub(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["bench", "load", "Qwen3-8B", "--offline", "--device", "cpu"]) == 5
-    assert "offline mode asks no hub" in capsys.readouterr().err

@@ -16,26 +16,11 @@ from oscar_zoo.engines.sglang.launch import server
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.models import hardware
 
+SIZES = ("ROTATION", "--model", str(MODEL), "--context=200", "--new-tokens=16")
 COMMANDS = {
     "eval": ["eval", "ROTATION", "--model", str(MODEL), "--engine", "sglang", "--windows=1"],
-    "load": [
-        "bench",
-        "load",
-        "ROTATION",
-        "--model",
-        str(MODEL),
-        "--context=200",
-        "--new-tokens=16",
-    ],
-    "serve": [
-        "bench",
-        "serve",
-        "ROTATION",
-        "--model",
-        str(MODEL),
-        "--context=200",
-        "--new-tokens=16",
-    ],
+    "load": ["bench", "load", *SIZES],
+    "serve": ["bench", "serve", *SIZES],
 }
 
 

@@ -95,7 +95,7 @@ CHILD = """
 import time
 from oscar_zoo.observer import SILENT, Note
 from oscar_zoo.cli.render.progress import TerminalObserver
-from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.evaluate.shared import Phase
 phases = (Phase("load", "", 10), Phase("capture", "tokens", 30), Phase("perplexity", "sequences", 60))
 with TerminalObserver() as observer:
     observer.begin(phases, timed=True)
@@ -134,7 +134,7 @@ def test_json_says_nothing_where_stderr_is_no_terminal(
 
 LONG = """
 from oscar_zoo.cli.render.progress import TerminalObserver
-from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.evaluate.shared import Phase
 names = "capture", "perplexity", "perplexity of bits", "perplexity of the bits that were chosen"
 phases = [Phase(name, "tokens", 600) for name in names]
 with TerminalObserver() as observer:

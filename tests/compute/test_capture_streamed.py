@@ -20,9 +20,9 @@ from oscar_zoo.compute.job import ComputeOptions, compute_artifact
 from oscar_zoo.compute.layer_moments import Need
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.errors import NotEnoughMemory
+from oscar_zoo.evaluate.measure import Measurement, TaskPrompt, measure
+from oscar_zoo.evaluate.questions import Perplexity
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
-from oscar_zoo.evaluate.tasks.base import Measurement, TaskPrompt, measure
-from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.models import placement
 from oscar_zoo.models.checkpoint import CheckpointFile
 from oscar_zoo.models.loading import LoadedModel, load_model

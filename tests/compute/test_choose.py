@@ -23,7 +23,7 @@ from oscar_zoo.compute.select.decision import Choice
 from oscar_zoo.compute.select.rule import Trial
 from oscar_zoo.compute.select.trial_runner import FINER_CLIPS
 from oscar_zoo.errors import ComputeFailed, UsageError
-from oscar_zoo.evaluate.tasks.base import Measurement
+from oscar_zoo.evaluate.measure import Measurement
 from oscar_zoo.models.loading import LoadedModel, load_model
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

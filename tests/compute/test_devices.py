@@ -47,8 +47,7 @@ from oscar_zoo.compute.report.of_moments import report_of_moments
 from oscar_zoo.compute.select import trial_runner
 from oscar_zoo.compute.select.choose import choose
 from oscar_zoo.evaluate import run
-from oscar_zoo.evaluate.chunked_prefill import prefill_log_probabilities
-from oscar_zoo.evaluate.generate import greedy_generate
+from oscar_zoo.evaluate.generate import greedy_generate, prefill_log_probabilities
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel, load_model
 

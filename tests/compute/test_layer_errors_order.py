@@ -19,9 +19,9 @@ from oscar_zoo.compute.estimators import estimate
 from oscar_zoo.compute.fit import FitResult, fit
 from oscar_zoo.compute.methods.table import METHODS
 from oscar_zoo.compute.moments import Moments
+from oscar_zoo.evaluate.measure import measure
+from oscar_zoo.evaluate.questions import Perplexity
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
-from oscar_zoo.evaluate.tasks.base import measure
-from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.models.loading import LoadedModel, load_model
 
 TEXT = EXAMPLE.parents[1] / "text"

@@ -12,7 +12,7 @@ from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.compute.select.attention_errors import ClipErrors
 from oscar_zoo.compute.select.race import Race, in_halving_order, whole
 from oscar_zoo.compute.select.rule import Trial
-from oscar_zoo.evaluate.tasks.base import Measurement
+from oscar_zoo.evaluate.measure import Measurement
 
 SEQUENCES = 8
 

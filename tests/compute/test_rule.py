@@ -24,7 +24,7 @@ from oscar_zoo.compute.select.rule import (
     substitutes,
     worst,
 )
-from oscar_zoo.evaluate.tasks.base import Measurement
+from oscar_zoo.evaluate.measure import Measurement
 
 
 def errors(*output: float, clip: float = 0.96, retrieval: float = 0.1) -> ClipErrors:

@@ -6,7 +6,7 @@ import pytest
 
 from oscar_zoo.compute.select.width_choice import recalls_as_much
 from oscar_zoo.compute.select.width_curve import Curve, Slot
-from oscar_zoo.evaluate.tasks.base import Measurement
+from oscar_zoo.evaluate.measure import Measurement
 
 
 def measured(*sums: float) -> Measurement:

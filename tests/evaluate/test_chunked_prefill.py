@@ -10,7 +10,7 @@ from random_qwen3 import write_model
 from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.chunked_prefill import prefill_log_probabilities
+from oscar_zoo.evaluate.generate import prefill_log_probabilities
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel, load_model
 

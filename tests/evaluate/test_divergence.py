@@ -17,9 +17,8 @@ from oscar_zoo.compute.select.width_choice import widths_of
 from oscar_zoo.compute.select.width_runner import SIDES
 from oscar_zoo.evaluate import changed_layers
 from oscar_zoo.evaluate.changed_layers import divergences_of_changes
+from oscar_zoo.evaluate.measure import TaskPrompt, exact_predictions, measure_divergence
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache
-from oscar_zoo.evaluate.tasks.base import TaskPrompt
-from oscar_zoo.evaluate.tasks.divergence import exact_predictions, measure_divergence
 from oscar_zoo.models.attention import attention_scope
 from oscar_zoo.models.loading import LoadedModel, load_model
 
@@ -72,14 +71,6 @@ def test_it_is_the_mean_divergence_over_scored_positions(loaded: LoadedModel) ->
         want, number = want + total, number + len(prompt.scored)
     assert found.value == pytest.approx(want / number, rel=1e-3)
     assert found.value > 1e-3
-
-
-def test_a_cache_that_rounds_nothing_has_none(loaded: LoadedModel) -> None:
-    wide = RECIPE.override(recent=TOKENS)
-    found = measure_divergence(
-        loaded, exact_predictions(loaded, PROMPTS), CacheSpec(None, None, wide)
-    )
-    assert found.value < 1e-6
 
 
 def test_memory_for_the_sample_is_bounded_and_spread_over_the_prompts(loaded: LoadedModel) -> None:
@@ -141,13 +132,3 @@ def test_branches_that_run_together_give_the_same(
     assert max(batches) > 1
     for one, other in zip(together, alone, strict=True):
         assert one.value == pytest.approx(other.value, rel=1e-3)
-
-
-def test_layers_that_cannot_be_taken_apart_give_the_same(
-    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exact = exact_predictions(loaded, PROMPTS)
-    change = [(1, cache(loaded, raised(1)))]
-    want = divergences_of_changes(loaded, exact, cache(loaded), change)
-    monkeypatch.setattr(changed_layers, "known_plan", lambda *given: None)
-    assert divergences_of_changes(loaded, exact, cache(loaded), change) == want

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from oscar_zoo.evaluate.intervals import difference, standard_error
-from oscar_zoo.evaluate.tasks.base import Measurement
-from oscar_zoo.evaluate.tasks.perplexity import Perplexity
+from oscar_zoo.evaluate.measure import Measurement
+from oscar_zoo.evaluate.questions import Perplexity
+from oscar_zoo.evaluate.statistics import difference, standard_error
 
 TASK = Perplexity.from_tokens(torch.arange(1000), windows=3, length=100)
 

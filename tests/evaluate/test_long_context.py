@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from dataclasses import replace
-from html.parser import HTMLParser
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from oscar_zoo.cli.render.long_context import print_report
-from oscar_zoo.engines.server_client import ServerClient
+from oscar_zoo.engines.server_client import Answer, ServerFacts
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.long_context.chart import render_png
-from oscar_zoo.evaluate.long_context.families import FAMILIES
-from oscar_zoo.evaluate.long_context.grid import (
+from oscar_zoo.evaluate.charts import recall_maps
+from oscar_zoo.evaluate.measure import TaskPrompt
+from oscar_zoo.evaluate.ruler import (
     Cell,
     Measured,
+    Questions,
     RulerReport,
     cells_of,
     length_rows,
-    length_text,
     measure_cells,
+    measure_servers,
     write_prompts,
 )
-from oscar_zoo.evaluate.long_context.page import render_html
-from oscar_zoo.evaluate.long_context.run import Questions, measure_servers
-from oscar_zoo.evaluate.tasks.base import TaskPrompt
+from oscar_zoo.evaluate.ruler_prompts import FAMILIES
 
 LENGTH = 4000
 FILLER = [ord(c) for c in "Plain words stand here, and say nothing. " * 200]
@@ -165,45 +162,15 @@ def test_shares_are_counted_by_place_by_family_and_by_length() -> None:
     assert Measured(Cell("single", 1024, 0.0), "bf16", 50, 50).stderr > 0
 
 
-def test_prompts_are_counted_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    made = report()
-    print_report(made)
-    assert "Whole answers; 2 prompts for each family" in capsys.readouterr().out
-    print_report(replace(made, facts={**made.facts, "samples": 1}))
-    assert "Whole answers; 1 prompt for each family" in capsys.readouterr().out
-
-
 def test_the_maps_are_a_picture_and_a_page_that_needs_nothing_else() -> None:
     made = report()
-    picture = render_png(made, "A <title>")
+    picture = recall_maps(made, "A <title>")
     assert picture.startswith(b"\x89PNG")
-    assert picture == render_png(made, "A <title>")
-    page = render_html(made, "A <title>").decode()
-    assert "A &lt;title&gt;" in page
-    assert "<b>" not in page
-    for word in ("<script", "http:", "https:", "src="):
+    assert picture == recall_maps(made, "A <title>")
+    page = recall_maps(made, "A <title>", "html").decode()
+    assert "<title>A &lt;title&gt;</title>" in page and "<svg" in page
+    for word in ("<script", 'href="http', "src="):
         assert word not in page
-    cells = Cells()
-    cells.feed(page)
-    assert cells.found[:6] == ["100", "100", "100", "100", "100", "100"]
-    assert cells.found[6:12] == ["0", "0", "0", "0", "100", "100"]
-
-
-class Cells(HTMLParser):
-    """The text of table cells in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.inside = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.inside = tag == "td"
-
-    def handle_data(self, data: str) -> None:
-        if self.inside:
-            self.found.append(data)
-        self.inside = False
 
 
 def test_a_server_is_right_when_its_greedy_answer_is() -> None:
@@ -217,36 +184,14 @@ def test_a_server_is_right_when_its_greedy_answer_is() -> None:
         if (cell.depth or 0) < 0.5
     }
 
-    class Server(BaseHTTPRequestHandler):
-        def answer(self, value: object) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(value).encode())
+    def generate(ids: list[int], number: int) -> Answer:
+        said = known.get(tuple(ids), [0] * 6)
+        assert number == len(said)
+        return Answer(tuple(said), 0)
 
-        def do_GET(self) -> None:
-            names = ("version", "kv_cache_dtype", "dtype", "device", "disable_radix_cache")
-            numbers = ("chunked_prefill_size", "max_total_num_tokens", "page_size", "tp_size")
-            info = dict.fromkeys(names, "") | dict.fromkeys(numbers, 1000)
-            self.answer(info | {"max_req_input_len": 1000})
-
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            said = known.get(tuple(body["input_ids"]), [0] * 6)
-            assert body["sampling_params"]["max_new_tokens"] == len(said)
-            self.answer({"output_ids": said, "meta_info": {"cached_tokens": 0}})
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        client = ServerClient(f"http://127.0.0.1:{server.server_port}")
-        found = measure_servers({"one": client}, tasks, questions)
-        long = replace(questions, lengths=(1001,))
-        with pytest.raises(UsageError, match="takes 1,000 tokens"):
-            measure_servers({"one": client}, tasks, long)
-        server.shutdown()
+    facts = ServerFacts("0.5.21", "int2", "float32", "cpu", 16, 4, True, 1, 1000, 1000)
+    client: Any = SimpleNamespace(url="http://one", facts=lambda: facts, generate=generate)
+    found = measure_servers({"one": client}, tasks, questions)
+    with pytest.raises(UsageError, match="takes 1,000 tokens"):
+        measure_servers({"one": client}, tasks, replace(questions, lengths=(1001,)))
     assert [(one.right, one.asked) for one in found.cells] == [(2, 2), (2, 2), (0, 2), (0, 2)]
-
-
-def test_lengths_are_named_as_people_name_them() -> None:
-    assert [length_text(n) for n in (1024, 131_072, 2000, 500)] == ["1k", "128k", "2,000", "500"]

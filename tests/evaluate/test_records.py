@@ -10,10 +10,9 @@ from random_qwen3 import write_model
 
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.evaluate.records import Circumstances, Compared, scores
-from oscar_zoo.evaluate.tasks.base import Measurement, Task
-from oscar_zoo.evaluate.tasks.perplexity import Perplexity
-from oscar_zoo.evaluate.tasks.recall import Recall
+from oscar_zoo.evaluate.measure import Measurement, Task
+from oscar_zoo.evaluate.questions import Perplexity, Recall
+from oscar_zoo.evaluate.run import Circumstances, Compared, scores
 from oscar_zoo.models.loading import LoadedModel, load_model
 from oscar_zoo.registry.score_file import ScoreFile
 

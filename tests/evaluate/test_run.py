@@ -15,10 +15,10 @@ from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
 from oscar_zoo.evaluate.ablation import TimeLeft, Values
+from oscar_zoo.evaluate.measure import measure
+from oscar_zoo.evaluate.questions import Perplexity
 from oscar_zoo.evaluate.run import evaluate
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
-from oscar_zoo.evaluate.tasks.base import measure
-from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 from oscar_zoo.models.loading import LoadedModel, load_model
 
 TEXT = (EXAMPLE.parents[1] / "text/validation.txt").read_text("utf-8")
@@ -34,36 +34,6 @@ def example() -> LoadedModel:
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return load_model(str(write_model(tmp_path_factory.mktemp("model"))), dtype="float32")
-
-
-def test_transforms_and_clip_show_on_the_example_model(example: LoadedModel) -> None:
-    seen: list[tuple[int, int, str]] = []
-    artifact = hadamard_set(example.block, "k"), hadamard_set(example.block, "v")
-    report = evaluate(
-        example,
-        TEXT[:60_000],
-        tasks=("perplexity",),
-        artifact=artifact,
-        recipe=RECIPE,
-        windows=1,
-        progress=lambda done, total, unit: seen.append((done, total, unit)),
-    )
-    rows = {row.cache: row for row in report.rows}
-    assert list(rows) == ["bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact"]
-    value = {name: row.perplexity or 0.0 for name, row in rows.items()}
-    assert (
-        1
-        < value["bf16"]
-        < value["int2-hadamard-clip"]
-        < value["int2-hadamard"]
-        < value["int2"] / 10
-    )
-    assert value["artifact"] == value["int2-hadamard-clip"]
-    assert rows["bf16"].bits_per_element == 16
-    assert rows["int2"].bits_per_element == 2.5
-    assert rows["int2"].bits_per_element_with_windows == 2.5 + 16 * 320 / 2048
-    assert all(row.recall is None for row in report.rows)
-    assert seen == [(i, 5, "sequences") for i in range(1, 6)]
 
 
 def test_every_combination_of_settings_is_measured_with_the_artifact(small: LoadedModel) -> None:
@@ -139,11 +109,28 @@ def test_the_report_is_plain_json_with_the_facts_to_repeat_it(small: LoadedModel
     ]
 
 
-def test_recall_needs_the_cache(example: LoadedModel) -> None:
-    report = evaluate(example, TEXT, tasks=("recall",), artifact=None, recipe=RECIPE, answers=16)
-    recall = {row.cache: row.recall or 0.0 for row in report.rows}
-    assert recall["bf16"] >= 0.9
-    assert recall["int2"] <= 0.2
+def test_transforms_and_clip_show_on_the_example_model(example: LoadedModel) -> None:
+    """Perplexity by cache, and that recall needs the cache."""
+    seen: list[tuple[int, int, str]] = []
+    report = evaluate(
+        example,
+        TEXT[:60_000],
+        artifact=(hadamard_set(example.block, "k"), hadamard_set(example.block, "v")),
+        recipe=RECIPE,
+        windows=1,
+        answers=16,
+        progress=lambda done, total, unit: seen.append((done, total, unit)),
+    )
+    rows = {row.cache: row for row in report.rows}
+    order = ["bf16", "int2-hadamard-clip", "int2-hadamard", "int2"]
+    assert list(rows) == ["bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact"]
+    losses = [rows[name].perplexity or 0.0 for name in order]
+    assert losses == sorted(losses) and losses[2] < losses[3] / 10
+    assert rows["artifact"].perplexity == rows["int2-hadamard-clip"].perplexity
+    assert (rows["bf16"].recall or 0) >= 0.9 and (rows["int2"].recall or 0) <= 0.2
+    assert rows["int2"].bits_per_element == 2.5
+    assert rows["int2"].bits_per_element_with_windows == 2.5 + 16 * 320 / 2048
+    assert seen == [(i, 15, "sequences") for i in range(1, 16)]
 
 
 def test_a_rotation_of_another_model_is_one_line(example: LoadedModel) -> None:

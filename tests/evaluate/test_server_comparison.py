@@ -18,10 +18,16 @@ from random_qwen3 import write_model
 from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.engines.server_client import Answer, Scored, ServerFacts
-from oscar_zoo.evaluate.server_comparison import ComparisonRow, ReferenceRun, compare
-from oscar_zoo.evaluate.server_tasks import ServerQuestions, ServerRun, Turn
+from oscar_zoo.evaluate.questions import Conversation
+from oscar_zoo.evaluate.server_comparison import (
+    ComparisonRow,
+    ReferenceRun,
+    ServerQuestions,
+    ServerRun,
+    Turn,
+    compare,
+)
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
-from oscar_zoo.evaluate.tasks.turns import Conversation
 from oscar_zoo.models.loading import load_model
 
 RECENT, HIT = 8, 32
@@ -176,19 +182,8 @@ def test_recall_may_differ_by_chance(
     assert (judge(replace(right, talks=talks)).violations == ()) == fine
 
 
-def test_without_a_prefix_cache_there_is_nothing_to_reuse(judge: Judge, right: ServerRun) -> None:
-    talks = tuple(tuple(replace(turn, talking=None) for turn in talk) for talk in right.talks)
-    row = judge(replace(right, facts=replace(FACTS, radix=False), warm=(), talks=talks))
-    assert (
-        row.violations == ()
-        and row.warm is None
-        and row.recall is not None
-        and row.recall.talking is None
-    )
-
-
 def test_every_turn_asks_for_a_fact_that_is_no_longer_in_a_window() -> None:
-    from oscar_zoo.evaluate.server_tasks import make_questions
+    from oscar_zoo.evaluate.server_comparison import make_questions
 
     def encode(text: str) -> list[int]:
         return [ord(c) % 251 for c in text]

@@ -16,11 +16,7 @@ from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard_set
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, SideWidths, Widths, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
-from oscar_zoo.evaluate.simulated_cache import (
-    CacheSpec,
-    SimulatedCache,
-    SimulatedLayer,
-)
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, SimulatedCache, SimulatedLayer
 from oscar_zoo.models.attention import Softmax
 
 D, HEADS, KV_HEADS, TOKENS = 16, 6, 2, 300
@@ -241,14 +237,6 @@ def test_another_geometry_is_refused(changes: dict[str, object], text: str) -> N
         SimulatedCache(CacheSpec(*PAIRS["per head"], recipe()), other, CPU)
 
 
-def test_a_group_size_is_refused_in_the_words_of_every_command() -> None:
-    cache = CacheSpec(None, None, recipe(group_size=12))
-    with pytest.raises(UsageError) as caught:
-        SimulatedCache(cache, MODEL, CPU)
-    assert caught.value.message.startswith("a group size of 12 does not go with small: ")
-    assert caught.value.hint == f"use a group size of {D}"
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -259,8 +247,3 @@ def test_a_group_size_is_refused_in_the_words_of_every_command() -> None:
 def test_recipes_that_cannot_be_simulated_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         SimulatedCache(CacheSpec(None, None, recipe(**changes)), MODEL, CPU)
-
-
-def test_clip_algorithm_none_means_no_clipping() -> None:
-    spec = CacheSpec(None, None, recipe(clip=Clip(k=0.9, v=0.9, algorithm="none")))
-    assert spec.quant_spec("k", D).clip_index is None

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,9 +13,8 @@ from random_qwen3 import EXAMPLE, write_model
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.tasks.base import Predictions, TaskPrompt, measure
-from oscar_zoo.evaluate.tasks.perplexity import Perplexity
-from oscar_zoo.evaluate.tasks.recall import Recall
+from oscar_zoo.evaluate.measure import Predictions, TaskPrompt, measure
+from oscar_zoo.evaluate.questions import Perplexity, Recall
 from oscar_zoo.models.loading import LoadedModel, load_model
 
 VOCABULARY = 2048
@@ -41,13 +39,10 @@ def ids(encode: Callable[[str], list[int]]) -> torch.Tensor:
     )
 
 
-def test_windows_are_evenly_taken() -> None:
+def test_windows_are_evenly_taken_and_fewer_of_a_short_text() -> None:
     task = Perplexity.from_tokens(torch.arange(1000), windows=3, length=100)
     assert [int(p.ids[0]) for p in task.prompts] == [0, 300, 600]
     assert task.describe() == {"windows": 3, "length": 100, "predictions": 297}
-
-
-def test_a_short_text_gives_fewer_windows_and_a_shorter_one_none() -> None:
     assert len(Perplexity.from_tokens(torch.arange(250), windows=6, length=100).prompts) == 2
     with pytest.raises(UsageError, match="99 tokens"):
         Perplexity.from_tokens(torch.arange(99), length=100)
@@ -88,10 +83,7 @@ def make(ids: torch.Tensor, encode: Callable[[str], list[int]], **options: objec
     return Recall.from_tokens(ids, encode, **({"windows": Windows(), "answers": 32} | options))  # type: ignore[arg-type]
 
 
-ASKED = (
-    (r"access code of (\w+)\?\nAnswer: (\d+)", " {} is {}"),
-    (r"\n (\w+) = (\d+)", " {} = {}"),
-)
+ASKED = ((r"access code of (\w+)\?\nAnswer: (\d+)", " {} is {}"), (r"\n (\w+) = (\d+)", " {} = {}"))
 
 
 def contains(tokens: list[int], part: list[int]) -> bool:
@@ -132,14 +124,6 @@ def test_recall_is_one_for_a_perfect_model_and_falls_by_answer_or_token(
     assert by_token.count(*said(prompt, logits)) == (47.0, 48)
 
 
-def test_the_seed_decides_the_prompts(
-    ids: torch.Tensor, encode: Callable[[str], list[int]]
-) -> None:
-    same, again, other = make(ids, encode), make(ids, encode), make(ids, encode, seed=1)
-    assert all(torch.equal(a.ids, b.ids) for a, b in zip(same.prompts, again.prompts, strict=True))
-    assert not torch.equal(same.prompts[0].ids, other.prompts[0].ids)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -154,10 +138,5 @@ def test_prompts_without_room_are_refused(
 ) -> None:
     with pytest.raises(UsageError):
         make(ids, encode, **options)
-
-
-def test_a_text_without_enough_filler_is_refused(
-    encode: Callable[[str], list[int]], tmp_path: Path
-) -> None:
     with pytest.raises(UsageError, match="filler"):
         make(torch.arange(100), encode)

@@ -13,7 +13,7 @@ from architectures import ARCHITECTURES, shorten_chunks, write_architecture, wri
 from torch import Tensor
 
 from oscar_zoo.errors import UnsupportedModel
-from oscar_zoo.evaluate.chunked_prefill import prefill_log_probabilities
+from oscar_zoo.evaluate.generate import prefill_log_probabilities
 from oscar_zoo.models.attention import Softmax, attend, attention_scope
 from oscar_zoo.models.config_file import ConfigFile, says_all
 from oscar_zoo.models.folder_geometry import geometry_of_folder

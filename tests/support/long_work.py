@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oscar_zoo.evaluate.phases import Phase
+from oscar_zoo.evaluate.shared import Phase
 
 PHASES = (
     Phase("load", "", 10),

@@ -3,233 +3,161 @@ it."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from oscar_zoo.app.evaluate import EvaluateRequest, evaluate
-from oscar_zoo.cli import against_options, benchmark_options, completing, eval_options, options
+from oscar_zoo.cli import build
 from oscar_zoo.cli.engine_flags import FlagsCommand
-from oscar_zoo.cli.render import terminal
-from oscar_zoo.evaluate.benchmarks.tasks import NAMES
+from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.benchmarks.tasks import NAMES, is_benchmark
+from oscar_zoo.evaluate.params import Benchmarks, EvalParams, Servers, flag_of, given
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from oscar_zoo.observer import Observer
 
-    from oscar_zoo.app.benchmark_request import BenchmarkRequest
-    from oscar_zoo.app.evaluate_against import AgainstRequest
-    from oscar_zoo.cli.render.progress import TerminalObserver
-
-
-@click.command("eval", cls=FlagsCommand)
-@click.argument("artifact", metavar="NAME|DIR", shell_complete=completing.names_or_paths)
-@options.engine_flags_argument
-@click.option(
-    "--model",
-    metavar="MODEL",
-    help="Model folder, zoo name or hub id. [default: the artifact's base model]",
-    shell_complete=completing.models,
-)
-@click.option(
-    "--task",
-    "tasks",
-    metavar="TASK",
-    multiple=True,
-    callback=benchmark_options.check_task,
-    shell_complete=completing.tasks,
-    help=(
-        f"perplexity, recall, or a benchmark: {', '.join(NAMES)}; can be repeated. [default:"
-        " perplexity and recall]"
-    ),
-)
-@click.option(
-    "--data",
-    metavar="FILE|NAME",
-    help=(
-        "Text file, or a text known by name; of a benchmark, its rows. [default:"
-        f" {EvaluateRequest.data}; the benchmark's own data set]"
-    ),
-)
-@click.option(
-    "--windows",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Text windows for perplexity. [default: 6]",
-)
-@click.option(
-    "--length",
-    type=click.IntRange(2),
-    metavar="N",
-    help="Tokens of a window. [default: up to 2048; 2000 of a server]",
-)
-@click.option(
-    "--answers",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Recall questions. [default: 64; 60 of a server]",
-)
-@eval_options.recipe_options
-@against_options.against_options
-@options.dtype_option
-@options.revision_option
-@click.option(
-    "--engine",
-    type=click.Choice(["transformers", "sglang"]),
-    default="transformers",
-    show_default=True,
-    help=(
-        "sglang: measure the server itself, and compare it with this process. The options from"
-        " --url on are for it."
-    ),
-)
-@eval_options.server_eval_options
-@benchmark_options.benchmark_options
-@options.offline_option
-@options.hubs_option
-@options.devices_option
-@options.stream_option
-@options.quiet_option
-@options.json_option
-def command(
-    artifact: str,
-    engine_flags: tuple[str, ...],
-    engine: str,
-    offline: bool,
-    quiet: bool,
-    as_json: bool,
-    **choices: Any,
-) -> int:
-    """Measure a cache against BF16, plain INT2 and Hadamard INT2, with the model loaded in this
-    process.
-
-    The artifact is a NAME, or a folder that begins with ./, ../, / or ~. A MODEL is found as for
-    oscar-zoo compute.
-
-    Perplexity and recall use the sink, recent and INT2 layout exactly at every query position.
-
-    One value of --sink, --recent, --clip or --group-size takes the place of the recipe's for every
-    cache. With several, BF16 and the artifact under every combination are measured, and no scores
-    are kept.
-
-    With --against, caches of other methods stand beside the artifact: their bits, how far they move
-    what the model says next (KL), perplexity, digits and whole answers recalled. A name alone means
-    all its bits. Names: fp8, int4, k4v2, int2, hadamard, hadamard-clip, kivi, kivi-windows,
-    kivi-token, turboquant, turboquant-prod, lmdeploy, oscar, all. No scores are kept.
-
-    With --engine sglang the artifact is served by stock SGLang, and its perplexity is computed from
-    the server's own log-probabilities, cold and behind a prefix-cache hit; recall is asked for in
-    conversations of three turns that reuse the cache, and once more without reuse. The reference in
-    this process has the same chunks. The exit code is 1 when they differ. Lists such as --chunk
-    512,8192 start a server for every pair of values; --sweep is the whole list.
-
-    A benchmark as --task is asked of a server with the INT2 cache, then of one with a BF16 cache,
-    under the same settings. Answers are kept as they come, so the same command goes on where it
-    stopped. The benchmark sample needs no network.
-
-    \b
-    Examples:
-      oscar-zoo eval ./my-rotation --model ./my-model --task perplexity --data text.txt
-      oscar-zoo eval Qwen3-8B --json
-      oscar-zoo eval Qwen3-8B --sink 0,64 --recent 128,256,512
-      oscar-zoo eval Qwen3-8B --clip 0.96,0.92 --clip 0.9,0.9 --group-size 32,64
-      oscar-zoo eval Qwen3-8B --against fp8,kivi,turboquant:2.5 --plot loss.svg
-      oscar-zoo eval Qwen3-8B --engine sglang --chunk 512,8192 --csv servers.csv
-      oscar-zoo eval Qwen3-8B --engine sglang --url http://127.0.0.1:30000
-      oscar-zoo eval Qwen3-8B --task gpqa_diamond --task aime25 --seeds 5
-      oscar-zoo eval Qwen3-8B --task math500 --data math500.jsonl --output scores.json
-    """
-    from oscar_zoo.cli.render.evaluation import print_report
-    from oscar_zoo.cli.render.progress import TerminalObserver
-
-    if offline:
-        options.go_offline()  # before the libraries below are imported
-    server = {name: choices.pop(name) for name in eval_options.SERVER_OPTIONS}
-    benchmark = {name: choices.pop(name) for name in benchmark_options.BENCHMARK_OPTIONS}
-    given = {name: value for name, value in choices.items() if value not in (None, ())}
-    given |= {"artifact": artifact, "values": eval_options.take_values(given)}
-    with TerminalObserver(quiet=quiet, as_json=as_json) as observer:
-        against = against_options.against_request(given, engine, engine_flags)
-        if against is not None:
-            eval_options.refuse_server_options(server, engine_flags)
-            benchmark_options.refuse_benchmark_options(benchmark)
-            return _eval_against(against, given.get("plots", ()), observer, quiet, as_json)
-        if any(task not in benchmark_options.TEXT_TASKS for task in given.get("tasks", ())):
-            asked = benchmark_options.benchmark_request(given, server, benchmark, engine_flags)
-            return _eval_benchmarks(asked, observer, as_json)
-        benchmark_options.refuse_benchmark_options(benchmark)
-        if engine == "sglang":
-            return _eval_servers(given, server, engine_flags, observer, quiet, as_json)
-        eval_options.refuse_server_options(server, engine_flags)
-        request = EvaluateRequest(**given)
-        report = evaluate(request, observer)
-    if as_json:
-        terminal.emit_json(report.to_json())
-    else:
-        print_report(report, request.data)
-    return 0
+TEXT_TASKS = ("perplexity", "recall")
+FORMATS = (".html", ".png", ".svg")
+_TEXT_ONLY = {"windows": None, "length": None, "answers": None, "stream_weights": None}
 
 
-def _eval_against(
-    request: AgainstRequest,
-    plots: tuple[Path, ...],
-    observer: TerminalObserver,
-    quiet: bool,
-    as_json: bool,
-) -> int:
-    """`eval --against`; 1 when a chart could not be written."""
-    from oscar_zoo.app.evaluate_against import evaluate
-    from oscar_zoo.cli.render import against
-
-    against_options.check_plots(plots)
-    report = evaluate(request, observer)
-    observer.close()
-    if as_json:
-        terminal.emit_json(report.to_json())
-    else:
-        against.print_report(report)
-    title = f"Loss against bits: {report.facts['model']['id']}"
-    return against.save_plots(report, title, plots, quiet=quiet or as_json)
-
-
-def _eval_benchmarks(request: BenchmarkRequest, observer: TerminalObserver, as_json: bool) -> int:
-    """`eval --task BENCHMARK`."""
-    from oscar_zoo.app.benchmark import run_benchmarks
-    from oscar_zoo.cli.render import benchmark
-
-    found = run_benchmarks(request, observer)
-    observer.close()
-    if as_json:
-        terminal.emit_json(benchmark.to_json(found))
-    else:
-        benchmark.print_result(found)
-    return 0
-
-
-def _eval_servers(
-    given: dict[str, Any],
-    server: dict[str, Any],
-    flags: tuple[str, ...],
-    observer: TerminalObserver,
-    quiet: bool,
-    as_json: bool,
-) -> int:
-    """`eval --engine sglang`; 1 when a server failed or differs from the reference."""
-    from oscar_zoo.app import evaluate_server
+def run(params: EvalParams, observer: Observer) -> Any:
+    """Measure in the way that the options ask for; options of another way are refused."""
+    from oscar_zoo.app.evaluate import values_of
     from oscar_zoo.artifact.output_files import check_file
-    from oscar_zoo.cli.render import server_evaluation
+
+    asks_benchmarks = _asks_benchmarks(params)
+    values = values_of(params)
+    in_server = params.engine == "sglang" or asks_benchmarks
+    servers = [name for name in given(params, Servers) if name != "engine"]
+    own = given(params, Benchmarks)
+    if params.against is not None:
+        _check_against(params)
+    elif params.plots:
+        raise UsageError("--plot needs --against.", hint="for example --against all")
+    if in_server:
+        lists = {"sink": values.sink, "recent": values.recent, "group_size": values.group_size}
+        refused = [flag_of(params, name) for name, found in lists.items() if found]
+        refused += ["a list of --clip"] if len(values.clip) > 1 else []
+        if refused:
+            raise UsageError(
+                f"{refused[0]} is for the model in this process, and a server is asked here.",
+                hint="leave it out, or leave out --engine and benchmarks",
+            )
+    if asks_benchmarks:
+        wrong = [name for name in _TEXT_ONLY if getattr(params, name) is not None]
+        for name in (*wrong, *(one for one in servers if one not in ("url", "timeout"))):
+            raise UsageError(
+                f"{flag_of(params, name)} is for perplexity and recall.",
+                hint="oscar-zoo eval --help",
+            )
+        from oscar_zoo.app.benchmark import run_benchmarks
+
+        return run_benchmarks(params, observer)
+    for name in own:
+        raise UsageError(
+            f"{flag_of(params, name)} is for benchmarks.", hint="for example --task gpqa_diamond"
+        )
+    if in_server:
+        from oscar_zoo.app import evaluate_server
+
+        check_file(params.csv)
+        return evaluate_server.evaluate(params, observer)
+    for name in servers:
+        raise UsageError(
+            f"{flag_of(params, name)} needs --engine sglang.", hint="try: oscar-zoo eval --help"
+        )
+    if params.engine_flags:
+        raise UsageError(
+            f"{params.engine_flags[0]} is for an engine.",
+            hint="add --engine sglang, or leave it out",
+        )
+    from oscar_zoo.app import evaluate
+
+    for file in params.plots:
+        check_plot(str(file), FORMATS)
+        check_file(file)
+    if params.against is not None:
+        return evaluate.compare(params, observer)
+    return evaluate.evaluate(params, observer)
+
+
+def _asks_benchmarks(params: EvalParams) -> bool:
+    """Whether the tasks are benchmarks; refuses unknown ones, and both kinds together."""
+    for name in params.tasks:
+        if name not in TEXT_TASKS and not is_benchmark(name):
+            raise UsageError(
+                f"no such task: {name}.", hint=f"tasks: {', '.join((*TEXT_TASKS, *NAMES))}"
+            )
+    texts = [name for name in params.tasks if name in TEXT_TASKS]
+    if texts and len(texts) < len(params.tasks):
+        raise UsageError(
+            f"{texts[0]} is not asked together with benchmarks.", hint="give two commands"
+        )
+    return bool(params.tasks) and not texts
+
+
+def _check_against(params: EvalParams) -> None:
+    from oscar_zoo.evaluate.against_table import choices
+
+    if params.tasks:
+        raise UsageError(
+            "--against measures divergence, perplexity and recall together.",
+            hint="leave out --task",
+        )
+    if params.engine != "transformers" or params.engine_flags:
+        raise UsageError(
+            "--against simulates caches in this process.", hint="leave out --engine and its flags"
+        )
+    choices(str(params.against).split(","))
+
+
+def check_plot(file: str, formats: tuple[str, ...]) -> None:
+    """Refuse a chart of another format."""
+    if not file.lower().endswith(formats):
+        names = f"{', '.join(formats[:-1])} or {'a ' if len(formats) == 2 else ''}{formats[-1]}"
+        raise UsageError(f"{file} is neither a page nor a picture.", hint=f"name an {names} file")
+
+
+def show(outcome: Any, params: EvalParams, *, quiet: bool) -> None:
+    """What was measured, as text."""
+    from oscar_zoo.cli.render import evaluation
+
+    views: dict[str, Any] = {
+        "AgainstReport": evaluation.print_against,
+        "ServerEvaluation": evaluation.print_servers,
+        "BenchmarkResult": evaluation.print_benchmarks,
+        "EvalReport": partial(evaluation.print_report, data=params.data or "manuals"),
+    }
+    views[type(outcome).__name__](outcome)
+
+
+def after(outcome: Any, params: EvalParams, *, quiet: bool) -> int:
+    """Write the files that were asked for; 1 when one could not be written."""
+    from oscar_zoo.cli.render import evaluation
     from oscar_zoo.cli.saving import save_after_result
 
-    request = eval_options.server_request(given, server, flags)
-    csv = server["csv"]
-    check_file(csv)
-    found = evaluate_server.evaluate(request, observer)
-    observer.close()
-    if as_json:
-        terminal.emit_json(server_evaluation.to_json(found))
-    else:
-        server_evaluation.print_rows(found.model, found.rows)
-    files = {} if csv is None else {csv: lambda: server_evaluation.to_csv(found.rows).encode()}
-    saved = save_after_result(files, quiet=quiet or as_json)
-    if quiet or as_json:  # otherwise the observer has printed them
-        server_evaluation.print_failures(found.failures)
-    return saved if found.passed else 1
+    files: dict[Any, Any] = {}
+    if params.csv is not None:
+        files[params.csv] = lambda: evaluation.to_csv(outcome.rows).encode()
+    for file in params.plots:
+        files[file] = partial(_drawn, outcome, file.suffix.lower().removeprefix("."))
+    saved = save_after_result(files, quiet=quiet)
+    if quiet and params.engine == "sglang":  # otherwise the observer has printed them
+        evaluation.print_failures(outcome.failures)
+    return saved
+
+
+def _drawn(report: Any, kind: Any) -> bytes:
+    from oscar_zoo.evaluate.charts import loss_chart
+
+    return loss_chart(report, f"Loss against bits: {report.facts['model']['id']}", kind)
+
+
+command = build.command(
+    "eval",
+    EvalParams,
+    run=f"{__name__}:run",
+    view=f"{__name__}:show",
+    after=f"{__name__}:after",
+    cls=FlagsCommand,
+)

@@ -10,7 +10,7 @@ from oscar_zoo.cli.pasting import pasted, saved, typed
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.choice import print_choice
 from oscar_zoo.cli.render.widths import width_lines
-from oscar_zoo.evaluate.phases import duration
+from oscar_zoo.evaluate.shared import duration
 from oscar_zoo.serving.prepared import model_argument
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
-from oscar_zoo.evaluate.phases import Phase, duration
+from oscar_zoo.evaluate.shared import Phase, duration
 
 EVERY_SECONDS = 30.0
 """Seconds between two lines about the same work where stderr is no terminal."""

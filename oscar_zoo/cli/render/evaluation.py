@@ -1,13 +1,17 @@
-"""What `eval` measured in this process, as people see it."""
+"""What `eval` and `ruler` measured, as people see it, and lines of a CSV file for servers."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.artifact.names import path_text
+from oscar_zoo.artifact.specs import Score
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.evaluate.cache_names import cache_title
+from oscar_zoo.evaluate.against_table import LONG
+from oscar_zoo.evaluate.shared import cache_title, length_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,6 +19,11 @@ if TYPE_CHECKING:
     from oscar_zoo.evaluate.run import EvalReport
 
     Row = Mapping[str, Any]
+    from oscar_zoo.app.benchmark import BenchmarkResult
+    from oscar_zoo.app.evaluate_server import ServerEvaluation, ServerFailure
+    from oscar_zoo.evaluate.against_table import AgainstReport, AgainstRow
+    from oscar_zoo.evaluate.ruler import RulerReport
+    from oscar_zoo.evaluate.server_comparison import ComparisonRow, Perplexities
 
 _VALUES = {"sink": "SINK", "recent": "RECENT", "clip": "CLIP", "group_size": "GROUP"}
 """Columns of what may differ between rows of one cache."""
@@ -41,8 +50,6 @@ def print_report(report: EvalReport, data: str) -> None:
 
 def _measured(rows: Sequence[Row], length: int) -> Table:
     """Bits and results of every row; `length` is that of the sequences in tokens."""
-    from oscar_zoo.evaluate.long_context.grid import length_text
-
     base, changed = rows[0]["perplexity"], _changed(rows)
     with_recall = rows[0]["recall"] is not None
     columns = [*changed.values(), "BITS", f"BITS AT {length_text(length)}"]
@@ -67,8 +74,6 @@ def _measured(rows: Sequence[Row], length: int) -> Table:
 
 def print_bits(rows: Sequence[Row]) -> None:
     """Bits of an element in long sequences: a line where all rows have the same, else a table."""
-    from oscar_zoo.evaluate.long_context.grid import length_text
-
     changed = {name: head for name, head in _changed(rows).items() if name != "clip"}
     heads = [length_text(int(tokens)) for tokens in rows[-1]["bits_per_element_at"]]
     several = list(_distinct(rows[1:], changed))
@@ -100,3 +105,244 @@ def _distinct(rows: Sequence[Row], names: Mapping[str, str]) -> Iterator[Row]:
         if values not in seen:
             seen.add(values)
             yield row
+
+
+def print_against(report: AgainstReport) -> None:
+    """One line per cache, by bits, with the Pareto-optimal ones marked."""
+    facts, tasks = report.facts, report.facts["tasks"]
+    short, long = length_text(facts["length"]), length_text(int(LONG))
+    table = terminal.table(
+        "CACHE", "BITS", f"AT {short}", f"AT {long}", "KL, nats", "PERPLEXITY", "DIGITS", "ANSWERS",
+        right=(1, 2, 3, 4, 5, 6, 7),
+    )  # fmt: skip
+    for row in report.rows:
+        table.add_row(
+            terminal.clean(row.cache),
+            f"{row.bits_per_element:.2f}",
+            f"{row.bits_per_element_with_windows:.2f}{'*' if row.pareto else ' '}",
+            f"{row.bits_per_element_at[LONG]:.2f}{'*' if row.pareto_at[LONG] else ' '}",
+            *_losses(row),
+            f"{row.digits:.1%}",
+            f"{row.answers:.1%}",
+        )
+    terminal.out().print(table)
+    divergence, recall = tasks["divergence"], tasks["recall"]
+    terminal.prose(
+        f"* no cache has fewer bits and less KL, for sequences of so many tokens. KL is measured at"
+        f" {divergence['positions']:,} positions of {divergence['windows']} window(s) of"
+        f" {facts['length']:,} tokens, recall on {recall['answers']} answers"
+    )
+
+
+def _losses(row: AgainstRow) -> tuple[str, str]:
+    """Divergence, and the change of perplexity in percent, with their standard errors."""
+    if row.cache == "bf16":
+        return "0", f"{row.perplexity:,.3f}"
+    kl, change = f"{row.divergence:.2g}", f"{row.perplexity_change:+,.2f}"
+    if row.divergence_error is not None:
+        kl += f" ± {row.divergence_error:.1g}"
+    if row.perplexity_change_error is not None:
+        change += f" ± {row.perplexity_change_error:,.2f}"
+    return kl, f"{change} %"
+
+
+def print_servers(found: ServerEvaluation) -> None:
+    """A line per server, then every violation."""
+    console, rows = terminal.out(), found.rows
+    columns = (
+        "PERPLEXITY",
+        "REFERENCE",
+        "DIFF",
+        "AFTER A HIT",
+        "DIFF",
+        "RECALL",
+        "ALONE",
+        "REFERENCE",
+        "",
+    )
+    table = terminal.table(
+        "CHUNK", "PAGE", "RADIX", "TP", *columns, right=(0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11)
+    )
+    for row in rows:
+        facts = row.facts
+        head = [
+            str(facts.chunk),
+            str(facts.page_size),
+            "on" if facts.radix else "off",
+            str(facts.tp),
+        ]
+        cells = [*_cells(row.cold), _reference(row.cold), _difference(row.cold), *_cells(row.warm)]
+        mark = terminal.MARKS["failed" if row.violations else "ok"]
+        table.add_row(*head, *cells, _difference(row.warm), *_recall(row), mark)
+    console.print(terminal.clean(found.served.choice.name))
+    console.print(table)
+    exact = next((row.cold.exact for row in rows if row.cold is not None), None)
+    if exact is not None:
+        console.print(f"Without quantization the perplexity is {exact:,.4f}.")
+    for row in rows:
+        for violation in row.violations:
+            console.print(
+                f"chunk {row.facts.chunk}, page {row.facts.page_size}: {terminal.clean(violation)}"
+            )
+
+
+def print_failures(failures: Sequence[ServerFailure]) -> None:
+    """A line on stderr for every server that gave no answers."""
+    for one in failures:
+        message = f"{one.variant}: {one.error.message}"
+        terminal.print_error(one.error.code, message, one.error.hint, as_json=False)
+
+
+def to_csv(rows: Sequence[ComparisonRow]) -> str:
+    """One line per server; numbers in full, empty where there is none."""
+    flat = [_flat(row.to_json()) for row in rows]
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(flat[0]) if flat else ["chunk"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return stream.getvalue()
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    parts = {
+        "perplexity": ("server", "reference", "deviation", "exact"),
+        "perplexity_after_hit": ("server", "reference", "deviation", "exact"),
+        "recall": ("answers", "talking", "alone", "reference"),
+    }
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if name in parts:
+            found |= {f"{name}_{part}": (value or {}).get(part) for part in parts[name]}
+        else:
+            found[name] = "; ".join(map(str, value)) if isinstance(value, list) else value
+    return found
+
+
+def _cells(found: Perplexities | None) -> list[str]:
+    return ["-" if found is None else f"{found.server:,.4f}"]
+
+
+def _reference(found: Perplexities | None) -> str:
+    return "-" if found is None else f"{found.reference:,.4f}"
+
+
+def _difference(found: Perplexities | None) -> str:
+    return "-" if found is None else f"{100 * found.deviation:+.3f} %"
+
+
+def _recall(row: ComparisonRow) -> list[str]:
+    recall = row.recall
+    if recall is None:
+        return ["-", "-", "-"]
+    return [
+        "-" if right is None else f"{right} of {recall.answers}"
+        for right in (recall.talking, recall.alone, recall.reference)
+    ]
+
+
+_CACHES = {"int2": "INT2", "fp8": "FP8"}
+
+
+def print_benchmarks(found: BenchmarkResult) -> None:
+    """The table, a sentence per comparison, and where the scores are."""
+    console = terminal.out()
+    table = terminal.table(
+        "TASK",
+        "N",
+        "BF16",
+        "CACHE",
+        "SCORE",
+        "DIFFERENCE",
+        "95 % INTERVAL",
+        "CUT",
+        right=(1, 2, 4, 5, 6, 7),
+    )
+    for score in _scores(found):
+        table.add_row(*_row(score))
+    console.print(terminal.clean(found.model))
+    console.print(table)
+    for score in _scores(found):
+        if score.paired is not None:
+            terminal.prose(_sentence(score))
+    if found.file is not None:
+        terminal.prose(f"Scores: {found.file}")
+    for task in found.tasks:
+        terminal.prose(f"Answers: {task.answers}")
+
+
+def _scores(found: BenchmarkResult) -> Iterator[Score]:
+    return (score for task in found.tasks for score in task.scores)
+
+
+def _row(score: Score) -> list[str]:
+    paired, base = score.paired, score.baseline
+    return [
+        terminal.clean(score.task),
+        f"{score.n} x {score.repeats}",
+        "-" if base is None else _value(base),
+        _CACHES[score.kv_dtype],
+        _value(score),
+        "-" if paired is None else f"{paired.difference:+.1f}",
+        "-" if paired is None else f"{paired.lower95:+.1f} .. {paired.upper95:+.1f}",
+        f"{100 * (score.exhausted_rate or 0):.0f} %",
+    ]
+
+
+def _value(score: Score) -> str:
+    return f"{score.value:.1f} ± {score.stderr:.1f}"
+
+
+def _sentence(score: Score) -> str:
+    paired = score.paired
+    assert paired is not None
+    chance = "" if paired.p_value is None else f" (McNemar p = {paired.p_value:.2g})"
+    return (
+        f"{score.task}: {_CACHES[score.kv_dtype]} is at most {paired.no_worse_than:.1f} points"
+        f" worse than BF16, with 95 % confidence{chance}."
+    )
+
+
+def print_ruler(report: RulerReport, params: object = None, *, quiet: bool = False) -> None:
+    """A row per cache with the share of right answers at every length, then the depths of the
+    longest prompts."""
+    lengths = report.lengths
+    with_bits = any(row.bits_per_element is not None for row in report.rows)
+    heads = [length_text(n) for n in lengths]
+    columns = [*heads, *(f"BITS AT {head}" for head in heads[-1:] if with_bits)]
+    table = terminal.table("RIGHT ANSWERS", *columns, right=tuple(range(1, len(columns) + 1)))
+    for cache in report.caches:
+        rows = {row.length: row for row in report.rows if row.cache == cache}
+        bits = rows[lengths[-1]].bits_per_element
+        last = [f"{bits:.2f}"] if bits is not None else []
+        table.add_row(cache_title(cache), *(f"{rows[n].share:.1%}" for n in lengths), *last)
+    terminal.out().print(table)
+    terminal.out().print(_families(report))
+    if report.depths:
+        terminal.out().print(_depths(report, lengths[-1]))
+    each = report.facts["samples"]
+    text = f"{each} {'prompt' if each == 1 else 'prompts'} for each family, length and depth"
+    terminal.out().print(f"Whole answers; {text}; the first table has the mean over families")
+
+
+def _families(report: RulerReport) -> Table:
+    """A row per family, with all lengths together."""
+    from oscar_zoo.evaluate.ruler_prompts import FAMILIES
+
+    names = [cache_title(cache) for cache in report.caches]
+    table = terminal.table("FAMILY", *names, right=tuple(range(1, len(names) + 1)))
+    for family in report.families:
+        shares = (report.family(cache, family) for cache in report.caches)
+        title = f"{family}: {FAMILIES[family].title}"
+        table.add_row(title, *(f"{share:.1%}" for share in shares))
+    return table
+
+
+def _depths(report: RulerReport, length: int) -> Table:
+    """A row per cache: how it does by depth at one length."""
+    places = [f"{depth:.0%}" for depth in report.depths]
+    head = f"DEPTH, {length:,} TOKENS"
+    table = terminal.table(head, *places, right=tuple(range(1, len(places) + 1)))
+    for cache in report.caches:
+        shares = (report.place(cache, length, depth) for depth in report.depths)
+        table.add_row(cache_title(cache), *("" if x is None else f"{x:.0%}" for x in shares))
+    return table

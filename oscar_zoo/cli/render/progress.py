@@ -22,7 +22,7 @@ from rich.text import Text
 from oscar_zoo.cli.render import computing, terminal
 from oscar_zoo.cli.render.choice import choice_lines
 from oscar_zoo.cli.render.course import Course, Rarely
-from oscar_zoo.evaluate.phases import Phase, duration
+from oscar_zoo.evaluate.shared import Phase, duration
 from oscar_zoo.observer import Note
 
 Clock = Callable[[], float]

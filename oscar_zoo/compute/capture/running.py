@@ -15,8 +15,8 @@ from oscar_zoo.compute.capture import transformers as with_transformers
 from oscar_zoo.compute.capture.calibration_rows import CalibrationRows, collect_rows
 from oscar_zoo.compute.capture.held_out_rows import HeldOutRows, collect
 from oscar_zoo.compute.capture.run import Captured, CaptureRequest
+from oscar_zoo.evaluate.measure import Measurement, Task, measure
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
-from oscar_zoo.evaluate.tasks.base import Measurement, Task, measure
 from oscar_zoo.models.loading import LoadedModel
 
 Ticks = Callable[[int, int], None]

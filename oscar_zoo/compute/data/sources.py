@@ -24,7 +24,7 @@ from oscar_zoo.compute.data.documents import (
 )
 from oscar_zoo.compute.data.hf_datasets import load_library, open_dataset, parquet_rows
 from oscar_zoo.errors import MissingDependency, NetworkError, PathNotFound
-from oscar_zoo.evaluate import texts
+from oscar_zoo.evaluate import shared
 
 SHUFFLE_WINDOW = 10_000
 """Rows of a dataset among which a seed chooses; files are shuffled whole."""
@@ -71,7 +71,7 @@ def open_source(source: Path | str) -> TextSource:
     if found in evaluation_sets.KNOWN:
         return _evaluation_set(found)
     return TextSource(
-        (read_file(texts.text_path(found, "calibration")),), found, split="calibration"
+        (read_file(shared.text_path(found, "calibration")),), found, split="calibration"
     )
 
 
@@ -107,7 +107,7 @@ def _resolve(source: Path | str) -> Path | DatasetName | str:
     if path.exists():
         return DatasetName(str(path)) if _holds_tables(path) else path
     text = str(source)
-    names = (known.DEFAULT, *texts.NAMES, *known.NAMED, *evaluation_sets.KNOWN)
+    names = (known.DEFAULT, *shared.NAMES, *known.NAMED, *evaluation_sets.KNOWN)
     if text in names:
         return text
     name = None if isinstance(source, Path) or not text.strip("@:#") else DatasetName.parse(text)

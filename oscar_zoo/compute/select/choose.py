@@ -29,9 +29,9 @@ from oscar_zoo.compute.select.race import Race, farthest, in_halving_order, whol
 from oscar_zoo.compute.select.rule import Base, Gate, Trial
 from oscar_zoo.compute.select.trial_runner import TrialRunner
 from oscar_zoo.errors import ComputeFailed, UsageError
-from oscar_zoo.evaluate.phases import Progress
-from oscar_zoo.evaluate.tasks.base import TaskPrompt
-from oscar_zoo.evaluate.tasks.perplexity import Perplexity
+from oscar_zoo.evaluate.measure import TaskPrompt
+from oscar_zoo.evaluate.questions import Perplexity
+from oscar_zoo.evaluate.shared import Progress
 from oscar_zoo.next_step import NextStep
 
 

@@ -28,7 +28,7 @@ from oscar_zoo.compute.select.rule import (
 )
 from oscar_zoo.compute.select.width_choice import WidthChoice, recalls_as_much
 from oscar_zoo.compute.width_wish import AUTO_LOSS
-from oscar_zoo.evaluate.tasks.divergence import ExactPredictions
+from oscar_zoo.evaluate.measure import ExactPredictions
 
 
 @dataclass(frozen=True)

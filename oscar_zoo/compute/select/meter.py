@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from oscar_zoo.evaluate.phases import Progress
+from oscar_zoo.evaluate.shared import Progress
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from oscar_zoo.evaluate.tasks.base import Measurement
-from oscar_zoo.evaluate.tasks.recall import Recall
+from oscar_zoo.evaluate.measure import Measurement
+from oscar_zoo.evaluate.questions import Recall
 
 
 @dataclass(frozen=True)

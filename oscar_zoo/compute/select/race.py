@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from oscar_zoo.compute.methods.table import TABLE, main_method
 from oscar_zoo.compute.select.rule import Trial, paired
-from oscar_zoo.evaluate.tasks.base import Measurement
+from oscar_zoo.evaluate.measure import Measurement
 
 FACTOR, APART = 2.0, 0.005
 """A method leaves whose score is above `FACTOR` times the least, and by more than `APART` nats: a

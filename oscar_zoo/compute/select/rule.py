@@ -40,7 +40,7 @@ from typing import Literal
 from oscar_zoo.compute.methods.table import main_method
 from oscar_zoo.compute.select.attention_errors import ClipErrors
 from oscar_zoo.compute.select.clip import ratio_text
-from oscar_zoo.evaluate.tasks.base import Measurement
+from oscar_zoo.evaluate.measure import Measurement
 
 RULE, FAST_RULE = "auto/4", "auto-fast/1"
 PERPLEXITY_PASS, PERPLEXITY_FAIL = 2.0, 6.0

@@ -23,16 +23,16 @@ from oscar_zoo.compute.select.meter import Meter
 from oscar_zoo.compute.select.questions import Questions
 from oscar_zoo.compute.select.rule import Trial
 from oscar_zoo.errors import ComputeFailed, UsageError
-from oscar_zoo.evaluate.simulated_cache import CacheSpec
-from oscar_zoo.evaluate.tasks.base import Measurement, Task
-from oscar_zoo.evaluate.tasks.divergence import (
+from oscar_zoo.evaluate.measure import (
     ExactPredictions,
+    Measurement,
+    Task,
     exact_predictions,
     mean_of,
     measure_both,
 )
-from oscar_zoo.evaluate.tasks.perplexity import Perplexity
-from oscar_zoo.evaluate.tasks.recall import Recall
+from oscar_zoo.evaluate.questions import Perplexity, Recall
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.next_step import AddOption
 
 FINER_CLIPS = (0.94, 0.925, 0.9)

@@ -21,7 +21,7 @@ from oscar_zoo.compute.select.rule import (
     recall_gate,
 )
 from oscar_zoo.compute.select.width_curve import Curve, gain, standard_error
-from oscar_zoo.evaluate.tasks.base import Measurement
+from oscar_zoo.evaluate.measure import Measurement
 
 RULE = "widths/1"
 LOST = 0.001

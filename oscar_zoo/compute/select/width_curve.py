@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from oscar_zoo.artifact.formats import Role
-from oscar_zoo.evaluate.tasks.base import Measurement
+from oscar_zoo.evaluate.measure import Measurement
 
 _NOTHING = 1e-9
 """Bits that rounding may add to a sum of them."""

@@ -33,10 +33,15 @@ from oscar_zoo.compute.select.width_curve import Curve, Slot
 from oscar_zoo.compute.width_wish import WidthWish, possible_bits
 from oscar_zoo.evaluate.caches import CONTEXTS, bits_with_windows, stored_bits
 from oscar_zoo.evaluate.changed_layers import divergences_of_changes
+from oscar_zoo.evaluate.measure import (
+    ExactPredictions,
+    Measurement,
+    Task,
+    TaskPrompt,
+    measure_divergence,
+)
+from oscar_zoo.evaluate.questions import Perplexity
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
-from oscar_zoo.evaluate.tasks.base import Measurement, Task, TaskPrompt
-from oscar_zoo.evaluate.tasks.divergence import ExactPredictions, measure_divergence
-from oscar_zoo.evaluate.tasks.perplexity import Perplexity
 
 PROMPTS = 4
 """Least number of prompts that held-out text is cut into, so that two halves have two each."""

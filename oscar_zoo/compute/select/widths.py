@@ -29,8 +29,8 @@ from oscar_zoo.compute.select.width_runner import (
 )
 from oscar_zoo.compute.width_wish import AUTO_BITS, AUTO_LOSS, WidthWish
 from oscar_zoo.errors import ComputeFailed
-from oscar_zoo.evaluate.phases import Progress
-from oscar_zoo.evaluate.tasks.divergence import exact_predictions
+from oscar_zoo.evaluate.measure import exact_predictions
+from oscar_zoo.evaluate.shared import Progress
 
 
 def choose_widths(

@@ -33,13 +33,8 @@ _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "OSCAR_ZOO_OFFLINE")
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows in place of a data set of the hub.
-
-    Attributes:
-        splits: rows by the name of their split; the one split `""` stands for every split.
-        revision: what names these rows in a record: a commit of the hub, or `sha256:<64 hex>` of a
-            file.
-    """
+    """Rows by the name of their split; the one split `""` stands for every split. The revision
+    names them in a record: a commit of the hub, or `sha256:<64 hex>` of a file."""
 
     splits: Mapping[str, Sequence[Row]]
     revision: str | None
@@ -78,12 +73,8 @@ def read_rows(path: Path) -> Rows:
 
 
 def hub_rows(dataset: str, config: str | None, *, gated: str | None = None) -> Rows:
-    """All rows of a data set of the Hugging Face hub, of the newest commit that can be had.
-
-    Args:
-        config: a subset, or `None`.
-        gated: the page on which its terms must be accepted, if any.
-    """
+    """All rows of a data set of the Hugging Face hub, or of its subset `config`, of the newest
+    commit that can be had; `gated` is the page on which its terms must be accepted, if any."""
     import datasets
 
     datasets.disable_progress_bars()

@@ -6,9 +6,18 @@ thousands of files first, and its task for HumanEval fetches a program from the 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import os
 import random
-from collections.abc import Iterator, Mapping
+import re
+import signal
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,15 +27,121 @@ from typing import Any
 import datasets
 import lm_eval
 import lm_eval.api.task
+import numpy as np
 from lm_eval.api.model import LM
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks._yaml_loader import _import_fun_from_str, load_yaml
 
+from oscar_zoo import children
 from oscar_zoo.artifact.specs import Harness
 from oscar_zoo.errors import OscarZooError, UsageError
-from oscar_zoo.evaluate.benchmarks import code
+from oscar_zoo.evaluate import statistics
+from oscar_zoo.evaluate.benchmarks.answers import (
+    Answer,
+    Answers,
+    Generation,
+    Key,
+    chat_request,
+    continuation_request,
+    request_key,
+)
 from oscar_zoo.evaluate.benchmarks.data import Rows, hub_rows, sample_rows
 from oscar_zoo.evaluate.benchmarks.tasks import MMLU, SAMPLE, Benchmark
+
+CUT = "length"
+"""How an answer ends that the generation cap cut."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run does, beside which cache answers: one seed per repeat, at most `limit` questions
+    of every part of the task, and whether programs of the model may run."""
+
+    generation: Generation
+    seeds: tuple[int, ...]
+    limit: int | None = None
+    concurrency: int = 16
+    run_code: bool = False
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """What one cache, `int2`, `bf16` or `fp8`, answered: what each answer was worth, `[questions,
+    repeats]`, and the answers in the order of repeats and questions."""
+
+    arm: str
+    values: statistics.Values
+    used: tuple[tuple[Key, Answer], ...]
+
+    @property
+    def mean(self) -> statistics.Mean:
+        """The score, between 0 and 1."""
+        return statistics.mean(self.values)
+
+    @property
+    def exhausted_rate(self) -> float:
+        """The share of answers that the generation cap cut."""
+        return sum(answer.finish == CUT for _, answer in self.used) / len(self.used)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(answer.prompt_tokens for _, answer in self.used)
+
+    @property
+    def completion_tokens(self) -> int:
+        """Tokens of all answers, with their reasoning."""
+        return sum(answer.completion_tokens for _, answer in self.used)
+
+    def longer_than(self, tokens: int) -> float:
+        """The share of requests with more than `tokens` tokens, prompt and answer."""
+        longer = [a.prompt_tokens + a.completion_tokens > tokens for _, a in self.used]
+        return sum(longer) / len(longer)
+
+
+def run_arm(
+    arm: str,
+    task: LoadedTask,
+    settings: Settings,
+    answers: Answers,
+    *,
+    ask: Ask | None,
+    tick: Callable[[], None] = lambda: None,
+) -> ArmResult:
+    """Every repeat of `task`, asked of the cache `arm`; without `ask`, which asks the server, only
+    kept answers are read."""
+    judged: list[Sequence[Judged]] = []
+    used: list[tuple[Key, Answer]] = []
+    for seed in settings.seeds:
+        model = KeptModel(
+            arm,
+            seed,
+            settings.generation,
+            answers,
+            ask=ask,
+            concurrency=settings.concurrency,
+            tick=tick,
+        )
+        judged.append(judge(task, model, limit=settings.limit, run_code=settings.run_code))
+        used += model.used
+    return ArmResult(arm, _values(judged), tuple(used))
+
+
+def kept_arm(arm: str, task: LoadedTask, settings: Settings, answers: Answers) -> ArmResult | None:
+    """As `run_arm` from kept answers alone; `None` when one is missing."""
+    try:
+        return run_arm(arm, task, settings, answers, ask=None)
+    except AnswersMissing:
+        return None
+
+
+def _values(judged: Sequence[Sequence[Judged]]) -> statistics.Values:
+    """`[questions, repeats]`; every repeat has the same questions in the same order."""
+    order = [(one.part, one.question) for one in judged[0]]
+    assert all([(one.part, one.question) for one in repeat] == order for repeat in judged)
+    columns = [[one.value for one in repeat] for repeat in judged]
+    return np.array(columns, dtype=np.float64).T
+
 
 NAME = "lm-evaluation-harness"
 CHOICES = 4
@@ -41,14 +156,8 @@ _NOT_OURS = ("tag", "task_alias", "group", "include", "dataset_kwargs")
 
 @dataclass(frozen=True)
 class LoadedTask:
-    """A benchmark with its questions.
-
-    Attributes:
-        benchmark: what was asked for.
-        parts: the harness's tasks by name; more than one for MMLU.
-        revision: of the data, for records.
-        requests: what one repeat asks; a choice is asked for each of four answers.
-    """
+    """A benchmark with its questions: the harness's tasks by name (more than one for MMLU), the
+    revision of the data, and what one repeat asks; a choice is asked for each of four answers."""
 
     benchmark: Benchmark
     parts: Mapping[str, Any]
@@ -58,13 +167,7 @@ class LoadedTask:
 
 @dataclass(frozen=True)
 class Judged:
-    """The worth of one answer.
-
-    Attributes:
-        part: the harness's task.
-        question: number of the question in it.
-        value: usually 0 or 1.
-    """
+    """The worth of one answer, usually 0 or 1: the number of the question in the harness's task."""
 
     part: str
     question: int
@@ -77,12 +180,8 @@ def harness_version() -> Harness:
 
 
 def load_task(benchmark: Benchmark, rows: Rows | None, *, limit: int | None = None) -> LoadedTask:
-    """Read a task of the harness, and give it its questions.
-
-    Args:
-        rows: in place of its data set; `None` for the data of the hub, or of this package.
-        limit: take only the first questions of every part.
-    """
+    """Read a task of the harness, and give it its questions: `rows`, else the data of the hub or of
+    this package, of which every part has at most `limit`."""
     if benchmark.name == SAMPLE and rows is None:
         rows = sample_rows()
     parts: dict[str, Any] = {}
@@ -100,11 +199,8 @@ def load_task(benchmark: Benchmark, rows: Rows | None, *, limit: int | None = No
 def judge(
     loaded: LoadedTask, model: LM, *, limit: int | None = None, run_code: bool = False
 ) -> list[Judged]:
-    """Have the harness ask `model` every question once, and judge the answers.
-
-    Args:
-        run_code: whether programs of the model may run.
-    """
+    """Have the harness ask `model` every question once, and judge the answers; `run_code` allows
+    programs of the model."""
     benchmark = loaded.benchmark
     with _quiet():
         found = evaluate(
@@ -182,9 +278,9 @@ def _config(benchmark: Benchmark, file: Path) -> dict[str, Any]:
         config["metric_list"] = [
             {"metric": benchmark.metric, "aggregation": "mean", "higher_is_better": True}
         ]
-        reader = {"function": "custom", "filter_fn": code.programs}
+        reader = {"function": "custom", "filter_fn": programs}
         config["filter_list"] = [{"name": benchmark.filter, "filter": [reader]}]
-        config["process_results"] = code.judge
+        config["process_results"] = judge_code
     resolved: dict[str, Any] = _resolved(config)
     return resolved
 
@@ -233,3 +329,172 @@ def _quiet() -> Iterator[None]:
         lm_eval.api.task.tqdm = bar
         logger.setLevel(level)
         random.setstate(state)
+
+
+Ask = Callable[[Mapping[str, Any]], Answer]
+
+
+class AnswersMissing(Exception):
+    """Questions are open, and there is no server to ask; `args` is their number."""
+
+
+class KeptModel(LM):  # type: ignore[misc]
+    """A model for the harness, one repeat of one cache: answers of an earlier run are read, others
+    asked for with `ask`, or `AnswersMissing` is raised without it. `used` are the answers in the
+    order of the questions."""
+
+    def __init__(
+        self,
+        arm: str,
+        seed: int,
+        generation: Generation,
+        answers: Answers,
+        *,
+        ask: Ask | None,
+        concurrency: int = 1,
+        tick: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__()
+        self._arm, self._seed, self._generation = arm, seed, generation
+        self._answers, self._ask, self._tick = answers, ask, tick
+        self._concurrency = concurrency
+        self._asked: Counter[str] = Counter()
+        self.used: list[tuple[Key, Answer]] = []
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The server has the tokenizer."""
+        return "server"
+
+    def chat_template(self, *_: Any) -> str:
+        """The server has the template."""
+        return "server"
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+        """Messages as text, for the way through the harness; the server applies its template."""
+        return json.dumps([{"role": one["role"], "content": one["content"]} for one in messages])
+
+    def generate_until(self, requests: Sequence[Any], **_: Any) -> list[str]:
+        """The text of every answer, without its reasoning."""
+        asked = [
+            chat_request(json.loads(one.args[0]), self._generation, self._seed) for one in requests
+        ]
+        return [answer.text for answer in self._all(asked)]
+
+    def loglikelihood(self, requests: Sequence[Any], **_: Any) -> list[tuple[float, bool]]:
+        """The log-probability of every continuation; whether it is the most likely one is not asked
+        for, because no benchmark here reads it."""
+        asked = [continuation_request(*one.args[:2]) for one in requests]
+        return [(answer.log_probability or 0.0, False) for answer in self._all(asked)]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], **_: Any) -> list[float]:
+        """No benchmark here asks for it."""
+        raise NotImplementedError
+
+    def _all(self, asked: Sequence[Mapping[str, Any]]) -> list[Answer]:
+        keys = [self._key(request) for request in asked]
+        open_ = [at for at, key in enumerate(keys) if self._answers.get(key) is None]
+        for _ in range(len(asked) - len(open_)):
+            self._tick()
+        if open_ and self._ask is None:
+            raise AnswersMissing(len(open_))
+        self._fill([(keys[at], asked[at]) for at in open_])
+        found = [self._answers.get(key) for key in keys]
+        self.used += zip(keys, found, strict=True)  # type: ignore[arg-type]
+        return found  # type: ignore[return-value]
+
+    def _key(self, request: Mapping[str, Any]) -> Key:
+        hashed = request_key(request)
+        self._asked[hashed] += 1
+        return Key(self._arm, self._seed, hashed, self._asked[hashed] - 1)
+
+    def _fill(self, questions: Sequence[tuple[Key, Mapping[str, Any]]]) -> None:
+        """Ask; the first failure ends it, and answers that were on their way are kept. Ctrl-C does
+        not wait for them, because the end of the server ends them."""
+
+        def one(question: tuple[Key, Mapping[str, Any]]) -> None:
+            key, request = question
+            assert self._ask is not None
+            self._answers.keep(key, self._ask(request))
+            self._tick()
+
+        pool = ThreadPoolExecutor(self._concurrency, thread_name_prefix="ask")
+        waits = True
+        try:
+            for _ in pool.map(one, questions):
+                pass
+        except (KeyboardInterrupt, SystemExit):
+            waits = False
+            raise
+        finally:
+            pool.shutdown(wait=waits, cancel_futures=True)
+
+
+SECONDS = 10.0
+"""A program may take this long."""
+MEMORY = 4 << 30
+"""Bytes of address space."""
+
+_PASSED = 86
+"""Exit code behind the tests: a program that ends Python itself has not passed."""
+_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_RUNNER = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
+resource.setrlimit(resource.RLIMIT_CPU, ({int(SECONDS)}, {int(SECONDS)}))
+resource.setrlimit(resource.RLIMIT_FSIZE, ({1 << 20}, {1 << 20}))
+with open(sys.argv[1], encoding="utf-8") as stream:
+    exec(compile(stream.read(), "answer", "exec"), {{"__name__": "__main__"}})
+sys.exit({_PASSED})
+"""
+
+
+def programs(answers: list[list[str]], docs: list[dict[str, Any]]) -> list[list[str]]:
+    """A filter of the harness: the solutions in `answers`, each ready for the tests of its `doc`.
+
+    A solution is the last code block of an answer that defines the wanted function, with the lines
+    before the function in the prompt; else the text of the answer continues the prompt.
+    """
+    return [
+        [_program(doc["prompt"], doc["entry_point"], answer) for answer in many]
+        for many, doc in zip(answers, docs, strict=True)
+    ]
+
+
+def judge_code(doc: dict[str, Any], results: list[list[str]]) -> dict[str, float]:
+    """The harness's `process_results`: 1 where the first program passes the tests of `doc`."""
+    tests = f"{doc['test']}\ncheck({doc['entry_point']})\n"
+    return {"pass@1": float(passes(f"{results[0][0]}\n{tests}"))}
+
+
+def passes(program: str) -> bool:
+    """Whether `program` comes to its end without an error in time."""
+    with tempfile.TemporaryDirectory(prefix="oscar-zoo-code-") as folder:
+        path = Path(folder) / "answer.py"
+        path.write_text(program, encoding="utf-8", errors="replace")
+        child = children.start(
+            children.python("-c", _RUNNER, str(path), isolated=True),
+            cwd=folder,
+            env={"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            return bool(child.wait(SECONDS) == _PASSED)
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)  # also what it has started
+            child.wait()
+
+
+def _program(prompt: str, function: str, answer: str) -> str:
+    head = f"def {function}("
+    whole = [block for block in _BLOCK.findall(answer) if head in block]
+    if whole:
+        return f"{prompt.partition(head)[0]}\n{whole[-1]}"
+    block = _BLOCK.findall(answer)
+    return prompt + (block[-1] if block else answer)

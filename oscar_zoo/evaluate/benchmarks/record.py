@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.specs import Harness, Paired, Score, TokenCounts
-from oscar_zoo.evaluate.benchmarks import statistics
+from oscar_zoo.evaluate import statistics
 from oscar_zoo.evaluate.benchmarks.answers import responses_bytes
-from oscar_zoo.evaluate.benchmarks.harness import LoadedTask, harness_version
-from oscar_zoo.evaluate.benchmarks.run import ArmResult, Settings
+from oscar_zoo.evaluate.benchmarks.harness import ArmResult, LoadedTask, Settings, harness_version
 
 _PROMPT = {True: ", prompt of oscar-zoo", False: ""}
 _DIGITS = 4
@@ -18,17 +17,9 @@ _DIGITS = 4
 
 @dataclass(frozen=True)
 class Circumstances:
-    """What a record says beside the answers.
-
-    Attributes:
-        date: day of the run, `YYYY-MM-DD`.
-        engine: that served.
-        hardware: that it ran on, where it is known.
-        digest: of the artifact.
-        model_revision: commit of the model, where it is known.
-        recipe_changes: settings that were not those of the recipe.
-        calibrated_on: whether calibration saw questions of this set; `None` when nobody knows.
-    """
+    """What a record says beside the answers: the day of the run, `YYYY-MM-DD`, settings that were
+    not those of the recipe, and whether calibration saw questions of this set (`None` when nobody
+    knows)."""
 
     date: str
     engine: Harness
@@ -46,11 +37,8 @@ def score(
     settings: Settings,
     around: Circumstances,
 ) -> Score:
-    """The score of one cache, with that of BF16 and the paired comparison inside it.
-
-    Args:
-        baseline: the BF16 cache over the same questions, or `None`.
-    """
+    """The score of one cache, with that of BF16 over the same questions, and the paired comparison,
+    inside it."""
     found, benchmark = arm.mean, task.benchmark
     generated = benchmark.kind == "generated"
     read_by = f"{', '.join(task.parts) if len(task.parts) == 1 else f'{len(task.parts)} tasks'}"

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from oscar_zoo.artifact.formats import hadamard, hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
-from oscar_zoo.evaluate.alternatives.base import Subject
-from oscar_zoo.evaluate.alternatives.codebook import codebook
-from oscar_zoo.evaluate.alternatives.table import choices
-from oscar_zoo.evaluate.alternatives.turboquant import gaussian, rotation
+from oscar_zoo.evaluate.against_table import choices
+from oscar_zoo.evaluate.formats import Subject
 from oscar_zoo.evaluate.simulated_cache import SimulatedCache
+from oscar_zoo.evaluate.turboquant import codebook, gaussian, rotation
 from oscar_zoo.models.attention import Softmax
 
 D, HEADS, KV_HEADS, TOKENS, SCALING = 32, 4, 2, 401, 0.3
@@ -74,7 +73,7 @@ def half(value: Tensor) -> float:
 
 def turbo(bits: int) -> OneRow:
     def stored(row: Tensor) -> Tensor:
-        turn, table = rotation(len(row)), torch.tensor(codebook(len(row), bits)).float()
+        turn, table = rotation(len(row), 0), torch.tensor(codebook(len(row), bits)).float()
         y = turn @ row / row.norm()
         return turn.T @ torch.tensor([nearest(float(v), table) for v in y]) * half(row.norm())
 

@@ -13,11 +13,9 @@ import pytest
 pytest.importorskip("lm_eval", reason="make install puts it there")
 
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.benchmarks.answers import Answer, open_answers
-from oscar_zoo.evaluate.benchmarks.client import Generation
+from oscar_zoo.evaluate.benchmarks.answers import Answer, Generation, open_answers
 from oscar_zoo.evaluate.benchmarks.data import Rows, read_rows
-from oscar_zoo.evaluate.benchmarks.harness import load_task
-from oscar_zoo.evaluate.benchmarks.run import ArmResult, Settings, kept_arm, run_arm
+from oscar_zoo.evaluate.benchmarks.harness import ArmResult, Settings, kept_arm, load_task, run_arm
 from oscar_zoo.evaluate.benchmarks.tasks import benchmark
 
 Say = Callable[[str], str]
@@ -170,20 +168,6 @@ def test_choices_are_compared_by_log_probability(tmp_path: Path) -> None:
         found = run_arm("int2", task, Settings(GENERATION, (0,)), answers, ask=ask)
     assert found.values.tolist() == [[1], [0], [0], [1]]
     assert (found.exhausted_rate, found.prompt_tokens) == (0, 320)
-
-
-def test_one_subject_of_mmlu_has_its_description(tmp_path: Path) -> None:
-    row = {"question": "Pick 0.", "choices": list("wxyz"), "answer": 0, "subject": "anatomy"}
-    task = load_task(benchmark("mmlu_anatomy"), Rows({"": [row]}, None))
-    contexts = []
-
-    def ask(request: Mapping[str, Any]) -> Answer:
-        contexts.append(request["context"])
-        return Answer("", "scored", 20, 0, log_probability=-1.0)
-
-    with open_answers(tmp_path / "answers.gz", {}) as answers:
-        run_arm("int2", task, Settings(GENERATION, (0,)), answers, ask=ask)
-    assert all("about anatomy" in context for context in contexts) and len(contexts) == 4
 
 
 def test_a_limit_takes_the_first_questions(tmp_path: Path) -> None:

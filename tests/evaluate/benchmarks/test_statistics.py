@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from oscar_zoo.evaluate.benchmarks.statistics import compare, mcnemar, mean
+from oscar_zoo.evaluate.statistics import compare, mcnemar, mean
 
 
 def values(questions: int, repeats: int, seed: int = 0, share: float = 0.6) -> np.ndarray:
@@ -30,12 +30,6 @@ def test_the_error_is_clustered_by_question() -> None:
     assert mean(found).value == pytest.approx(middle)
     assert mean(found).by_repeat == tuple(found.mean(axis=0))
     assert error > math.sqrt(middle * (1 - middle) / n), "questions differ, so the error is larger"
-
-
-def test_one_repeat_has_the_error_of_a_proportion() -> None:
-    found = values(50, 1)
-    p = found.mean()
-    assert mean(found).stderr == pytest.approx(math.sqrt(p * (1 - p) / 49), rel=1e-12)
 
 
 def test_repeats_that_happen_to_agree_do_not_make_the_error_vanish() -> None:

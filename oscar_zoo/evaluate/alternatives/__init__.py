@@ -1,1 +1,0 @@
-"""Caches of other methods, simulated like ours, to compare with."""

@@ -1,0 +1,299 @@
+"""The engines of a comparison as command lines: only the cache and its attention differ. Pure.
+
+Prompts are random token ids, so no side loads a tokenizer, and the prefix cache is off: every
+prompt is computed. A run with conversations turns it on, with the schedule that finds most prefixes
+in a cache that is too small for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from oscar_zoo.artifact.formats import Role, hadamard_set
+from oscar_zoo.artifact.specs import Geometry, ServingRecipe
+from oscar_zoo.artifact.writer import rotation_bytes
+from oscar_zoo.engines.sglang import settings
+from oscar_zoo.engines.sglang.flags import CPU_FLAGS, device_flags, device_switches
+from oscar_zoo.engines.sglang.launch import plan
+from oscar_zoo.engines.sglang.launch.plan import child_environment, rank_port
+from oscar_zoo.engines.sglang.launch.starting import CACHE_TYPES, NO_PLUGIN
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
+from oscar_zoo.errors import UsageError
+from oscar_zoo.models import config_file
+from oscar_zoo.registry.recipe import ModelRecipe
+
+Cache = Literal["bf16", "fp8", "int2"]
+CACHES: tuple[Cache, ...] = get_args(Cache)
+LABELS: dict[Cache, str] = {cache: cache.upper() for cache in CACHES}
+REFUSED_FLAGS = {
+    "--attention-backend": "for the sides without INT2 use --baseline",
+    "--prefill-attention-backend": "for the sides without INT2 use --baseline",
+    "--decode-attention-backend": "for the sides without INT2 use --baseline",
+    "--kv-cache-dtype": "use --caches",
+    "--load-format": "use --dummy-weights",
+    "--revision": "use oscar-zoo bench serve --revision",
+}
+OURS = "--oscar-"
+"""How the names of the plugin's flags begin, which only the INT2 side has."""
+ORDERED = 128
+"""Maximum number of waiting requests that SGLang orders by their cached prefixes."""
+BASELINE_ROWS = 256
+"""Concurrent requests of a job on a stock side, whose rows cost almost no memory."""
+_BACKEND = re.compile(r"[a-z][a-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One engine of a comparison.
+
+    Attributes:
+        cache: type of its cache; with `int2` it has the plugin, else it is stock SGLang.
+        backend: attention backend of a stock side; `None` for INT2, which has one of its own.
+        alone: whether no other side has this cache.
+    """
+
+    cache: Cache
+    backend: str | None = None
+    alone: bool = True
+
+    @property
+    def name(self) -> str:
+        """For files: `bf16`, or `bf16-fa3` where several sides have a BF16 cache."""
+        return self.cache if self.alone else f"{self.cache}-{self.backend}"
+
+    @property
+    def label(self) -> str:
+        """The name for people: `BF16`, or `BF16 fa3`."""
+        return LABELS[self.cache] if self.alone else f"{LABELS[self.cache]} {self.backend}"
+
+
+@dataclass(frozen=True)
+class Engines:
+    """What all sides share, and what only the INT2 side needs.
+
+    Attributes:
+        rotations, rotations_sha256: private folder with the files this library wrote, and their
+            artifact digest; `copy_of` is that of the artifact that they are a copy of.
+        kernels: private folder of compiled kernels.
+        requests: number of concurrent requests, unless the largest case has more.
+        port: a free port; engines take the ports of their workers near it.
+        flags: engine flags of the user, for all sides; those of the plugin for the INT2 side.
+        bulk: the job after the cases, or `None`.
+        gpu: number of the first GPU.
+    """
+
+    model: str
+    random_weights: bool
+    rotations: Path
+    rotations_sha256: str
+    copy_of: str
+    recipe: ServingRecipe
+    device: str
+    kernels: Path
+    cases: tuple[Case, ...]
+    new_tokens: int
+    repeats: int
+    requests: int
+    port: int
+    revision: str | None = None
+    flags: UserFlags = field(default_factory=UserFlags)
+    bulk: Bulk | None = None
+    gpu: int = 0
+
+
+def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> tuple[Side, ...]:
+    """The sides of a comparison, cache by cache: each stock cache once with every backend."""
+    for backend in backends:
+        if not _BACKEND.fullmatch(backend):
+            raise UsageError(
+                f"--baseline {backend!r} is not the name of an attention backend.",
+                hint="for example --baseline flashinfer,fa3,triton",
+            )
+    chosen = tuple(dict.fromkeys(backends))
+    found = list[Side]()
+    for cache in dict.fromkeys(caches):
+        stock = [Side(cache, backend, alone=len(chosen) == 1) for backend in chosen]
+        found += [Side(cache)] if cache == "int2" else stock
+    return tuple(found)
+
+
+def read_flags(words: Sequence[str]) -> UserFlags:
+    """Read the flags behind `--`, and refuse those that would make the sides differ."""
+    for word in (word for word in words if word.startswith("--")):
+        name = word.partition("=")[0].replace("_", "-")
+        for refused, reason in REFUSED_FLAGS.items():
+            if name == refused or (len(name) > 3 and refused.startswith(name)):
+                raise UsageError(
+                    f"{name} is not allowed after --: {reason}.",
+                    hint="try: oscar-zoo bench serve --help",
+                )
+    return UserFlags(words)
+
+
+def arguments(side: Side, engines: Engines) -> tuple[str, ...]:
+    """The server's command line for one side; flags of the user come last and win."""
+    flags = {"--model-path": engines.model, "--port": str(engines.port)}
+    if engines.revision is not None:
+        flags["--revision"] = engines.revision
+    if engines.gpu:
+        flags["--base-gpu-id"] = str(engines.gpu)
+    if engines.random_weights:
+        flags["--load-format"] = "dummy"
+    if side.cache == "int2":
+        flags |= plan.cache_flags(
+            settings.ArtifactSource(folder=str(engines.rotations)),
+            engines.rotations_sha256,
+            engines.recipe,
+            copy_of=engines.copy_of,
+        )
+    else:
+        flags["--attention-backend"] = str(side.backend)
+        flags["--kv-cache-dtype"] = CACHE_TYPES[side.cache]
+    flags |= device_flags(engines.device)
+    flags |= _pool_flags(engines) if engines.device == "cpu" else {"--sampling-backend": "pytorch"}
+    flags["--max-running-requests"] = str(_rows(side, engines))
+    words = engines.flags.words if side.cache == "int2" else engines.flags.without(OURS)
+    talks = engines.bulk is not None and engines.bulk.turns > 1
+    prefixes = "--schedule-policy=lpm" if talks else "--disable-radix-cache"
+    switches = ["--skip-tokenizer-init", prefixes, "--grammar-backend=none"]
+    switches += device_switches(engines.device)
+    return (*(f"{name}={value}" for name, value in flags.items()), *switches, *words)
+
+
+def job(side: Side, engines: Engines, folder: Path) -> OfflineJob:
+    """What the engine of one side is told; its news are in `folder`."""
+    return OfflineJob(
+        arguments=(*rank_port(engines.flags), *arguments(side, engines)),
+        cases=engines.cases,
+        new_tokens=engines.new_tokens,
+        repeats=engines.repeats,
+        news=str(folder / f"{side.name}.news"),
+        bulk=engines.bulk,
+    )
+
+
+def command(
+    side: Side, engines: Engines, place: Path, environ: Mapping[str, str]
+) -> plan.LaunchPlan:
+    """The child process of one side; it reads `place`, which holds its `job`."""
+    from oscar_zoo.engines.sglang import offline_process
+
+    env = child_environment(
+        environ, device="cpu" if engines.device == "cpu" else None, kernels=engines.kernels
+    )
+    # No server listens here, so the packages may come from where this process has its own.
+    paths = [env.get("PYTHONPATH"), environ.get("PYTHONPATH")]
+    if any(paths):
+        env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    if side.cache != "int2":
+        env["SGLANG_PLUGINS"] = NO_PLUGIN
+    return plan.LaunchPlan(
+        (sys.executable, "-P", "-m", offline_process.__name__, str(place)), env, ""
+    )
+
+
+def _rows(side: Side, engines: Engines) -> int:
+    """Number of concurrent requests: one more than the largest batch, because with 128 rows one of
+    128 requests waited on every side."""
+    limit = (
+        max(engines.requests, BASELINE_ROWS)
+        if side.cache != "int2" and engines.device != "cpu"
+        else engines.requests
+    )
+    waiting = min(engines.bulk.requests if engines.bulk else 1, limit)
+    most = max([waiting, *(case.batch + 1 for case in engines.cases)])
+    return most if engines.device == "cpu" else max(most, engines.requests)
+
+
+def _pool_flags(engines: Engines) -> dict[str, str]:
+    """The slots of the pool on a CPU, where no memory fraction fits all cases."""
+    needs = [case.batch * (case.context + engines.new_tokens) for case in engines.cases]
+    need = max([*needs, engines.bulk.longest if engines.bulk else 1])
+    usual = int(CPU_FLAGS["--max-total-tokens"])
+    return {"--max-total-tokens": str(max(usual, 2 * need))}
+
+
+ROOM = 128
+"""Positions beyond the longest request, because SGLang keeps a few for itself."""
+PREPARES_INPUT = (
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+"""Files without which SGLang does not start a model that has images, even for token ids."""
+
+
+def config_of_recipe(recipe: ModelRecipe) -> dict[str, Any]:
+    """A `config.json` with the shapes of a model of the zoo."""
+    shapes, cache = recipe.weights, recipe.geometry
+    if shapes is None:
+        raise UsageError(
+            f"the zoo does not know all shapes of {recipe.name}.",
+            hint="give a folder that holds its config.json",
+        )
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": shapes.family,
+        "hidden_size": shapes.hidden_size,
+        "intermediate_size": shapes.intermediate_size,
+        "num_hidden_layers": cache.num_layers,
+        "num_attention_heads": cache.num_q_heads,
+        "num_key_value_heads": cache.num_kv_heads,
+        "head_dim": cache.head_dim,
+        "vocab_size": shapes.vocab_size,
+        "max_position_embeddings": shapes.max_position,
+        "tie_word_embeddings": shapes.tied_embeddings,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+
+
+def longest_context(config: dict[str, Any]) -> int | None:
+    """Positions a model was made for, or `None` when its configuration does not say."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and isinstance(part.get("max_position_embeddings"), int):
+            return int(part["max_position_embeddings"])
+    return None
+
+
+def write_model(folder: Path, config: dict[str, Any], *, longest: int) -> None:
+    """Write `config` to the new folder `folder`, with positions for the `longest` request."""
+    config = json.loads(json.dumps(config))
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and isinstance(part.get("max_position_embeddings"), int):
+            part["max_position_embeddings"] = max(part["max_position_embeddings"], longest + ROOM)
+    folder.mkdir(mode=0o700)
+    (folder / config_file.NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+def copy_what_prepares_input(source: Path, folder: Path) -> None:
+    """Copy the `PREPARES_INPUT` files of the model folder `source`, those that it has."""
+    for name in PREPARES_INPUT:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+
+
+def write_rotations(folder: Path, geometry: Geometry) -> None:
+    """Write a K and a V file with the Hadamard matrix in every layer to the new folder `folder`."""
+    folder.mkdir(mode=0o700)
+    roles: tuple[Role, Role] = ("k", "v")
+    for role in roles:
+        content = rotation_bytes(hadamard_set(geometry, role))
+        (folder / f"{role}_rotation.pt").write_bytes(content)

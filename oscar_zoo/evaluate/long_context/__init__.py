@@ -1,1 +1,0 @@
-"""Questions about long prompts: the families of RULER, over length and depth."""

@@ -1,0 +1,451 @@
+"""What `eval` and `ruler` take, and what the lists in their options mean.
+
+Needs no torch and no pydantic, so that `--help` is fast. Lists stay as they were typed until a verb
+runs.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.benchmarks.tasks import NAMES
+from oscar_zoo.registry.hubs.table import FORMS
+from oscar_zoo.verb import Arg, Opt, parameters_of
+
+if TYPE_CHECKING:
+    from oscar_zoo.artifact.specs import Clip
+
+Artifact = Annotated[str | Path, Arg("An artifact.", "NAME|DIR", complete="names_or_paths")]
+EngineFlags = Annotated[tuple[str, ...], Arg("Flags of the engine.", "[-- ENGINE FLAGS]")]
+Model = Annotated[
+    str | None,
+    Opt(
+        "Model folder, zoo name or hub id. [default: the artifact's base model]",
+        metavar="MODEL",
+        complete="models",
+    ),
+]
+Revision = Annotated[str | None, Opt("Commit of a model on a hub.", metavar="COMMIT")]
+Clips = Annotated[
+    tuple[str, ...],
+    Opt("Clip ratios; can be repeated. [default: the recipe's]", metavar="K,V", flag="--clip"),
+]
+File = Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """Which weights, and their type."""
+
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        Opt("Type of the weights in memory; auto keeps the stored one.", shown=True),
+    ] = "auto"
+    revision: Revision = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hubs:
+    """Where the artifact comes from."""
+
+    offline: Annotated[bool, Opt("Use what is on this machine; ask no hub.")] = False
+    hubs: Annotated[
+        tuple[str, ...],
+        Opt(
+            f"Hub to use instead of the configured ones: {FORMS}; REPO@REV is the hub at a"
+            " revision. Can be repeated: they are asked in order. [default: OSCAR_ZOO_HUB,"
+            " config.toml, else your own zoo and the public ones]",
+            metavar="HUB",
+            flag="--hub",
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """Where the model runs."""
+
+    device: Annotated[
+        str | None,
+        Opt(
+            "Where to run; auto spreads the model over all GPUs. [default: cuda if there is one,"
+            " else cpu]",
+            metavar="cpu|cuda[:N]|auto",
+        ),
+    ] = None
+    stream_weights: Annotated[
+        bool | None,
+        Opt(
+            "Read weights layer by layer, so that one layer needs to fit. [default: when the model"
+            " does not fit]"
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Servers:
+    """What `eval --engine sglang` starts, or where it looks."""
+
+    engine: Annotated[
+        Literal["transformers", "sglang"],
+        Opt(
+            "sglang: measure the server itself, and compare it with this process. The options from"
+            " --url on are for it.",
+            shown=True,
+        ),
+    ] = "transformers"
+    url: Annotated[
+        str | None, Opt("Measure this server instead of starting one.", metavar="URL")
+    ] = None
+    chunk: Annotated[str, Opt("Prefill chunks. [default: 512]", metavar="N,...")] = "512"
+    page_size: Annotated[str, Opt("Page sizes. [default: 1]", metavar="N,...")] = "1"
+    radix: Annotated[str, Opt("Prefix cache. [default: on]", metavar="on,off")] = "on"
+    tp: Annotated[str, Opt("Tensor-parallel ranks. [default: 1]", metavar="N,...")] = "1"
+    sweep: Annotated[
+        bool,
+        Opt(
+            "--chunk 512,8192 --page-size 1,16 --radix on,off, and --tp 1,2 where there are two"
+            " GPUs."
+        ),
+    ] = False
+    full: Annotated[bool, Opt("Start every combination, not every pair of values.")] = False
+    csv: Annotated[File, Opt("Also write a line per server to this file.", metavar="FILE")] = None
+    timeout: Annotated[
+        float,
+        Opt(
+            "How long the start of a server may take, and one answer. [default: 1800]",
+            metavar="SECONDS",
+            least=1,
+        ),
+    ] = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmarks:
+    """How benchmarks are asked of servers, and what is kept."""
+
+    base_url: Annotated[str | None, Opt("BF16 server beside the one of --url.", "URL")] = None
+    fp8: Annotated[bool, Opt("Measure an FP8 cache too.")] = False
+    seeds: Annotated[
+        int | None,
+        Opt(
+            "Ask everything N times. [default: 3; 1 where nothing is drawn at random]",
+            metavar="N",
+            least=1,
+            most=100,
+        ),
+    ] = None
+    limit: Annotated[int | None, Opt("Only the first N questions.", metavar="N", least=1)] = None
+    concurrency: Annotated[
+        int, Opt("Questions at a time. [default: 16]", metavar="N", least=1, most=1024)
+    ] = 16
+    max_new_tokens: Annotated[
+        int | None,
+        Opt(
+            "Tokens of an answer. [default: as the task says, within the model's context]",
+            metavar="N",
+            least=1,
+        ),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        Opt(
+            "Of sampling; 0 is greedy. [default: as the model's generation_config.json says]",
+            metavar="X",
+            least=0,
+        ),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Opt(
+            "Of sampling. [default: as the model's generation_config.json says]",
+            metavar="X",
+            least=1e-6,
+            most=1,
+        ),
+    ] = None
+    thinking: Annotated[
+        bool | None, Opt("Tell the chat template. [default: as the template does]")
+    ] = None
+    run_code: Annotated[
+        bool,
+        Opt(
+            "Allow tasks that run programs of the model on this machine (humaneval).",
+            flag="--run-model-code",
+        ),
+    ] = False
+    fresh: Annotated[bool, Opt("Drop the answers of an earlier run.")] = False
+    output: Annotated[
+        File,
+        Opt(
+            "Where to write the scores. [default: with the other scores of the artifact]",
+            metavar="FILE",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class EvalParams(Weights, Servers, Benchmarks, Hubs, Devices):
+    """Measure a cache against BF16, plain INT2 and Hadamard INT2, with the model loaded in this
+    process.
+
+    The artifact is a NAME, or a folder that begins with ./, ../, / or ~. A MODEL is found as for
+    oscar-zoo compute.
+
+    Perplexity and recall use the sink, recent and INT2 layout exactly at every query position.
+
+    One value of --sink, --recent, --clip or --group-size takes the place of the recipe's for every
+    cache. With several, BF16 and the artifact under every combination are measured, and no scores
+    are kept.
+
+    With --against, caches of other methods stand beside the artifact: their bits, how far they move
+    what the model says next (KL), perplexity, digits and whole answers recalled. A name alone means
+    all its bits. Names: fp8, int4, k4v2, int2, hadamard, hadamard-clip, kivi, kivi-windows,
+    kivi-token, turboquant, turboquant-prod, lmdeploy, oscar, all. No scores are kept.
+
+    With --engine sglang the artifact is served by stock SGLang, and its perplexity is computed from
+    the server's own log-probabilities, cold and behind a prefix-cache hit; recall is asked for in
+    conversations of three turns that reuse the cache, and once more without reuse. The reference in
+    this process has the same chunks. The exit code is 1 when they differ. Lists such as --chunk
+    512,8192 start a server for every pair of values; --sweep is the whole list.
+
+    A benchmark as --task is asked of a server with the INT2 cache, then of one with a BF16 cache,
+    under the same settings. Answers are kept as they come, so the same command goes on where it
+    stopped. The benchmark sample needs no network.
+
+    \b
+    Examples:
+      oscar-zoo eval ./my-rotation --model ./my-model --task perplexity --data text.txt
+      oscar-zoo eval Qwen3-8B --json
+      oscar-zoo eval Qwen3-8B --sink 0,64 --recent 128,256,512
+      oscar-zoo eval Qwen3-8B --clip 0.96,0.92 --clip 0.9,0.9 --group-size 32,64
+      oscar-zoo eval Qwen3-8B --against fp8,kivi,turboquant:2.5 --plot loss.svg
+      oscar-zoo eval Qwen3-8B --engine sglang --chunk 512,8192 --csv servers.csv
+      oscar-zoo eval Qwen3-8B --engine sglang --url http://127.0.0.1:30000
+      oscar-zoo eval Qwen3-8B --task gpqa_diamond --task aime25 --seeds 5
+      oscar-zoo eval Qwen3-8B --task math500 --data math500.jsonl --output scores.json
+    """
+
+    artifact: Artifact
+    _: KW_ONLY
+    engine_flags: EngineFlags = ()
+    model: Model = None
+    tasks: Annotated[
+        tuple[str, ...],
+        Opt(
+            f"perplexity, recall, or a benchmark: {', '.join(NAMES)}; can be repeated. [default:"
+            " perplexity and recall]",
+            metavar="TASK",
+            flag="--task",
+            complete="tasks",
+        ),
+    ] = ()
+    data: Annotated[
+        str | None,
+        Opt(
+            "Text file, or a text known by name; of a benchmark, its rows. [default: manuals; the"
+            " benchmark's own data set]",
+            metavar="FILE|NAME",
+        ),
+    ] = None
+    windows: Annotated[
+        int | None, Opt("Text windows for perplexity. [default: 6]", metavar="N", least=1)
+    ] = None
+    length: Annotated[
+        int | None,
+        Opt("Tokens of a window. [default: up to 2048; 2000 of a server]", metavar="N", least=2),
+    ] = None
+    answers: Annotated[
+        int | None, Opt("Recall questions. [default: 64; 60 of a server]", metavar="N", least=1)
+    ] = None
+    sink: Annotated[
+        str | None, Opt("First tokens kept in BF16. [default: the recipe's]", metavar="N,...")
+    ] = None
+    recent: Annotated[
+        str | None, Opt("Last tokens kept in BF16. [default: the recipe's]", metavar="N,...")
+    ] = None
+    clips: Clips = ()
+    group_size: Annotated[
+        str | None, Opt("Channels per scale. [default: the recipe's]", metavar="N,...")
+    ] = None
+    against: Annotated[
+        str | None,
+        Opt(
+            "Measure caches of other methods too, such as fp8,kivi:2, or all.",
+            metavar="NAME[:BITS],...",
+            complete="alternatives",
+        ),
+    ] = None
+    plots: Annotated[
+        tuple[Path, ...],
+        Opt(
+            "Of --against: draw loss against bits, an .html, .png or .svg file. Can be repeated.",
+            metavar="FILE",
+            flag="--plot",
+        ),
+    ] = ()
+
+
+CACHES = ("bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact")
+Family = Literal[
+    "single", "multi-key", "multi-value", "multi-query", "variables", "common-words", "documents"
+]
+Cache = Literal["bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact"]
+
+
+@dataclass(frozen=True)
+class RulerParams(Weights, Hubs, Devices):
+    """Ask for facts in long prompts, with the cache of an artifact, BF16 and plain INT2.
+
+    The prompts are of the families of RULER: one needle in a text, one of eight, all values of a
+    key, several needles, variable tracking, the most common words of a list, and documents. An
+    answer is right when every one of its tokens is the model's most likely one.
+
+    The result is the share of right answers for each cache and length, and with --plot a map of
+    length by depth for each cache.
+
+    \b
+    Examples:
+      oscar-zoo ruler Qwen3-8B --lengths 4096,16384,65536 --plot map.html --plot map.png
+      oscar-zoo ruler ./my-rotation --model ./my-model --family single --depths 11
+      oscar-zoo ruler Qwen3-8B --url http://127.0.0.1:30000 --json
+    """
+
+    artifact: Artifact
+    _: KW_ONLY
+    model: Model = None
+    families: Annotated[
+        tuple[Family, ...], Opt("Kind of prompts. Can be repeated. [default: all]", flag="--family")
+    ] = ()
+    lengths: Annotated[
+        str | None,
+        Opt(
+            "Tokens of the prompts. [default: 1024 and its doubles up to what the model takes]",
+            metavar="N,...",
+        ),
+    ] = None
+    depths: Annotated[
+        int,
+        Opt("Places of the fact that is asked for.", metavar="N", least=1, most=101, shown=True),
+    ] = 5
+    samples: Annotated[
+        int, Opt("Prompts for each family, length and depth.", metavar="N", least=1, shown=True)
+    ] = 4
+    caches: Annotated[
+        tuple[Cache, ...],
+        Opt(
+            "Cache to measure. Can be repeated. [default: all but int2-hadamard-clip]",
+            flag="--cache",
+        ),
+    ] = ()
+    servers: Annotated[
+        tuple[str, ...],
+        Opt(
+            "Ask this running server, not a model in this process. Can be repeated.",
+            metavar="URL",
+            flag="--url",
+        ),
+    ] = ()
+    api_key_file: Annotated[File, Opt("File holding the API key.", metavar="FILE")] = None
+    data: Annotated[
+        str,
+        Opt(
+            "Text between the facts: a file, or a text known by name.",
+            metavar="FILE|NAME",
+            shown=True,
+        ),
+    ] = "manuals"
+    seed: Annotated[
+        int, Opt("The same seed gives the same prompts.", metavar="N", least=0, shown=True)
+    ] = 0
+    clip: Annotated[
+        str | None, Opt("Clip ratios to use in place of the recipe's.", metavar="K,V")
+    ] = None
+    plots: Annotated[
+        tuple[Path, ...],
+        Opt(
+            "Also draw the maps, length by depth: an .html or a .png file. Can be repeated.",
+            metavar="FILE",
+            flag="--plot",
+        ),
+    ] = ()
+
+
+def given(params: object, group: type) -> list[str]:
+    """The fields of `group` that differ from their defaults."""
+    rows = parameters_of(type(params))
+    return [
+        row.name
+        for row in rows
+        if row.name in group.__annotations__ and getattr(params, row.name) != row.default
+    ]
+
+
+def flag_of(params: object, name: str) -> str:
+    """The option of the field `name`."""
+    says = next(row.says for row in parameters_of(type(params)) if row.name == name)
+    return says.flag or f"--{name.replace('_', '-')}"
+
+
+def again(verb: str, params: object) -> str:
+    """The command line that means `params` with the folder of a model, for errors."""
+    words: list[str] = [f"oscar-zoo {verb}"]
+    flags: list[str] = []
+    for row in parameters_of(type(params)):
+        value: Any = "FOLDER" if row.name == "model" else getattr(params, row.name)
+        if row.name == "engine_flags":
+            flags = ["--", *map(shlex.quote, value)] if value else []
+        elif isinstance(row.says, Arg):
+            words += [] if value is None else [shlex.quote(str(value))]
+        elif value != row.default:
+            flag = flag_of(params, row.name)
+            if isinstance(value, bool):
+                words.append(flag if value else f"--no-{flag[2:]}")
+            else:
+                every = value if isinstance(value, tuple) else (value,)
+                words += [f"{flag} {shlex.quote(str(one))}" for one in every]
+    return " ".join(words + flags)
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The words of a list such as `fa3,triton`."""
+    return tuple(part.strip() for part in text.split(","))
+
+
+def is_number(text: str) -> bool:
+    """Whether it is a whole number from 1 on that counts tokens or requests."""
+    return text.isascii() and text.isdigit() and 0 < int(text) < 1 << 24
+
+
+def numbers(option: str, text: str | None, *, least: int = 1) -> tuple[int, ...]:
+    """The whole numbers from `least` on of a list such as `1,16`, each of them once; none without a
+    list."""
+    if text is None:
+        return ()
+    parts = listed(text)
+    if not all(is_number(part) or (part == "0" and least == 0) for part in parts):
+        raise UsageError(
+            f"{option} {text!r} is not a list of whole numbers from {least} on.",
+            hint=f"for example {option} 1,16",
+        )
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+def clip_of(text: str | None) -> Clip | None:
+    """The value of `--clip K,V`."""
+    from oscar_zoo.artifact.specs import Clip
+
+    if text is None:
+        return None
+    try:
+        k, v = (float(part) for part in text.split(","))
+        return Clip(k=k, v=v)
+    except ValueError:
+        raise UsageError(
+            f"--clip {text!r} is not two ratios between 0 and 1.",
+            hint="for example --clip 0.96,0.92; 0 turns it off",
+        ) from None

@@ -1,0 +1,197 @@
+"""The statistics of a benchmark. Pure.
+
+Values are arrays `[questions, repeats]`: what each answer was worth, usually 0 or 1. The questions
+are a sample of all that could have been asked. Repeats of one question are not independent, so
+questions are the unit of every interval.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from oscar_zoo.evaluate.measure import Measurement
+
+Values = np.ndarray[Any, np.dtype[np.float64]]
+DRAWS = 10_000
+"""Of the bootstrap."""
+_AT_ONCE = 1 << 22
+"""Numbers that one step of the bootstrap draws, at most."""
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean over questions and repeats, its standard error over the `n` questions, and the mean
+    of every repeat."""
+
+    value: float
+    stderr: float
+    n: int
+    by_repeat: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """One cache minus another, over the same `n` questions, with a two-sided interval of 95 %.
+
+    Attributes:
+        p_value: of McNemar's exact test; `None` where an answer may be worth something between 0
+            and 1.
+        no_worse_than: with 95 % confidence the first cache loses at most this much, one-sided.
+    """
+
+    n: int
+    value: float
+    lower95: float
+    upper95: float
+    p_value: float | None
+    no_worse_than: float
+
+
+def mean(values: Values) -> Mean:
+    """The mean and its standard error, clustered by question.
+
+    With the same number of repeats for every question the clustered error is the error of the mean
+    of the question means `m`: `sqrt(sum((m - mean(m))^2) / (n (n - 1)))`. Answers to one question
+    cannot tell more than independent ones do, so the error is not below `sqrt(p (1 - p) / N)` of
+    all `N` answers, where the few repeats happen to say less.
+
+    Source: E. Miller, "Adding Error Bars to Evals", arXiv 2411.00640, section 2.2, with the usual
+    correction `n / (n - 1)`.
+    """
+    questions = values.mean(axis=1)
+    n, value = len(questions), float(questions.mean())
+    clustered = 0.0 if n < 2 else float(questions.std(ddof=1) / math.sqrt(n))
+    independent = math.sqrt(value * (1 - value) / values.size) if _binary(values) else 0.0
+    by_repeat = tuple(float(one) for one in values.mean(axis=0))
+    return Mean(value, max(clustered, independent), n, by_repeat)
+
+
+def compare(one: Values, other: Values, *, seed: int = 0) -> PairedDifference:
+    """`one` minus `other`, question by question; the same `seed` gives the same interval.
+
+    The interval is the percentile bootstrap of the mean difference over questions (B. Efron and
+    R. Tibshirani, "An Introduction to the Bootstrap", 1993, chapter 13). The one-sided bound is its
+    5 % quantile. It is never below `1 - 0.05^(1/n)`: this large a share of all questions may still
+    be lost when none of `n` was (J. Hanley and A. Lippman-Hand, JAMA 249, 1983).
+    """
+    differences = one.mean(axis=1) - other.mean(axis=1)
+    n = len(differences)
+    drawn = _bootstrap(differences, seed)
+    low, bound, high = np.quantile(drawn, (0.025, 0.05, 0.975))
+    return PairedDifference(
+        n=n,
+        value=float(differences.mean()),
+        lower95=float(low),
+        upper95=float(high),
+        p_value=mcnemar(one, other),
+        no_worse_than=max(-float(bound), 1 - 0.05 ** (1 / n)),
+    )
+
+
+def mcnemar(one: Values, other: Values) -> float | None:
+    """Two-sided p-value of McNemar's exact test over questions, or `None` where it does not apply.
+
+    A question counts as right when more than half of its repeats are. Only questions that one side
+    alone has right are counted, and a fair coin would split them evenly.
+
+    Source: Q. McNemar, Psychometrika 12, 1947, with the exact binomial in place of chi-squared.
+    """
+    if not (_binary(one) and _binary(other)):
+        return None
+    first, second = one.mean(axis=1) > 0.5, other.mean(axis=1) > 0.5
+    return sign_test(int((first & ~second).sum()), int((second & ~first).sum()))
+
+
+def _binary(values: Values) -> bool:
+    return bool(np.isin(values, (0.0, 1.0)).all())
+
+
+def _bootstrap(differences: Values, seed: int) -> Values:
+    """Means of `DRAWS` samples with replacement."""
+    random, n = np.random.default_rng(seed), len(differences)
+    step = max(1, _AT_ONCE // n)
+    drawn = [
+        differences[random.integers(0, n, (min(step, DRAWS - start), n))].mean(axis=1)
+        for start in range(0, DRAWS, step)
+    ]
+    return np.concatenate(drawn)
+
+
+RESAMPLES = 2000
+_Drawn = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Adding(Protocol):
+    """A number that is made of sums over sequences, such as a `Task`."""
+
+    def result(self, total: float, number: int) -> float:
+        """The number, from the sums."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A difference with its two-sided interval of 95 %; the ends of the one of 90 % hold with 95 %
+    confidence each, one-sided."""
+
+    value: float
+    lower95: float
+    upper95: float
+    lower90: float
+    upper90: float
+
+
+def standard_error(task: Adding, found: Measurement, *, seed: int = 0) -> float | None:
+    """Standard error of the number of `task` over its sequences; `None` for a single one."""
+    n = len(found.parts)
+    if n < 2:
+        return None
+    return _spread(_resampled(task, found, seed), n)
+
+
+def difference(
+    task: Adding, one: Measurement, other: Measurement, *, seed: int = 0
+) -> Interval | None:
+    """`one` minus `other` over the same sequences; `None` for a single one."""
+    if len(one.parts) < 2:
+        return None
+    drawn = _resampled(task, one, seed) - _resampled(task, other, seed)
+    ends = np.quantile(drawn, (0.025, 0.975, 0.05, 0.95))
+    return Interval(one.value - other.value, *map(float, ends))
+
+
+def relative_change(
+    task: Adding, one: Measurement, other: Measurement, *, seed: int = 0
+) -> tuple[float, float | None]:
+    """`one / other - 1`, and its standard error over the same sequences; `None` for a single one,
+    and where the change is not finite."""
+    change = one.value / other.value - 1
+    if len(one.parts) < 2 or not math.isfinite(change):
+        return change, None
+    with np.errstate(invalid="ignore"):
+        drawn = _resampled(task, one, seed) / _resampled(task, other, seed)
+        error = _spread(drawn, len(one.parts))
+    return change, error if math.isfinite(error) else None
+
+
+def _spread(drawn: _Drawn, n: int) -> float:
+    """Standard error over `n` sequences."""
+    return float(drawn.std() * math.sqrt(n / (n - 1)))
+
+
+def _resampled(task: Adding, found: Measurement, seed: int) -> _Drawn:
+    """The number of `task` over each of `RESAMPLES` samples; a seed draws the same sequences."""
+    parts = np.asarray(found.parts, dtype=np.float64)
+    chosen = np.random.default_rng(seed).integers(0, len(parts), (RESAMPLES, len(parts)))
+    sums = parts[chosen].sum(axis=1)
+    return np.array([task.result(float(total), int(number)) for total, number in sums])
+
+
+def sign_test(one: int, other: int) -> float:
+    """Exact two-sided probability that a fair coin splits `one + other` throws as unevenly: the
+    questions that only the first run, and that only the second, has right."""
+    throws, few = one + other, min(one, other)
+    return min(1.0, 2 * sum(math.comb(throws, k) for k in range(few + 1)) / (1 << throws))
