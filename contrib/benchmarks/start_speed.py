@@ -35,10 +35,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from oscar_zoo.engines.sglang.flags import device_flags, device_switches
 from oscar_zoo.engines.sglang.launch.plan import child_environment, free_port
 from oscar_zoo.engines.sglang.launch.server_log import PHASES
 from oscar_zoo.engines.sglang.launch.starting import BACKENDS, NO_PLUGIN
+from oscar_zoo.engines.sglang.sizing import device_flags, device_switches
 from oscar_zoo.evaluate.bench import sides
 from oscar_zoo.models.folder_geometry import geometry_of_folder
 

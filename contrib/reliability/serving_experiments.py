@@ -23,7 +23,7 @@ from oscar_zoo.artifact.files import artifact_digest, file_digest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.engines.sglang import artifact_reading
+from oscar_zoo.engines.sglang import served_artifact
 from oscar_zoo.engines.sglang.launch import starting
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import OscarZooError
@@ -152,7 +152,7 @@ def _stage(verified: Verified) -> tuple[str, Mapping[str, bytes]]:
 
 def _printed(folder: Path, digest: str) -> tuple[str, Mapping[str, bytes]]:
     """What the plugin loads for a command that was printed before."""
-    loaded = artifact_reading.load(ArtifactSource(folder=str(folder)), digest)
+    loaded = served_artifact.load(ArtifactSource(folder=str(folder)), digest)
     return loaded.digest, {"k": rotation_bytes(loaded.k), "v": rotation_bytes(loaded.v)}
 
 
@@ -168,7 +168,7 @@ def _staged_copies(work: Path, good: Path, other: Path, count: int) -> tuple[int
             swap = swapping.SWAPS[number % len(swapping.SWAPS)]
             swap(staged / starting.FILES[side], (other / SIDES[side]).read_bytes())
             looks = {
-                "the plugin": partial(artifact_reading.load, ArtifactSource(str(staged)), digest),
+                "the plugin": partial(served_artifact.load, ArtifactSource(str(staged)), digest),
                 "the check": partial(starting.check_unchanged, staged, digest),
             }
             for who, look in looks.items():

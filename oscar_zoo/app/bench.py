@@ -18,12 +18,12 @@ from typing import TypeVar
 from oscar_zoo.app.artifacts import Artifact, open_artifact
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.engines.requirements import require_serve
-from oscar_zoo.engines.sglang import concurrency
-from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags
+from oscar_zoo.engines.sglang import sizing
 from oscar_zoo.engines.sglang.launch import plan, preflight, starting
 from oscar_zoo.engines.sglang.launch.starting import BACKENDS, WantedServer, log_file, own_server
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
-from oscar_zoo.engines.sglang.offline_job import Bulk, Case
+from oscar_zoo.engines.sglang.offline_process import Bulk, Case
+from oscar_zoo.engines.sglang.sizing import ITEMSIZES, SizeFlags
 from oscar_zoo.errors import FlagRefused, UnsupportedMachine, UsageError
 from oscar_zoo.evaluate.bench import run, sides
 from oscar_zoo.evaluate.bench.load import Load, LoadLimits, LoadReport, measure
@@ -341,14 +341,14 @@ def pick_device(
 def _usual_requests(model: ArtifactModel, size: SizeFlags, device: str, gpu: int) -> int:
     """The number of concurrent requests of an INT2 server with these flags on this machine."""
     if model.geometry is None:
-        return concurrency.UNKNOWN
+        return sizing.UNKNOWN
     return _demand(model, size, device, gpu).usual_requests
 
 
 def _demand(model: ArtifactModel, size: SizeFlags, device: str, gpu: int) -> preflight.ServerDemand:
     assert model.geometry is not None, "the callers look at it"
     parallel = size.tensor_parallel or 1
-    layout = concurrency.Layout.of_flags(size, tp=parallel)
+    layout = sizing.Layout.of_flags(size, tp=parallel)
     return preflight.ServerDemand(
         model=model.choice.name,
         geometry=model.geometry,
@@ -359,7 +359,7 @@ def _demand(model: ArtifactModel, size: SizeFlags, device: str, gpu: int) -> pre
         gpu=gpu,
         tensor_parallel=parallel,
         flags=size,
-        memory=concurrency.gpu_memory(gpu, layout.gpus),
+        memory=sizing.gpu_memory(gpu, layout.gpus),
     )
 
 

@@ -26,7 +26,7 @@ from oscar_zoo.artifact.output_files import check_file, write_file
 from oscar_zoo.artifact.specs import Harness, Score
 from oscar_zoo.engines.requirements import require_eval, require_serve
 from oscar_zoo.engines.server_client import ServerClient
-from oscar_zoo.engines.sglang.compat.versions import sglang_version
+from oscar_zoo.engines.sglang.compat.releases import sglang_version
 from oscar_zoo.engines.sglang.launch.starting import StockServer, log_file, own_server, stock_server
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import ServerFailed, UsageError

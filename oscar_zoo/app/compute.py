@@ -240,7 +240,7 @@ def run(
 def serving_refusal(config: ConfigFile, model_id: str) -> UnsupportedModel | None:
     """Why `oscar-zoo serve` refuses a model, as far as its `config.json` tells; `None` when it does
     not."""
-    from oscar_zoo.engines.sglang.config_refusals import check_config
+    from oscar_zoo.engines.sglang.refusals import check_config
 
     try:
         check_config(config, model_id)

@@ -18,8 +18,8 @@ from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.starting import WantedServer, log_file, own_server
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
-from oscar_zoo.engines.sglang.layer_values import one_or_text
 from oscar_zoo.engines.sglang.served_artifact import recipe_values
+from oscar_zoo.engines.sglang.setting_flags import one_or_text
 from oscar_zoo.errors import FlagRefused, OscarZooError, ServerFailed, UsageError
 from oscar_zoo.evaluate.params import EvalParams, again, clip_of, flag_of, listed, numbers
 from oscar_zoo.models import hardware

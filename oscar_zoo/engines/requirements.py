@@ -19,7 +19,7 @@ def require_compute() -> None:
 
 def require_serve() -> None:
     """Check that torch and a supported sglang are installed, without importing them."""
-    from oscar_zoo.engines.sglang.compat.versions import sglang_version
+    from oscar_zoo.engines.sglang.compat.releases import sglang_version
 
     for library in ("torch", "sglang"):
         if importlib.util.find_spec(library) is None:

@@ -23,7 +23,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from oscar_zoo.engines.sglang.offline_job import Case
+from oscar_zoo.engines.sglang.offline_process import Case
 from oscar_zoo.evaluate.against_table import LONG, OWN, TABLE, AgainstReport, AgainstRow
 from oscar_zoo.evaluate.bench.report import Report
 from oscar_zoo.evaluate.bench.sides import CACHES, LABELS, Cache, Side

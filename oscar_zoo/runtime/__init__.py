@@ -1,2 +1,2 @@
-"""An INT2 cache in a running server, whatever the engine: stores, batches, the executor and the
+"""An INT2 cache in a running server, whatever the engine: stores, batches, attention and the
 memory plan."""

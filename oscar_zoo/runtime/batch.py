@@ -1,5 +1,5 @@
 """A batch as the ops read it: tensors on the device, and on the host only what the engine knows
-there anyway.
+there anyway; tables of decode steps and of steps that verify drafts.
 
 Kernels of a CUDA graph read a snapshot of the slots that was taken in front of the graph. They
 never read the engine's table, which the scheduler may already change for the next step. Rows,
@@ -11,83 +11,62 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal
+from typing import Any, Literal, TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from oscar_kernels.cache import BatchView, Drafts, TokenTargets, WindowState
-from oscar_zoo.runtime.engine import SlotSource
+from oscar_kernels.slots import accepted_nodes
+from oscar_zoo.runtime.engine import SlotTable, StepInput
 
 
 @dataclass(frozen=True)
 class PrefixPiece:
-    """Some consecutive cached tokens of one request.
+    """Some consecutive cached tokens of one request."""
 
-    Attributes:
-        request: index of the request in the batch.
-        count: number of tokens.
-        view: the request alone.
-        first: `[1]` int32, position of the first token.
-        out_indptr: `[2]` int32, 0 and `count`.
-    """
-
-    request: int
-    count: int
-    view: BatchView
-    first: Tensor
-    out_indptr: Tensor
+    request: int  # index of the request in the batch
+    count: int  # number of tokens
+    view: BatchView  # the request alone
+    first: Tensor  # `[1]` int32, position of the first token
+    out_indptr: Tensor  # `[2]` int32, 0 and `count`
 
 
 @dataclass(frozen=True)
 class Batch:
-    """`B` requests with `T` new tokens.
+    """`B` requests with `T` new tokens."""
 
-    Attributes:
-        kind: a `decode` batch has one new token per request, which is written before it is read. In
-            an `extend` batch every request reads its cached prefix, then its new tokens. A `verify`
-            batch has as many drafts of every request, which are written before they are read.
-        view: the cached tokens of every request; in a decode or verify batch new tokens are among
-            them.
-        targets: where the new tokens go.
-        qo_indptr: `[B + 1]` int32, the new tokens of request `b` are
-            `qo_indptr[b] .. qo_indptr[b + 1]`; `None` in other batches.
-        prefix_lens, extend_lens: cached and new tokens of every request, on the host; empty in
-            other batches.
-        pieces: all cached tokens of an extend batch, in order.
-        drafts: of a verify batch.
-        sinks: blocks that new tokens are written to; `None` for those of their rows.
-    """
-
+    # A `decode` batch has one new token per request, which is written before it is read. In an
+    # `extend` batch every request reads its cached prefix, then its new tokens. A `verify` batch
+    # has as many drafts of every request, which are written before they are read.
     kind: Literal["decode", "extend", "verify"]
+    # The cached tokens of every request; in a decode or verify batch new tokens are among them.
     view: BatchView
-    targets: TokenTargets
+    targets: TokenTargets  # where the new tokens go
+    # `[B + 1]` int32, the new tokens of request `b` are `qo_indptr[b] .. qo_indptr[b + 1]`; `None`
+    # in other batches.
     qo_indptr: Tensor | None = None
+    # Both: cached and new tokens of every request, on the host; empty in other batches.
     prefix_lens: tuple[int, ...] = ()
     extend_lens: tuple[int, ...] = ()
-    pieces: tuple[PrefixPiece, ...] = ()
-    drafts: Drafts | None = None
+    pieces: tuple[PrefixPiece, ...] = ()  # all cached tokens of an extend batch, in order
+    drafts: Drafts | None = None  # of a verify batch
+    # Blocks that new tokens are written to; `None` for those of their rows.
     sinks: Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
-        """New tokens of all requests."""
         return len(self.targets.out_loc)
 
     @property
     def spans(self) -> list[slice]:
-        """The new tokens of every request of an extend batch."""
         ends = list(accumulate(self.extend_lens))
         return [slice(end - new, end) for end, new in zip(ends, self.extend_lens, strict=True)]
 
 
 class BatchTables:
-    """Buffers with fixed addresses that are filled in front of every decode step.
-
-    Args:
-        max_tokens: cached tokens of one request.
-        device: where the buffers live.
-    """
+    """Buffers with fixed addresses that are filled in front of every decode step."""
 
     def __init__(self, max_batch: int, max_tokens: int, device: str | torch.device) -> None:
         def integers(numel: int) -> Tensor:
@@ -98,10 +77,9 @@ class BatchTables:
 
     @staticmethod
     def nbytes(max_batch: int, max_tokens: int) -> int:
-        """Bytes of the buffers."""
         return 4 * (2 * max_batch + 1 + max_batch * max_tokens)
 
-    def fill(self, source: SlotSource, rows: Tensor, seq_lens: Tensor) -> None:
+    def fill(self, source: SlotTable, rows: Tensor, seq_lens: Tensor) -> None:
         """Take the snapshot of a decode step.
 
         Args:
@@ -126,7 +104,7 @@ def decode_batch(
 
 
 def extend_batch(
-    source: SlotSource,
+    source: SlotTable,
     rows: Tensor,
     out_loc: Tensor,
     prefix_lens: Sequence[int],
@@ -195,3 +173,145 @@ def _alone(view: BatchView, request: int) -> BatchView:
         view.rows[request : request + 1],
         view.windows,
     )
+
+
+class Committed(TypedDict):
+    """Arguments of `draft_commit`, without the windows."""
+
+    accepted: Tensor
+    count: int
+    rows: Tensor
+    lengths: Tensor
+    out_loc: Tensor
+
+
+class VerifyTables:
+    """Buffers with fixed addresses that are filled in front of every step with drafts."""
+
+    def __init__(
+        self, tables: BatchTables, windows: WindowState, max_batch: int, drafts: int
+    ) -> None:
+        self._tables, self._windows, self._most = tables, windows, drafts
+        device = tables.kv_indptr.device
+        numel = max_batch * drafts
+        # Types as those of a decode step, so that both run the same compiled kernels.
+        self._rows, self._ends = (
+            torch.zeros(numel, dtype=torch.int64, device=device) for _ in range(2)
+        )
+        self._positions, self._mask = (
+            torch.zeros(numel, dtype=torch.int32, device=device) for _ in range(2)
+        )
+        # Block 0 is nobody's: the drafts of a tree write their sinks there.
+        self._no_sinks = torch.zeros(max_batch, dtype=torch.int32, device=device)
+        self._steps = torch.arange(drafts, dtype=torch.int32, device=device)
+        self._last: StepInput | None = None
+
+    @staticmethod
+    def nbytes(max_batch: int, drafts: int) -> int:
+        return 24 * max_batch * drafts + 4 * (max_batch + drafts)
+
+    def fill(self, source: SlotTable, step: StepInput) -> None:
+        """Take the snapshot of a step. `source`: has the slots of committed tokens and drafts."""
+        drafts = _drafts_of(step)
+        number, count = step.rows.numel(), drafts.count
+        if count > self._most:
+            raise ValueError(f"{count} drafts of a request; the ring has room for {self._most}")
+        lengths, total = step.seq_lens, number * count
+        ends = self._ends[:total].view(number, count)
+        ends.copy_((lengths + count)[:, None].expand(-1, count))
+        torch.add(
+            lengths[:, None],
+            self._steps[:count],
+            out=self._positions[:total].view(number, count),
+        )
+        self._rows[:total].view(number, count).copy_(step.rows[:, None].expand(-1, count))
+        if drafts.mask is not None:
+            self._mask[:total].copy_(drafts.mask)
+        indptr = self._tables.kv_indptr[: number + 1]
+        torch.cumsum(ends[:, 0], 0, dtype=torch.int32, out=indptr[1:])
+        source.pack(step.rows, indptr, self._tables.kv_indices)
+        self._last = step
+
+    def batch(self, step: StepInput) -> Batch:
+        """Views of filled tables for a step."""
+        drafts = _drafts_of(step)
+        number, total = step.rows.numel(), step.rows.numel() * drafts.count
+        view = BatchView(
+            self._tables.kv_indptr[: number + 1], self._tables.kv_indices, step.rows, self._windows
+        )
+        targets = TokenTargets(
+            step.out_loc, self._rows[:total], self._positions[:total], self._ends[:total]
+        )
+        if drafts.mask is None:
+            return Batch("verify", view, targets, drafts=Drafts(drafts.count))
+        tree = Drafts(drafts.count, self._mask[:total])
+        return Batch("verify", view, targets, drafts=tree, sinks=self._no_sinks)
+
+    def accepted(self, target: Tensor, source: Tensor) -> Committed:
+        """What of the last step is committed; see `Int2Cache.commit`."""
+        if self._last is None or _drafts_of(self._last).mask is None:
+            raise RuntimeError("no tree of drafts was verified")
+        out_loc, count = self._last.out_loc.long(), _drafts_of(self._last).count
+        number = out_loc.numel() // count  # requests of a graph beyond these are padding
+        nodes = slice(0, number * count, count)  # the first one of each request
+        return Committed(
+            accepted=accepted_nodes(out_loc, count, target.long(), source.long()),
+            count=count,
+            rows=self._rows[nodes].contiguous(),
+            lengths=self._positions[nodes].contiguous(),
+            out_loc=out_loc,
+        )
+
+
+def _drafts_of(step: StepInput) -> Drafts:
+    if step.drafts is None:
+        raise ValueError("a verify step without drafts")
+    return step.drafts
+
+
+def ancestors(mask: Tensor, lengths: Tensor, count: int, real: int) -> Tensor:
+    """Which drafts every draft sees, as `oscar_kernels.cache.Drafts.mask`. Nothing is read on the
+    host.
+
+    Args:
+        mask: bool, one dimension; for each real request `[count, count]`, or
+            `[count, length + count]` with the tokens in front of the drafts.
+        lengths: `[B]`, tokens of each request in front of its drafts.
+        real: requests with a mask; a draft of the others, which are padding, sees itself.
+
+    Returns:
+        `[B * count]` int32.
+    """
+    device, used = mask.device, lengths[:real]
+    node = torch.arange(count, device=device)
+    before = torch.zeros_like(used) if mask.numel() == real * count**2 else used
+    width = (before + count).long()
+    first = (width.cumsum(0) - width) * count + before
+    at = first[:, None, None] + node[:, None] * width[:, None, None] + node
+    own = node == node[:, None]
+    seen = own.repeat(lengths.numel(), 1, 1)
+    seen[:real] |= mask[at.clamp(max=mask.numel() - 1)] & (node < node[:, None])
+    bits = (seen * (1 << node)).sum(-1)
+    return bits.flatten().to(torch.int32)  # the bit of draft 31 is the sign
+
+
+def longest_chains(tokens: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> Any:
+    """A chain in place of every tree: its longest path, and behind it the other drafts, which are
+    wrong there unless the model says the same.
+
+    Args:
+        tokens: one dimension; drafts of each tree, parents in front of children.
+        mask: one dimension; for each tree `[count, count]`, which drafts every draft sees, itself
+            among them.
+
+    Returns:
+        Tokens and mask of the chains, of the same shapes and types.
+    """
+    count = mask.size // tokens.size
+    seen = mask.reshape(-1, count, count).astype(bool)
+    last = seen.sum(-1).argmax(-1)
+    path = np.take_along_axis(seen, last[:, None, None], 1)[:, 0]
+    order = np.argsort(~path, axis=1, kind="stable")
+    chains = np.take_along_axis(tokens.reshape(-1, count), order, 1)
+    everything_before = np.tri(count, dtype=mask.dtype).reshape(-1)
+    return chains.reshape(-1), np.tile(everything_before, len(seen))

@@ -29,31 +29,23 @@ from oscar_zoo.errors import UnsupportedMachine
 
 @dataclass(frozen=True)
 class Ops:
-    """The ops of one device. Shapes and types are in `oscar_kernels.reference`.
+    """The ops of one device. Shapes and types are in `reference.py` files of `oscar_kernels`."""
 
-    Attributes:
-        write: `kv_write`: transform, quantize and store new tokens.
-        decode: `decode_attention.decode_attention`.
-        extend: `decode_attention.extend_attention`.
-        materialize: `kv_read`: read cached tokens back as transformed rows.
-        pack: copy the slots of requests from a table into one list.
-        make_commit: `(caches)` to a call: make accepted drafts of a tree the next tokens.
-        workspace_numel: `(cache, num_q_heads, max_batch, drafts, max_extend_tokens)` to the
-            workspace sizes of `decode` and of `extend`, in float32 elements; `drafts` is the most
-            query tokens of a request in a decode or verify step.
-        prepare: allocates what the first `write` with these transforms would allocate.
-        rows_dtype: type of transformed rows and queries between two ops; `None` for the type of
-            the model.
-    """
-
-    write: Callable[..., Tensor | None]
-    decode: Callable[..., Tensor]
-    extend: Callable[..., tuple[Tensor, Tensor]]
-    materialize: Callable[..., None]
+    write: Callable[..., Tensor | None]  # `kv_write`: transform, quantize and store new tokens
+    decode: Callable[..., Tensor]  # `decode_attention.decode_attention`
+    extend: Callable[..., tuple[Tensor, Tensor]]  # `decode_attention.extend_attention`
+    materialize: Callable[..., None]  # `kv_read`: read cached tokens back as transformed rows
+    # `slot_table`: copy the slots of requests from a table into one list.
     pack: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    # `(caches)` to `draft_commit`: make accepted drafts of a tree the next tokens.
     make_commit: Callable[[Sequence[LayerCache]], Callable[..., None]]
+    # `(cache, num_q_heads, max_batch, drafts, max_extend_tokens)` to the workspace sizes of
+    # `decode` and of `extend`, in float32 elements; `drafts` is the most query tokens of a request
+    # in a decode or verify step.
     workspace_numel: Callable[[LayerCache, int, int, int, int], tuple[int, int]]
+    # Allocates what the first `write` with these transforms would allocate.
     prepare: Callable[[Transforms], None]
+    # Type of transformed rows and queries between two ops; `None` for the type of the model.
     rows_dtype: torch.dtype | None
 
 

@@ -17,91 +17,95 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from oscar_kernels.cache import Drafts
-from oscar_zoo.runtime.softmax import Softmax
 
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """What one worker serves, beside the shapes of its stores.
+    """What one worker serves, beside the shapes of its stores."""
 
-    Attributes:
-        layer_ids: global ids of the full-attention layers of this worker, in the order of the
-            stores. Other layers of the model are not the cache's business.
-        num_q_heads: local query heads.
-        softmax: scale and cap of the logits, the same in all layers; without sinks.
-        max_batch: requests of a decode step.
-        max_tokens: cached tokens of one request.
-        piece_tokens: tokens of a cached prefix that are read back into 16 bits at once; 0 where no
-            prefill kernel reads 16-bit rows.
-        device: where the stores live.
-    """
-
+    # Global ids of the full-attention layers of this worker, in the order of the stores. Other
+    # layers of the model are not the cache's business.
     layer_ids: tuple[int, ...]
-    num_q_heads: int
-    softmax: Softmax
-    max_batch: int
-    max_tokens: int
+    num_q_heads: int  # local query heads
+    softmax: Softmax  # scale and cap of the logits, the same in all layers; without sinks
+    max_batch: int  # requests of a decode step
+    max_tokens: int  # cached tokens of one request
+    # Tokens of a cached prefix that are read back into 16 bits at once; 0 where no prefill kernel
+    # reads 16-bit rows.
     piece_tokens: int
-    device: str | torch.device
-
-
-class SlotSource(Protocol):
-    """Where the engine keeps the slots of cached tokens."""
-
-    def pack(self, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
-        """Copy the slots of the requests in `rows` `[B]` to `out`, in order of position.
-
-        Request `b` fills `out[kv_indptr[b] : kv_indptr[b + 1]]`. Nothing is read on the host.
-        """
-        ...
+    device: str | torch.device  # where the stores live
 
 
 @dataclass(frozen=True)
 class SlotTable:
-    """The `SlotSource` of an engine with one table of slots by row and position.
+    """An engine's table of the slots of cached tokens, by row and position."""
 
-    Attributes:
-        table: `[R, max tokens]` integers on the device.
-        copy: `Ops.pack` of the device.
-    """
-
-    table: Tensor
-    copy: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+    table: Tensor  # `[R, max tokens]` integers on the device
+    copy: Callable[[Tensor, Tensor, Tensor, Tensor], None]  # `Ops.pack` of the device
 
     def pack(self, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
-        """See `SlotSource.pack`."""
+        """Copy the slots of the requests in `rows` `[B]` to `out`, in order of position. Request
+        `b` fills `out[kv_indptr[b] : kv_indptr[b + 1]]`. Nothing is read on the host."""
         self.copy(self.table, rows, kv_indptr, out)
 
 
 @dataclass(frozen=True)
 class StepInput:
-    """One forward pass of `B` requests with `T` new tokens.
+    """One forward pass of `B` requests with `T` new tokens."""
 
-    Attributes:
-        kind: `decode` for one new token per request, `verify` for the drafts of every request, else
-            `extend`.
-        rows: `[B]` on the device, the window row of every request; 0 for padding.
-        request_rows: the same on the host; empty in a decode or verify step on a GPU, which must
-            not wait for the device.
-        seq_lens: `[B]` on the device, tokens of every request with the new ones, in a verify step
-            without them; an extend step does not read it.
-        out_loc: `[T]` on the device, slots of the new tokens.
-        prefix_lens, extend_lens: cached and new tokens of every request; empty in other steps.
-        drafts: of a verify step. A mask says that `Int2Cache.commit` will be called for the
-            accepted ones; those of a chain stay where they are.
-    """
-
+    # `decode` for one new token per request, `verify` for the drafts of every request, else
+    # `extend`.
     kind: Literal["decode", "extend", "verify"]
-    rows: Tensor
+    rows: Tensor  # `[B]` on the device, the window row of every request; 0 for padding
+    # The same on the host; empty in a decode or verify step on a GPU, which must not wait for the
+    # device.
     request_rows: tuple[int, ...]
+    # `[B]` on the device, tokens of every request with the new ones, in a verify step without them;
+    # an extend step does not read it.
     seq_lens: Tensor
-    out_loc: Tensor
+    out_loc: Tensor  # `[T]` on the device, slots of the new tokens
+    # Both: cached and new tokens of every request; empty in other steps.
     prefix_lens: tuple[int, ...] = ()
     extend_lens: tuple[int, ...] = ()
+    # Of a verify step. A mask says that `Int2Cache.commit` will be called for the accepted ones;
+    # those of a chain stay where they are.
     drafts: Drafts | None = None
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """How logits become weights."""
+
+    scale: float  # factor of the products of queries and keys
+    # `c` for `c * tanh(logit / c)`; 0 for none. It does not go with centred keys, because they
+    # shift the logits.
+    cap: float = 0.0
+    # `[num_q_heads]`, a learned logit of every query head that takes its share of every softmax and
+    # has no value (gpt-oss); `None` for none.
+    sinks: Tensor | None = None
+
+    def sink_logits(self, query: Tensor, k_mean: Tensor | None) -> Tensor | None:
+        """The learned logit beside those that the cache gives, or `None` without one.
+
+        Args:
+            query: `[T, num_q_heads, head_dim]`, not transformed.
+            k_mean: `[1 or num_kv_heads, 1, head_dim]`, subtracted from the keys whose logits stand
+                beside this one; `None` where they are whole.
+
+        Returns:
+            `[T, num_q_heads]` float32, perhaps with a stride of 0.
+        """
+        if self.sinks is None:
+            return None
+        sinks = self.sinks.float()
+        if k_mean is None:
+            return sinks.expand(query.shape[0], -1)
+        grouped = query.float().unflatten(1, (k_mean.shape[0], -1))
+        moved = torch.einsum("thgd,hd->thg", grouped, k_mean.float().reshape(k_mean.shape[0], -1))
+        return sinks - self.scale * moved.flatten(1)

@@ -1,5 +1,5 @@
 """The INT2 cache of one worker, as an engine drives it: `begin` or `refill` in front of a forward
-pass, then `forward` for every layer.
+pass, then `forward` for every layer, which attends and does all writes.
 
 A decode step reads nothing back from the device. Its tables are filled by kernels in front of the
 graph, and the graph holds views of them. Per-request state is reset here, in front of the forward
@@ -10,37 +10,44 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
-from oscar_zoo.runtime.batch import Batch, BatchTables, decode_batch, extend_batch
+from oscar_kernels.cache import LayerCache, allocate
+from oscar_kernels.decode_attention import tuning
+from oscar_kernels.decode_attention.launcher import Workspace
+from oscar_kernels.reference import apply_o_partner, with_sink
+from oscar_zoo.runtime.batch import (
+    Batch,
+    BatchTables,
+    PrefixPiece,
+    VerifyTables,
+    decode_batch,
+    extend_batch,
+)
 from oscar_zoo.runtime.dispatch import Ops
-from oscar_zoo.runtime.engine import CacheConfig, SlotSource, StepInput
-from oscar_zoo.runtime.executor import Executor, executor_bytes
-from oscar_zoo.runtime.flashinfer_prefill import HEADS, WORKSPACE_BYTES, FlashInferPrefill
-from oscar_zoo.runtime.prefill import Prefill
-from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.engine import CacheConfig, SlotTable, Softmax, StepInput
+from oscar_zoo.runtime.prefill import HEADS, WORKSPACE_BYTES, FlashInferPrefill, Prefill
+from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable
-from oscar_zoo.runtime.verify import VerifyTables
-from oscar_zoo.runtime.warm_up import warm_up
-from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
 logger = logging.getLogger(__name__)
 
 PIECE_TOKENS = 32_768
 """Tokens of a prefix that are read back into 16 bits at once; 134 MB at 8 KV heads of 128."""
+SHORT = tuning.FUSED_TOKENS_OF_A_STEP
+"""New tokens of a step up to which the extend itself reads the INT2 rows, if no request brings more
+than `tuning.FUSED_TOKENS` of them."""
+PREFIX = 2
+"""Cached tokens of a request that has a prefix, in a step of `warm_up`."""
 
 
 class Int2Cache:
-    """Stores, tables and executor of one worker.
-
-    Args:
-        ops: what runs on its device.
-        prefill: its kernel over 16-bit rows, if there is one.
-    """
+    """Stores, tables and ops of one worker."""
 
     def __init__(
         self,
@@ -48,69 +55,66 @@ class Int2Cache:
         slots: SlotStore,
         windows: WindowStore,
         transforms: TransformTable,
-        source: SlotSource,
+        source: SlotTable,
         *,
         ops: Ops,
         prefill: Prefill | None,
     ) -> None:
         self.config, self.windows, self.source = config, windows, source
+        self.ops, self.prefill, self.transforms = ops, prefill, transforms.layers
+        self.caches = tuple(slots.layer(index, windows) for index in range(slots.shape.num_layers))
+        self.batch: Batch | None = None
+        self._state = windows.state
         self._index = {layer_id: index for index, layer_id in enumerate(config.layer_ids)}
-        self.executor = Executor(
-            [slots.layer(index, windows) for index in range(slots.shape.num_layers)],
-            windows.state,
-            transforms.layers,
-            ops,
-            prefill,
-            num_q_heads=config.num_q_heads,
-            max_batch=config.max_batch,
-            drafts=windows.shape.drafts,
-            scratch_tokens=config.piece_tokens,
+        for pair in self.transforms:
+            ops.prepare(pair)
+        cache, drafts = self.caches[0], windows.shape.drafts
+
+        def rows(ring: Tensor) -> Tensor:
+            size = (config.piece_tokens, *ring.shape[2:])
+            return torch.empty(size, dtype=ring.dtype, device=ring.device)
+
+        self._pieces = rows(cache.ring_k), rows(cache.ring_v)
+        self._decode_scratch, self._extend_scratch = (
+            Workspace.allocate(numel, cache.codes.device)
+            for numel in ops.workspace_numel(
+                cache, config.num_q_heads, config.max_batch, drafts, SHORT
+            )
         )
         self._tables = BatchTables(config.max_batch, config.max_tokens, config.device)
         self._verify = (
-            VerifyTables(self._tables, windows.state, config.max_batch, windows.shape.drafts)
-            if windows.shape.drafts > 1
+            VerifyTables(self._tables, self._state, config.max_batch, drafts)
+            if drafts > 1
             else None
         )
-        self._commit = ops.make_commit(self.executor.caches) if self._verify else None
-        self.batch: Batch | None = None
+        self._commit = ops.make_commit(self.caches) if self._verify else None
 
     def compile_kernels(self, wait: Callable[[], None]) -> None:
         """Have every kernel of prefill compiled and run once, on a GPU; those of a CPU need it
-        not.
-        """
+        not."""
         if torch.device(self.config.device).type != "cuda":
             return
         logger.info("INT2 KV cache: compiling kernels")
         began = perf_counter()
         wait()
         waited = perf_counter() - began
-        warm_up(self.executor, self.source, self.config)
+        warm_up(self)
         took = perf_counter() - began
         logger.info("INT2 KV cache: kernels ready after %.1f s, %.1f s of waiting", took, waited)
 
     def begin(self, step: StepInput) -> None:
         """Prepare the layers of one forward pass."""
-        if step.kind == "decode":
-            self.refill(step)
-            self.batch = decode_batch(
-                self._tables, step.rows, step.seq_lens, step.out_loc, self.windows.state
-            )
-        elif step.kind == "verify":
-            self.refill(step)
+        if step.kind == "extend":
+            self._start_requests(step)
+            self._begin_extend(step)
+            return
+        self.refill(step)
+        if step.kind == "verify":
             self.batch = self._drafts().batch(step)
         else:
-            self._start_requests(step)
-            self.batch = extend_batch(
-                self.source,
-                step.rows,
-                step.out_loc,
-                step.prefix_lens,
-                step.extend_lens,
-                self.windows.state,
-                piece_tokens=self.config.piece_tokens,
+            self.batch = decode_batch(
+                self._tables, step.rows, step.seq_lens, step.out_loc, self._state
             )
-        self.executor.begin(self.batch)
 
     def refill(self, step: StepInput) -> None:
         """Fill the tables of a decode or verify step whose graph holds views of them already."""
@@ -129,36 +133,35 @@ class Int2Cache:
             target, source: `[N]` slots; the draft in slot `source[i]` shall be in slot `target[i]`.
                 Slot 0 and slots that are not of the step are skipped.
         """
-        if self._commit is None:
-            raise RuntimeError("drafts of a cache that has no room for them")
-        self._commit(**self._drafts().accepted(target, source), windows=self.windows.state)
+        accepted = self._drafts().accepted(target, source)
+        assert self._commit is not None
+        self._commit(**accepted, windows=self._state)
 
     def forward(
         self, layer_id: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """Attention of one layer over the step that `begin` prepared.
+        """Cache the new tokens of one layer, and attend to everything they may see.
 
         Args:
             q, k, v: `[tokens, heads * head_dim]`, of the local heads, after RoPE. Tokens beyond
-                those of the batch are padding.
+                those of the batch are padding. Not modified.
             sinks: `[num_q_heads]`, learned sinks of the layer, if it has any.
 
         Returns:
-            `[tokens, num_q_heads * v_head_dim]`; zeros for padding.
+            `[tokens, num_q_heads * v_head_dim]` in the basis of the model and the dtype of `q`;
+            zeros for padding.
         """
-        if self.batch is None:
+        batch, shape = self.batch, self.windows.shape
+        if batch is None:
             raise RuntimeError("a forward pass without metadata")
-        shape, total = self.windows.shape, self.batch.num_tokens
-        q = q.view(-1, self.config.num_q_heads, shape.k_head_dim)
-        k = k.view(-1, shape.num_kv_heads, shape.k_head_dim)
-        v = v.view(-1, shape.num_kv_heads, shape.v_head_dim)
-        out = self.executor.forward(
-            self.layer_index(layer_id),
-            q[:total],
-            k[:total],
-            v[:total],
-            self.batch,
-            replace(self.config.softmax, sinks=sinks),
+        total, index = batch.num_tokens, self.layer_index(layer_id)
+        out = (self._extend if batch.kind == "extend" else self._decode)(
+            index,
+            q.view(-1, self.config.num_q_heads, shape.k_head_dim)[:total],
+            k.view(-1, shape.num_kv_heads, shape.k_head_dim)[:total],
+            v.view(-1, shape.num_kv_heads, shape.v_head_dim)[:total],
+            batch,
+            self.config.softmax if sinks is None else replace(self.config.softmax, sinks=sinks),
         )
         if total == len(q):
             return out.flatten(1)
@@ -167,20 +170,26 @@ class Int2Cache:
         return padded.flatten(1)
 
     def layer_index(self, layer_id: int) -> int:
-        """Index of a layer in the stores."""
         return self._index[layer_id]
 
     def report(self) -> dict[str, object]:
         """What this cache allocated beside its stores, in bytes."""
-        return {
-            "scratch": self.executor.nbytes
-            + table_bytes(self.windows.shape, self.config.max_tokens)
-        }
+        workspaces = self._decode_scratch.scratch, self._extend_scratch.scratch
+        scratch = sum(buffer.nbytes for buffer in (*self._pieces, *workspaces))
+        return {"scratch": scratch + table_bytes(self.windows.shape, self.config.max_tokens)}
 
-    def _drafts(self) -> VerifyTables:
-        if self._verify is None:
-            raise RuntimeError("drafts of a cache that has no room for them")
-        return self._verify
+    def _begin_extend(self, step: StepInput) -> None:
+        self.batch = extend_batch(
+            self.source,
+            step.rows,
+            step.out_loc,
+            step.prefix_lens,
+            step.extend_lens,
+            self._state,
+            piece_tokens=self.config.piece_tokens,
+        )
+        if self.prefill is not None:
+            self.prefill.begin(self.batch)
 
     def _start_requests(self, step: StepInput) -> None:
         """Reset rows with a new owner, and follow the sinks of all of them."""
@@ -191,10 +200,127 @@ class Int2Cache:
         self.windows.sinks.launched(step.request_rows, ends)
         self.windows.rings.launched(step.request_rows, ends)
 
+    def _drafts(self) -> VerifyTables:
+        if self._verify is None:
+            raise RuntimeError("drafts of a cache that has no room for them")
+        return self._verify
 
-def piece_tokens(device: str | torch.device) -> int:
-    """`CacheConfig.piece_tokens` of a device: only a GPU has a prefill kernel."""
-    return PIECE_TOKENS if torch.device(device).type == "cuda" else 0
+    def _decode(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, softmax: Softmax
+    ) -> Tensor:
+        """Write the new tokens or drafts, then read them with the rest."""
+        cache, transforms = self.caches[layer], self.transforms[layer]
+        query, out = self._rows_like(q), q.new_empty(*q.shape[:2], v.shape[2])
+        windows = self._state
+        if batch.sinks is not None:
+            windows = replace(windows, sink_block=batch.sinks)
+        # In front of the write, because the attention starts before the kernel in front has ended.
+        sink_logits = softmax.sink_logits(q, transforms.k_mean)
+        self.ops.write(
+            k, v, cache, transforms, batch.targets, windows=windows, query=q, query_out=query
+        )
+        return self.ops.decode(
+            query,
+            cache,
+            batch.view,
+            sm_scale=softmax.scale,
+            logit_cap=softmax.cap,
+            sink_logits=sink_logits,
+            o_partner=transforms.o_partner,
+            workspace=self._decode_scratch,
+            out=out,
+            # A ring has at least one row, so the newest token is read from there or from the sinks.
+            prefix_stable=batch.drafts is None,
+            drafts=batch.drafts,
+        )
+
+    def _extend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, batch: Batch, softmax: Softmax
+    ) -> Tensor:
+        """Slots are written first. Rings and sinks are written after attention, because a chunk
+        reads those of the chunk before it.
+
+        Without cached tokens the prefill kernel runs on the raw rows, because a transform pair does
+        not change attention. A short extend over a prefix, or one without a prefill kernel, reads
+        the INT2 rows itself. Otherwise the prefix is read back into 16 bits piece by piece.
+
+        A learned sink takes its share of the softmax at the end. Centred keys shift every logit of
+        a query by the same amount, so there the sink is shifted too.
+        """
+        cache, transforms = self.caches[layer], self.transforms[layer]
+        write = partial(self.ops.write, k, v, cache, transforms, batch.targets, windows=self._state)
+        if self.prefill is not None and not any(batch.prefix_lens):
+            write(parts="slots")
+            out, lse = self.prefill.chunk(q, k, v, batch, softmax)
+            unit, mean = self.prefill.lse_unit, None
+        elif self.prefill is None or _is_short(batch):
+            rows, query = (self._rows_like(k), self._rows_like(v)), self._rows_like(q)
+            write(parts="slots", query=q, query_out=query, rows_out=rows)
+            out, lse = self.ops.extend(
+                query,
+                *rows,
+                cache,
+                batch.view,
+                qo_indptr=batch.qo_indptr,
+                sm_scale=softmax.scale,
+                logit_cap=softmax.cap,
+                o_partner=transforms.o_partner,
+                workspace=self._extend_scratch,
+            )
+            unit, mean = 1.0, transforms.k_mean
+        else:
+            query = self._rows_like(q)
+            write(parts="slots", query=q, query_out=query)
+            out, lse = self._by_pieces(self.prefill, q, query, (k, v), layer, batch, softmax)
+            unit, mean = self.prefill.lse_unit, transforms.k_mean
+        sink = softmax.sink_logits(q, mean)
+        if sink is not None:
+            out = with_sink(out, lse * unit, sink)
+        write(parts="windows")
+        return out.to(q.dtype)
+
+    def _by_pieces(
+        self,
+        prefill: Prefill,
+        q: Tensor,
+        query: Tensor,
+        new: tuple[Tensor, Tensor],
+        layer: int,
+        batch: Batch,
+        softmax: Softmax,
+    ) -> tuple[Tensor, Tensor]:
+        """All parts are merged by their log-sum-exp."""
+        cache, transforms, (k, v) = self.caches[layer], self.transforms[layer], new
+        if transforms.k_mean is not None:
+            # Cached keys are centred, and all parts must have the same logits.
+            k = k - transforms.k_mean.to(k.dtype)
+        out, lse = prefill.chunk(q, k, v, batch, softmax)
+        spans, found = batch.spans, dict[int, tuple[Tensor, Tensor]]()
+        for piece in batch.pieces:
+            own = spans[piece.request]
+            part = prefill.whole(query[own], *self._piece_rows(cache, piece), softmax)
+            earlier = found.get(piece.request)
+            found[piece.request] = part if earlier is None else prefill.merge(earlier, part)
+        for request, (rows, sums) in found.items():
+            own = spans[request]
+            restored = apply_o_partner(rows, transforms.o_partner)
+            out[own], lse[own] = prefill.merge((out[own], lse[own]), (restored, sums))
+        return out, lse
+
+    def _piece_rows(self, cache: LayerCache, piece: PrefixPiece) -> tuple[Tensor, Tensor]:
+        """Transformed 16-bit rows of a piece; they are good until the next call."""
+        k, v = (rows[: piece.count] for rows in self._pieces)
+        self.ops.materialize(
+            cache, piece.view, out_k=k, out_v=v, first=piece.first, out_indptr=piece.out_indptr
+        )
+        return k, v
+
+    def _rows_like(self, x: Tensor) -> Tensor:
+        return x.new_empty(x.shape, dtype=self.ops.rows_dtype or x.dtype)
+
+
+def _is_short(batch: Batch) -> bool:
+    return sum(batch.extend_lens) <= SHORT and max(batch.extend_lens) <= tuning.FUSED_TOKENS
 
 
 def cache_bytes(
@@ -204,33 +330,40 @@ def cache_bytes(
     *,
     num_q_heads: int,
     max_tokens: int,
+    piece_tokens: int,
     device: str | torch.device,
 ) -> int:
-    """Bytes that an `Int2Cache` allocates beside its stores and transforms.
-
-    Args:
-        slots, windows: shapes of the stores of the worker.
-        ops: what runs on its device.
-        max_tokens: cached tokens of one request.
-        device: of the worker.
-    """
-    scratch = executor_bytes(
-        slots,
-        windows,
-        ops,
-        num_q_heads=num_q_heads,
-        scratch_tokens=piece_tokens(device),
+    """Bytes that an `Int2Cache` for batches of every row allocates beside its stores and
+    transforms: rows of a prefix piece, workspaces, tables, and what FlashInfer takes."""
+    dims = windows.k_head_dim + windows.v_head_dim
+    pieces: int = piece_tokens * windows.num_kv_heads * dims * windows.dtype.itemsize
+    alike = allocate(
+        slots.k,
+        slots.v,
+        slots=1,
+        rows=1,
+        num_kv_heads=windows.num_kv_heads,
+        sink=windows.sink,
+        recent=windows.recent,
+        ring_rows=windows.ring_rows,
+        dtype=windows.dtype,
         device=device,
     )
+    sizes = ops.workspace_numel(alike, num_q_heads, windows.max_batch, windows.drafts, SHORT)
     flashinfer = torch.device(device).type == "cuda" and flashinfer_has(windows)
     prefill = WORKSPACE_BYTES if flashinfer else 0
-    return scratch + prefill + table_bytes(windows, max_tokens)
+    return pieces + 4 * sum(sizes) + prefill + table_bytes(windows, max_tokens)
 
 
 def table_bytes(windows: WindowShape, max_tokens: int) -> int:
     """Bytes of the tables that are filled in front of a step."""
     verify = VerifyTables.nbytes(windows.max_batch, windows.drafts) if windows.drafts > 1 else 0
     return BatchTables.nbytes(windows.max_batch, max_tokens) + verify
+
+
+def piece_tokens(device: str | torch.device) -> int:
+    """`CacheConfig.piece_tokens` of a device: only a GPU has a prefill kernel."""
+    return PIECE_TOKENS if torch.device(device).type == "cuda" else 0
 
 
 def flashinfer_has(windows: WindowShape) -> bool:
@@ -241,11 +374,7 @@ def flashinfer_has(windows: WindowShape) -> bool:
 def make_prefill(
     config: CacheConfig, windows: WindowShape, *, of_engine: Callable[[], Prefill]
 ) -> Prefill | None:
-    """The prefill kernel of a device: none on a CPU; on a GPU FlashInfer, if it has the heads.
-
-    Args:
-        windows: shape of its windows.
-    """
+    """The prefill kernel of a device: none on a CPU; on a GPU FlashInfer, if it has the heads."""
     if torch.device(config.device).type == "cpu":
         return None
     if not flashinfer_has(windows):
@@ -258,3 +387,54 @@ def make_prefill(
         dtype=windows.dtype,
         device=config.device,
     )
+
+
+@dataclass(frozen=True)
+class Extend:
+    """A step in which every request has `prefix` cached tokens and brings `new` ones."""
+
+    requests: int
+    prefix: int
+    new: int
+
+
+def steps() -> list[Extend]:
+    """The steps of `warm_up`: one without a prefix, fused extends of every tile with as few
+    requests as can be fused, and one over pieces of a prefix."""
+    each = min(SHORT, tuning.FUSED_TOKENS)
+    shared = [(1 << n, -(-(1 << n) // each)) for n in range(SHORT.bit_length())]
+    fused = [Extend(requests, PREFIX, total // requests) for total, requests in shared]
+    return [Extend(1, 0, 2), *fused, Extend(1, PREFIX, SHORT + 1)]
+
+
+def warm_up(cache: Int2Cache) -> None:
+    """Run every kernel of prefill once before the server is ready, so that no request waits for a
+    compiler.
+
+    Decode needs no warm-up: an engine captures its graphs before it is ready, which compiles what
+    they hold. All steps belong to the padding row and to slot 0, which no request owns, and to one
+    layer for each pair of widths: the other layers have the same shapes.
+    """
+    config, device = cache.config, cache.caches[0].codes.device
+    first: dict[object, int] = {}
+    for layer_id, layer in zip(config.layer_ids, cache.caches, strict=True):
+        first.setdefault((layer.k_spec, layer.v_spec), layer_id)
+    for step in steps():
+        if step.prefix + step.new > config.max_tokens:
+            continue
+        new = step.requests * step.new
+        rows = torch.zeros(step.requests, dtype=torch.int64, device=device)
+        out_loc = torch.zeros(new, dtype=torch.int64, device=device)
+        prefixes, extends = (step.prefix,) * step.requests, (step.new,) * step.requests
+        cache._begin_extend(StepInput("extend", rows, (), rows, out_loc, prefixes, extends))
+        shape = cache.windows.shape
+        for layer_id in first.values():
+            widths = (
+                config.num_q_heads * shape.k_head_dim,
+                shape.num_kv_heads * shape.k_head_dim,
+                shape.num_kv_heads * shape.v_head_dim,
+            )
+            zeros = (torch.zeros(new, n, dtype=shape.dtype, device=device) for n in widths)
+            cache.forward(layer_id, *zeros)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -36,19 +36,12 @@ has one such step, and SGLang 0.5.23 may have two."""
 
 @dataclass(frozen=True)
 class RingChoice:
-    """A ring that a prefix hit may use.
+    """A ring that a prefix hit may use."""
 
-    Attributes:
-        row: whose ring it is.
-        stamp: of the owner that wrote it.
-        first: first position that it holds.
-        end: positions from here on are not in it, or belong to other tokens.
-    """
-
-    row: int
-    stamp: int
-    first: int
-    end: int
+    row: int  # whose ring it is
+    stamp: int  # of the owner that wrote it
+    first: int  # first position that it holds
+    end: int  # positions from here on are not in it, or belong to other tokens
 
 
 @dataclass(frozen=True)
@@ -86,7 +79,6 @@ class KeptRings:
         self.flush()
 
     def flush(self) -> None:
-        """Forget all rings, because the prefix cache was emptied."""
         self._kept: dict[int, _Kept] = {}
         self._expected: dict[int, RingChoice] = {}
         self._starts: dict[int, int] = {}
@@ -127,11 +119,7 @@ class KeptRings:
             self._kept.pop(row, None)
 
     def begin(self, prefixes: Mapping[int, int]) -> dict[int, RingChoice]:
-        """The rings to copy for the new owners of a step, by their rows.
-
-        Args:
-            prefixes: cached tokens of the new owner of each row.
-        """
+        """The rings to copy for the new owners of a step, by their rows."""
         found: dict[int, RingChoice] = {}
         for row, prefix in prefixes.items():
             choice = self._expected.pop(row, None)

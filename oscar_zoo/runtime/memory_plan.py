@@ -12,8 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oscar_zoo.errors import UsageError
-from oscar_zoo.runtime.slot_store import SlotShape
-from oscar_zoo.runtime.window_store import WindowShape
+from oscar_zoo.runtime.stores import SlotShape, WindowShape
 
 MB = 1e6
 SLOT_TABLES = 64
@@ -33,21 +32,13 @@ SLIDING_TABLES = 16
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of one worker.
+    """Bytes of one worker."""
 
-    Attributes:
-        slot: bytes of one token in the pool, over all layers.
-        windows: bytes of rings and sinks of all rows.
-        transforms: bytes of the transform table.
-        rows: number of request rows that share the windows, the padding row included.
-        scratch: bytes of tables, of workspaces, and of prefixes read back into 16 bits.
-    """
-
-    slot: int
-    windows: int
-    transforms: int
-    rows: int
-    scratch: int = 0
+    slot: int  # bytes of one token in the pool, over all layers
+    windows: int  # bytes of rings and sinks of all rows
+    transforms: int  # bytes of the transform table
+    rows: int  # number of request rows that share the windows, the padding row included
+    scratch: int = 0  # bytes of tables, of workspaces, and of prefixes read back into 16 bits
 
     @property
     def fixed(self) -> int:
@@ -55,11 +46,7 @@ class MemoryPlan:
         return self.windows + self.transforms + self.scratch
 
     def budget(self, profiled: int) -> int:
-        """What is left for token slots.
-
-        Args:
-            profiled: bytes SGLang found for its KV cache.
-        """
+        """What is left for token slots."""
         left = profiled - self.fixed
         if left < self.slot:
             raise UsageError(self._shortage(profiled), hint=self._remedy(profiled))
@@ -90,27 +77,18 @@ class MemoryPlan:
 
 @dataclass(frozen=True)
 class States:
-    """The engine's states of layers without full attention.
+    """The engine's states of layers without full attention."""
 
-    Attributes:
-        slots: number of them, the padding slot not included.
-        nbytes: of all, the padding slot included.
-        requests: requests at a time that they are enough for.
-        draft_bytes: of the states behind the drafts of each request, while they are verified.
-    """
-
-    slots: int = 0
-    nbytes: int = 0
-    requests: int = 0
-    draft_bytes: int = 0
+    slots: int = 0  # number of them, the padding slot not included
+    nbytes: int = 0  # of all, the padding slot included
+    requests: int = 0  # requests at a time that they are enough for
+    draft_bytes: int = 0  # of the states behind the drafts of each request, while they are verified
 
     @property
     def state(self) -> int:
-        """Bytes of one state."""
         return self.nbytes // (self.slots + 1)
 
     def describe(self) -> str:
-        """One line for the log."""
         drafts = f", and {self.draft_bytes / MB:.1f} MB for those of drafts"
         return (
             f"{self.slots} state slots of {self.state / MB:.3f} MB for the layers without full"
@@ -121,20 +99,13 @@ class States:
 
 @dataclass(frozen=True)
 class Sliding:
-    """The engine's tokens of layers with a sliding window, in the model's dtype.
+    """The engine's tokens of layers with a sliding window, in the model's dtype."""
 
-    Attributes:
-        slots: number of them.
-        nbytes: of all.
-        ratio: of sliding slots to token slots.
-    """
-
-    slots: int = 0
-    nbytes: int = 0
-    ratio: float = 0.0
+    slots: int = 0  # number of them
+    nbytes: int = 0  # of all
+    ratio: float = 0.0  # of sliding slots to token slots
 
     def describe(self) -> str:
-        """One line for the log."""
         slot = self.nbytes // max(1, self.slots)
         slot = self.nbytes // max(1, self.slots)
         return (
@@ -146,7 +117,6 @@ class Sliding:
 def plan(
     slots: SlotShape, windows: WindowShape, transforms: int, *, scratch: int = 0
 ) -> MemoryPlan:
-    """The plan of a worker with these stores."""
     return MemoryPlan(slots.token_bytes(), windows.nbytes, transforms, windows.num_rows, scratch)
 
 

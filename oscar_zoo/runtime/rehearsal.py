@@ -23,14 +23,10 @@ from oscar_kernels.kv_write import launcher as write_launcher
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.batch import Batch
 from oscar_zoo.runtime.dispatch import KERNELS, Ops
-from oscar_zoo.runtime.engine import CacheConfig, SlotTable, StepInput
-from oscar_zoo.runtime.executor import SHORT
-from oscar_zoo.runtime.int2_cache import Int2Cache
-from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
-from oscar_zoo.runtime.softmax import Softmax
+from oscar_zoo.runtime.engine import CacheConfig, SlotTable, Softmax, StepInput
+from oscar_zoo.runtime.int2_cache import SHORT, Int2Cache, warm_up
+from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable
-from oscar_zoo.runtime.warm_up import warm_up
-from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
 CPU = "cpu"
 SLOTS, ROWS, PIECE = 64, 2, 64
@@ -40,46 +36,29 @@ MOST_TOKENS = SHORT + 64
 
 @dataclass(frozen=True)
 class Worker:
-    """What of a worker decides which kernels it compiles.
+    """What of a worker decides which kernels it compiles."""
 
-    Attributes:
-        specs: rows of K and V, every kind of layer once.
-        num_q_heads, num_kv_heads: local heads.
-        sink, recent: tokens of the windows.
-        dtype: of the model, such as `bfloat16`.
-        cap: of the logits; 0 is none.
-        learned_sinks: whether attention has learned sinks.
-        drafts: most draft tokens of a request; 1 without speculative decoding.
-        tree: whether drafts are a tree.
-        requests: most requests of a decode or verify step.
-        max_tokens: cached tokens of one request.
-    """
-
-    specs: tuple[tuple[QuantSpec, QuantSpec], ...]
-    num_q_heads: int
+    specs: tuple[tuple[QuantSpec, QuantSpec], ...]  # rows of K and V, every kind of layer once
+    num_q_heads: int  # both: local heads
     num_kv_heads: int
-    sink: int
+    sink: int  # both: tokens of the windows
     recent: int
-    dtype: str
-    cap: float
-    learned_sinks: bool
-    drafts: int
-    tree: bool
-    requests: int
-    max_tokens: int
+    dtype: str  # of the model, such as `bfloat16`
+    cap: float  # of the logits; 0 is none
+    learned_sinks: bool  # whether attention has learned sinks
+    drafts: int  # most draft tokens of a request; 1 without speculative decoding
+    tree: bool  # whether drafts are a tree
+    requests: int  # most requests of a decode or verify step
+    max_tokens: int  # cached tokens of one request
 
 
 def jobs(worker: Worker, transforms: TransformTable, target: Target) -> list[Job]:
     """Everything that a worker compiles before it is ready, in this package and its kernels.
 
-    Afterwards this process must not launch anything in Triton.
-
-    Args:
-        worker: its shapes.
-    """
+    Afterwards this process must not launch anything in Triton."""
     with recording(target) as recorder:
         cache = _cache(worker, transforms, _ops(recorder))
-        warm_up(cache.executor, cache.source, cache.config)
+        warm_up(cache)
         for requests in captured_batches(worker.requests):
             _step(cache, worker, requests)
     return recorder.jobs

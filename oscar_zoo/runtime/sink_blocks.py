@@ -31,22 +31,18 @@ Key: TypeAlias = tuple[Hashable, tuple[int, ...]]
 MISS = 1 << 30
 """More tokens to prefill again than any prompt has, so that nothing is taken from the prefix
 cache."""
+NO_KEY: Key = (None, ())
 
 
 @dataclass(frozen=True)
 class PromptKey:
-    """The tokens of a request, as far as its sinks depend on them.
+    """The tokens of a request, as far as its sinks depend on them."""
 
-    Attributes:
-        scope: everything besides the tokens that decides keys and values; `None` if tokens do not
-            decide them at all.
-        ids: the first tokens, at most as many as a block holds.
-        length: number of all known tokens.
-    """
-
+    # Everything besides the tokens that decides keys and values; `None` if tokens do not decide
+    # them at all.
     scope: tuple[Hashable, ...] | None
-    ids: tuple[int, ...]
-    length: int
+    ids: tuple[int, ...]  # the first tokens, at most as many as a block holds
+    length: int  # number of all known tokens
 
     def key(self, width: int) -> Key | None:
         """Key of the block with the first `width` tokens; `None` if the block is private."""
@@ -55,10 +51,8 @@ class PromptKey:
 
 @dataclass(frozen=True)
 class Place:
-    """The sinks of the new owner of `row` are positions `[sink_from, width)` of `block`.
-
-    `donor` is the block to copy from first. All copies of a step read before any of them writes.
-    """
+    """The sinks of the new owner of `row` are positions `[sink_from, width)` of `block`. `donor` is
+    the block to copy from first. All copies of a step read before any of them writes."""
 
     row: int
     block: int
@@ -68,25 +62,16 @@ class Place:
 
 @dataclass
 class _RowState:
-    """A row in use.
+    """A row in use."""
 
-    Attributes:
-        block: its block.
-        prompt: its tokens.
-        own: whether the row writes its block, which nobody else reads before it is published.
-        whole: whether the block will hold all first tokens.
-        end: tokens that launched steps bring into the cache.
-    """
-
-    block: int
-    prompt: PromptKey
-    own: bool
-    whole: bool
-    end: int = 0
+    block: int  # its block
+    prompt: PromptKey  # its tokens
+    own: bool  # whether the row writes its block, which nobody else reads before it is published
+    whole: bool  # whether the block will hold all first tokens
+    end: int = 0  # tokens that launched steps bring into the cache
 
 
 NOBODY = PromptKey(None, (), 0)
-NO_KEY: Key = (None, ())
 
 
 class SinkBlocks:
@@ -114,16 +99,13 @@ class SinkBlocks:
 
     @property
     def in_use(self) -> int:
-        """Number of blocks of rows in use."""
         return sum(1 for count in self._readers if count)
 
     @property
     def idle(self) -> int:
-        """Number of blocks that only wait to be shared."""
         return len(self._idle)
 
     def counts(self) -> dict[str, int]:
-        """All counts, for reports."""
         names = ("in_use", "idle", "hits", "misses", "forced_misses", "lost")
         return {name: int(getattr(self, name)) for name in names}
 
@@ -166,11 +148,8 @@ class SinkBlocks:
         self._expected.update(zip(rows, prompts, strict=True))
 
     def begin(self, owners: Sequence[tuple[int, int]]) -> list[Place]:
-        """Give blocks to the new owners of a step.
-
-        Args:
-            owners: row and cached tokens of each. Only these rows have a new owner.
-        """
+        """Give blocks to the new owners of a step. `owners`: row and cached tokens of each. Only
+        these rows have a new owner."""
         for row, _ in owners:
             self._leave(row)
         prompts = {row: self._expected.pop(row, NOBODY) for row, _ in owners}

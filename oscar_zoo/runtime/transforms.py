@@ -26,18 +26,14 @@ _Side: TypeAlias = tuple[Tensor, Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class TransformTable:
-    """Transforms of the attention layers of one worker, by local layer index, float32.
+    """Transforms of the attention layers of one worker, by local layer index, float32."""
 
-    Attributes:
-        layers: what the ops take. Where a pair is orthogonal, both of its fields are one tensor, so
-            no caller can forget the partner.
-    """
-
+    # What the ops take. Where a pair is orthogonal, both of its fields are one tensor, so no caller
+    # can forget the partner.
     layers: tuple[Transforms, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all distinct tensors."""
         fields = ("k_forward", "q_partner", "v_forward", "o_partner", "k_mean")
         tensors = (getattr(layer, name) for layer in self.layers for name in fields)
         return sum({id(x): x.nbytes for x in tensors if x is not None}.values())

@@ -11,7 +11,7 @@ from oscar_zoo import paths
 from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.artifact.files import artifact_digest
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.engines.sglang import artifact_reading
+from oscar_zoo.engines.sglang import served_artifact
 from oscar_zoo.engines.sglang.launch import flag_refusals, plan, starting
 from oscar_zoo.engines.sglang.launch.plan import HARMFUL_VARIABLES
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
@@ -135,7 +135,7 @@ def _command(
 
 def _as_verified(artifact: Artifact, source: ArtifactSource) -> ServedArtifact:
     """What a server will read; raises where its bytes are no more those that were verified."""
-    served, verified = artifact_reading.load(source), artifact.verified
+    served, verified = served_artifact.load(source), artifact.verified
     names = served.names.values()
     pair = artifact_digest([file for file in verified.files if file.path in names])
     if served.digest not in (verified.digest, pair):

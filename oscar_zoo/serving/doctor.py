@@ -32,7 +32,7 @@ from oscar_kernels.chips import (
     state,
 )
 from oscar_zoo import paths
-from oscar_zoo.engines.sglang.compat.versions import BEYOND, FIRST, sglang_version
+from oscar_zoo.engines.sglang.compat.releases import BEYOND, FIRST, sglang_version
 from oscar_zoo.errors import HubTimeout, MissingDependency, NetworkError, OscarZooError, UsageError
 from oscar_zoo.models import hardware
 from oscar_zoo.next_step import Install

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from oscar_zoo.engines.sglang import speculation_refusals
+from oscar_zoo.engines.sglang import refusals
 from oscar_zoo.engines.sglang.launch import flag_refusals
 from oscar_zoo.engines.sglang.launch.flag_refusals import ALGORITHM, OPTION, Kind, Wish, check_flags
 from oscar_zoo.engines.sglang.launch.plan import DRAFT_MODEL
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
-from oscar_zoo.engines.sglang.speculation_refusals import BRANCHES, BREADTH
+from oscar_zoo.engines.sglang.refusals import BRANCHES, BREADTH
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.model_hub import kept_config
@@ -148,4 +148,4 @@ def _check_layers(flags: UserFlags, others: str | None) -> None:
         flag = flags.last(name)
         text = flag.value if flag else None
         setattr(config, name[2:].replace("-", "_"), 1 if text == "1" else text)
-    speculation_refusals.check_layers(config, others)
+    refusals.check_trees(config, others)

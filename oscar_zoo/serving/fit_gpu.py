@@ -11,10 +11,16 @@ from typing import Literal
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference, is_path
 from oscar_zoo.artifact.specs import CodeBits, Geometry, ServingRecipe, SideWidths, Widths
-from oscar_zoo.engines.sglang.capacity import USABLE, Cache, reserved, stored_bits, weights_share
-from oscar_zoo.engines.sglang.concurrency import Layout
-from oscar_zoo.engines.sglang.head_split import check_heads, splits
-from oscar_zoo.engines.sglang.pool_plan import Planner, Pools
+from oscar_zoo.engines.sglang.capacity import (
+    USABLE,
+    Cache,
+    Planner,
+    Pools,
+    reserved,
+    stored_bits,
+    weights_share,
+)
+from oscar_zoo.engines.sglang.sizing import Layout, check_heads, splits
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel, UsageError
 from oscar_zoo.next_step import Pull
 from oscar_zoo.registry.entries import Entry

@@ -11,9 +11,8 @@ from typing import Any
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.names import is_path
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
-from oscar_zoo.engines.sglang.capacity import BF16_BYTES, caches, room
-from oscar_zoo.engines.sglang.concurrency import Layout, usual_requests
-from oscar_zoo.engines.sglang.pool_plan import Planner, Pools
+from oscar_zoo.engines.sglang.capacity import BF16_BYTES, Planner, Pools, caches, room
+from oscar_zoo.engines.sglang.sizing import Layout, usual_requests
 from oscar_zoo.models import hardware
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.folder_geometry import geometry_of_folder

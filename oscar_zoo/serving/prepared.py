@@ -13,12 +13,11 @@ from oscar_zoo.artifact import specs
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
-from oscar_zoo.engines.sglang import concurrency, config_refusals
-from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags
-from oscar_zoo.engines.sglang.head_split import check_heads
+from oscar_zoo.engines.sglang import refusals, sizing
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.setting_flags import OPTIONS
+from oscar_zoo.engines.sglang.sizing import ITEMSIZES, SizeFlags, check_heads
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models import hardware, weight_files
 from oscar_zoo.models.config_file import ConfigFile, check_cache
@@ -164,7 +163,7 @@ def check_served(
         return
     config = ConfigFile.kept(choice.source, revision)
     if config is not None:
-        config_refusals.check_config(config, choice.model_id)
+        refusals.check_config(config, choice.model_id)
     kind = choice.recipe.model_type if choice.recipe else getattr(config, "model_type", None)
     known = architecture(str(kind))
     if known is None:
@@ -214,7 +213,7 @@ def check_memory(prepared: Prepared, flags: SizeFlags) -> None:
         return
     device, gpu, parallel = prepared.device, prepared.gpu, prepared.tensor_parallel
     weights, kind = stored_weights_of(prepared.choice, prepared.config)
-    gpus = concurrency.Layout.of_flags(flags, tp=parallel).gpus
+    gpus = sizing.Layout.of_flags(flags, tp=parallel).gpus
     demand = preflight.ServerDemand(
         model=prepared.choice.name,
         geometry=prepared.geometry,
@@ -225,7 +224,7 @@ def check_memory(prepared: Prepared, flags: SizeFlags) -> None:
         gpu=gpu,
         tensor_parallel=parallel,
         flags=flags,
-        memory=concurrency.gpu_memory(gpu, gpus) if device == "cuda" else None,
+        memory=sizing.gpu_memory(gpu, gpus) if device == "cuda" else None,
     )
     preflight.check_memory(demand, preflight.free_memory(device, gpu, parallel))
 
@@ -269,7 +268,7 @@ def _check_heads(
     name: str, geometry: Geometry | None, device: str, flags: SizeFlags, parallel: int
 ) -> None:
     if device == "cuda" and geometry is not None:
-        layout = concurrency.Layout.of_flags(flags, tp=parallel)
+        layout = sizing.Layout.of_flags(flags, tp=parallel)
         check_heads(name, geometry, layout, option="-- --tp={}")
 
 

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from oscar_zoo import paths
 from oscar_zoo.artifact.durable import make_folders, replace_file, storage_errors
 from oscar_zoo.engines.server_client import ServerClient
-from oscar_zoo.engines.sglang.front.addresses import WILDCARDS, is_loopback
+from oscar_zoo.engines.sglang.front.access import WILDCARDS, is_loopback
 from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.launch.processes import Process, exit_words
 from oscar_zoo.errors import PathNotFound, ServerNotFound, UsageError

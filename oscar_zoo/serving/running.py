@@ -14,7 +14,6 @@ from typing import Self
 
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.server_client import ServerClient
-from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.engines.sglang.front.middleware import PATH
 from oscar_zoo.engines.sglang.launch.server import Server
 from oscar_zoo.engines.sglang.launch.starting import (
@@ -23,6 +22,7 @@ from oscar_zoo.engines.sglang.launch.starting import (
     own_server,
     read_facts,
 )
+from oscar_zoo.engines.sglang.sizing import Layout
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.observer import Note, Observer
 from oscar_zoo.serving import records

@@ -15,12 +15,12 @@ from oscar_zoo.app.artifacts import Artifact, open_folder, open_named
 from oscar_zoo.artifact.artifact_folder import choose_artifact
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.engines.requirements import require_serve
-from oscar_zoo.engines.sglang.concurrency import Layout
-from oscar_zoo.engines.sglang.front.addresses import parse_origin
+from oscar_zoo.engines.sglang.front.access import parse_origin
 from oscar_zoo.engines.sglang.launch import plan, preflight
 from oscar_zoo.engines.sglang.launch.flag_refusals import check_wish
 from oscar_zoo.engines.sglang.launch.starting import WantedServer
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.sizing import Layout
 from oscar_zoo.errors import AmbiguousName, NetworkError, OscarZooError, PortInUse, UsageError
 from oscar_zoo.models import hardware
 from oscar_zoo.observer import Observer

@@ -23,8 +23,8 @@ from oscar_zoo.artifact.pairing import PairSide, assign, role_of_name
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.compute.report.data import MAX_BYTES, SUFFIX, ReportData, Spectra, Spectrum
 from oscar_zoo.engines.sglang.capacity import Cache, caches
-from oscar_zoo.engines.sglang.concurrency import Layout
 from oscar_zoo.engines.sglang.launch.plan import check_port_free
+from oscar_zoo.engines.sglang.sizing import Layout
 from oscar_zoo.errors import ConflictError, OscarZooError, UsageError
 from oscar_zoo.models.other_layers import OtherLayers
 from oscar_zoo.observer import SILENT, Observer

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from oscar_zoo.artifact.outcome import HIDDEN, Digest, says
 from oscar_zoo.engines.sglang.capacity import caches
-from oscar_zoo.engines.sglang.concurrency import Layout
+from oscar_zoo.engines.sglang.sizing import Layout
 from oscar_zoo.errors import UsageError
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry.entries import Entry, score_summary

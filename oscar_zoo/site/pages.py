@@ -23,7 +23,7 @@ from pydantic import ValidationError
 
 from oscar_zoo.compute.report.data import ClipChart, ReportData, Spectra
 from oscar_zoo.engines.sglang.capacity import USABLE, Cache, room
-from oscar_zoo.engines.sglang.concurrency import Layout
+from oscar_zoo.engines.sglang.sizing import Layout
 from oscar_zoo.registry.catalog import can_be_found
 from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.index import ACCEPTED

@@ -13,7 +13,7 @@ from tiny_artifacts import artifact_files, write_folder
 from oscar_zoo import fit_gpu
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Widths
 from oscar_zoo.engines.sglang.capacity import Cache
-from oscar_zoo.engines.sglang.concurrency import MOST
+from oscar_zoo.engines.sglang.sizing import MOST
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.other_layers import STATES_PER_REQUEST, OtherLayers, other_layers

@@ -8,8 +8,8 @@ import pytest
 from own_cli import Cli, numbers
 
 from oscar_zoo import fit_gpu
-from oscar_zoo.engines.sglang.head_split import splits
 from oscar_zoo.engines.sglang.launch.preflight import ServerDemand, check_memory
+from oscar_zoo.engines.sglang.sizing import splits
 from oscar_zoo.errors import NotEnoughMemory, UsageError
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.other_layers import STATES_PER_REQUEST

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from oscar_zoo.cli.render.bench import print_serve
-from oscar_zoo.engines.sglang.offline_job import Bulk, Case
+from oscar_zoo.engines.sglang.offline_process import Bulk, Case
 from oscar_zoo.evaluate.bench.report import COLUMNS, INT2, Report, as_csv, as_json
 from oscar_zoo.evaluate.bench.run import BulkResult, CaseResult, Figures, SideResult, TurnResult
 from oscar_zoo.evaluate.bench.sides import CACHES, Side, all_sides

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
-from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
+from oscar_zoo.engines.sglang.offline_process import Bulk, Case, OfflineJob
 from oscar_zoo.evaluate import bench
 from oscar_zoo.evaluate.bench.run import BulkResult, SideResult, TurnResult, measure
 

@@ -28,8 +28,8 @@ from served_model import (
 )
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.engines.sglang.hooks.observation import METRICS
 from oscar_zoo.engines.sglang.launch.plan import check_port_free
-from oscar_zoo.engines.sglang.metrics import METRICS
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), needs_sglang]
 

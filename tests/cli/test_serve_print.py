@@ -18,7 +18,7 @@ from tiny_artifacts import artifact_files, payload, write_folder
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import warning_text
 from oscar_zoo.cli.main import run
-from oscar_zoo.engines.sglang import artifact_reading, setting_flags, settings
+from oscar_zoo.engines.sglang import served_artifact, setting_flags, settings
 from oscar_zoo.models import hardware
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.store import Store
@@ -83,7 +83,7 @@ def test_the_plugin_reads_what_the_command_names(
         if option.flag in given:
             setting_flags.write_flag(option, given[option.flag], environ)
     chosen = settings.read_settings(environ)
-    served = artifact_reading.load(chosen.source.value, chosen.expected_digest)
+    served = served_artifact.load(chosen.source.value, chosen.expected_digest)
     assert served.digest == facts["digest"] and served.where == str(artifact)
     assert (chosen.k_clip.value, chosen.v_clip.value) == ((0.5,), (0.25,))
     assert given["--kv-cache-dtype"] == "int2" and given["--host"] == "127.0.0.1"
@@ -101,7 +101,7 @@ def test_an_installed_artifact_goes_by_its_name(
     assert "--base-gpu-id=2" in facts["argv"] and facts["tensor_parallel"] == 2
     assert facts["env"]["OSCAR_ZOO_CACHE"] == os.environ["OSCAR_ZOO_CACHE"]
     chosen = settings.ArtifactSource(artifact=installed)
-    assert artifact_reading.load(chosen).digest == facts["digest"]
+    assert served_artifact.load(chosen).digest == facts["digest"]
 
 
 @pytest.mark.parametrize(

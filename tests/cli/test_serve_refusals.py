@@ -19,7 +19,7 @@ import pytest
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli import main as cli
-from oscar_zoo.engines.sglang.compat.versions import BEYOND, FIRST
+from oscar_zoo.engines.sglang.compat.releases import BEYOND, FIRST
 from oscar_zoo.engines.sglang.launch import server
 from oscar_zoo.engines.sglang.launch.plan import free_port
 
@@ -54,7 +54,7 @@ class Table:
         else:
             known = importlib.metadata.version
             told = lambda name: version if name == "sglang" else known(name)  # noqa: E731
-            self.monkeypatch.setattr("oscar_zoo.engines.sglang.compat.versions.version", told)
+            self.monkeypatch.setattr("oscar_zoo.engines.sglang.compat.releases.version", told)
         return []
 
     def weights(self, size: int) -> list[str]:

@@ -11,7 +11,7 @@ import yaml
 from documents import ROOT
 
 from oscar_zoo.cli.commands.serve import command as serve
-from oscar_zoo.engines.sglang.compat.versions import BEYOND, FIRST
+from oscar_zoo.engines.sglang.compat.releases import BEYOND, FIRST
 from oscar_zoo.engines.sglang.launch.plan import DEFAULT_PORT
 from oscar_zoo.engines.sglang.launch.server import DRAIN_SECONDS
 from oscar_zoo.engines.sglang.launch.user_flags import check_extra_flags

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from architectures import write_config
 
-from oscar_zoo.engines.sglang.config_refusals import check_config
+from oscar_zoo.engines.sglang.refusals import check_config
 from oscar_zoo.errors import InvalidModel, UnsupportedModel
 from oscar_zoo.models.config_file import ConfigFile, describe, says_all
 from oscar_zoo.models.folder_geometry import geometry_of_folder

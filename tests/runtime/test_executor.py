@@ -1,4 +1,4 @@
-"""The kernels inside the executor: the same steps by the kernels and by their references give the
+"""The kernels inside the cache: the same steps by the kernels and by their references give the
 same attention.
 
 The kernels are interpreted in float32 without a GPU. Requests of different lengths are prefilled in
@@ -22,10 +22,10 @@ from plain_prefill import PlainPrefill
 
 from oscar_kernels.cache import BatchView, LayerCache
 from oscar_kernels.spec import QuantSpec
-from oscar_zoo.runtime import executor
+from oscar_zoo.runtime import int2_cache
 from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES, Ops
-from oscar_zoo.runtime.executor import Executor, executor_bytes
-from oscar_zoo.runtime.softmax import Softmax
+from oscar_zoo.runtime.engine import Softmax
+from oscar_zoo.runtime.int2_cache import cache_bytes
 
 HEADS, GROUP, DIM, SINK, RECENT = 2, 3, 32, 4, 8
 SPEC = QuantSpec(DIM, DIM, 0.9, "float16")
@@ -55,7 +55,7 @@ SINKS = torch.linspace(-2.0, 3.0, HEADS * GROUP)
 def test_kernels_and_references_give_the_same_attention(
     short: int, softmax: Softmax, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(executor, "SHORT", short)
+    monkeypatch.setattr(int2_cache, "SHORT", short)
     both = pair(seed=5, softmax=softmax)
     for row in (1, 3):
         both.begin(row)
@@ -118,7 +118,7 @@ def test_attention_that_may_start_before_the_write_ends_reads_only_the_newest_ro
 
 def test_the_comparison_sees_a_partner_that_is_wrong() -> None:
     both = pair(seed=6)
-    made = both.kernels.executor
+    made = both.kernels.cache
     wrong = made.transforms[0]
     made.transforms = (replace(wrong, q_partner=wrong.k_forward),)
     both.begin(1)
@@ -127,26 +127,15 @@ def test_the_comparison_sees_a_partner_that_is_wrong() -> None:
 
 
 @pytest.mark.parametrize("ops", [KERNELS, REFERENCES], ids=["kernels", "references"])
-def test_the_plan_counts_what_an_executor_allocates(ops: Ops) -> None:
-    both = pair(seed=7)
-    slots, windows = both.kernels.slots, both.kernels.windows
-    made = Executor(
-        [slots.layer(0, windows)],
-        windows.state,
-        both.table.layers,
-        ops,
-        PlainPrefill(),
-        num_q_heads=HEADS * GROUP,
-        max_batch=SHAPE.rows,
-        scratch_tokens=SHAPE.piece,
-    )
-    counted = executor_bytes(
-        slots.shape,
-        windows.shape,
+def test_the_plan_counts_what_a_cache_allocates(ops: Ops) -> None:
+    made = pair(seed=7, kernels=ops, shape=replace(SHAPE, rows=3)).kernels
+    counted = cache_bytes(
+        made.slots.shape,
+        made.windows.shape,
         ops,
         num_q_heads=HEADS * GROUP,
-        scratch_tokens=SHAPE.piece,
+        max_tokens=SHAPE.longest,
+        piece_tokens=SHAPE.piece,
         device="cpu",
     )
-    held = (*made.scratch, made.decode_scratch.scratch, made.extend_scratch.scratch)
-    assert counted == sum(tensor.nbytes for tensor in held) == made.nbytes
+    assert made.cache.report() == {"scratch": counted}

@@ -1,4 +1,4 @@
-"""The executor on a GPU with heads as real models have them: kernels and FlashInfer against the
+"""The cache on a GPU with heads as real models have them: kernels and FlashInfer against the
 references, through prefills in chunks, a shared prefix and decode steps."""
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from executor_pair import Both, PairShape
 from plain_prefill import PlainPrefill
 
 from oscar_kernels.spec import QuantSpec
-from oscar_zoo.runtime.flashinfer_prefill import FlashInferPrefill
-from oscar_zoo.runtime.prefill import Prefill
-from oscar_zoo.runtime.softmax import Softmax
+from oscar_zoo.runtime.engine import Softmax
+from oscar_zoo.runtime.prefill import FlashInferPrefill, Prefill
 
 MODELS = {
     "Qwen3-8B": (32, 8, 128, 128),

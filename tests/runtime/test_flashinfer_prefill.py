@@ -8,8 +8,8 @@ from plain_prefill import PlainPrefill
 
 from oscar_kernels.cache import BatchView, TokenTargets, WindowState
 from oscar_zoo.runtime.batch import Batch
-from oscar_zoo.runtime.flashinfer_prefill import FlashInferPrefill, heads_of_a_block, modules
-from oscar_zoo.runtime.softmax import Softmax
+from oscar_zoo.runtime.engine import Softmax
+from oscar_zoo.runtime.prefill import FlashInferPrefill, heads_of_a_block, modules
 
 THREADS, VECTOR = 1024, 8
 """Limit of a block on every NVIDIA GPU, and the 16-bit numbers that a thread of the merge reads."""

@@ -20,7 +20,7 @@ from torch import Tensor
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.errors import UnsupportedMachine
 from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES, Ops, choose_ops
-from oscar_zoo.runtime.engine import CacheConfig, SlotTable, StepInput
+from oscar_zoo.runtime.engine import CacheConfig, SlotTable, Softmax, StepInput
 from oscar_zoo.runtime.int2_cache import (
     Int2Cache,
     cache_bytes,
@@ -29,10 +29,8 @@ from oscar_zoo.runtime.int2_cache import (
     piece_tokens,
 )
 from oscar_zoo.runtime.prefill import Prefill
-from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
-from oscar_zoo.runtime.softmax import Softmax
+from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable
-from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
 HEADS, GROUP, DIM, SINK, RECENT, ROWS, SLOTS, LONGEST = 2, 2, 32, 4, 8, 4, 200, 100
 SPEC = QuantSpec(DIM, DIM, 0.9, "float16")
@@ -169,17 +167,10 @@ def test_the_plan_counts_what_a_cache_allocates(ranks: int) -> None:
         REFERENCES,
         num_q_heads=HEADS * GROUP,
         max_tokens=LONGEST,
+        piece_tokens=0,
         device="cpu",
     )
     assert worker.plain.report() == {"scratch": counted}
-    tables = sum(x.nbytes for x in vars(worker.plain._tables).values())
-    assert counted == worker.plain.executor.nbytes + tables
-
-
-def test_nothing_runs_without_a_batch() -> None:
-    worker = Worker()
-    with pytest.raises(RuntimeError, match="without metadata"):
-        worker.kernels.forward(FIRST_LAYER, *worker.rows(1))
 
 
 def test_a_gpu_never_gets_a_reference() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oscar_zoo.runtime.kept_rings import LATE, KeptRings
-from oscar_zoo.runtime.window_store import WindowShape, WindowStore
+from oscar_zoo.runtime.stores import WindowShape, WindowStore
 
 RECENT = 16
 SCOPE = (None,)
@@ -37,38 +38,38 @@ def test_a_next_turn_takes_the_ring_of_the_last() -> None:
     assert rings.begin({2: end}) == {2: choice} and (rings.used, rings.lost) == (1, 0)
 
 
-def test_steps_with_drafts_that_come_late_write_more_of_a_ring() -> None:
-    rings = KeptRings(RECENT, drafts=3)
-    tokens = talked(rings)
-    assert rings.choose(SCOPE, [*tokens, *NEXT]) is None, "its window begins in front of the ring"
-    choice = rings.choose(SCOPE, [*tokens, *NEXT, *range(6)])
-    end = len(FIRST) + len(ANSWER) - 1
-    assert choice is not None and choice.first == end - (RECENT + 2) + 3 * LATE
+ALL = [*FIRST, *ANSWER]
+END = len(ALL) - 1
+"""The last token of an answer was only sampled."""
 
 
-def test_a_long_turn_fills_its_window_by_itself() -> None:
-    rings = KeptRings(RECENT)
-    tokens = talked(rings)
-    assert rings.choose(SCOPE, [*tokens, *range(RECENT - 1)]) is None
-    assert rings.choose(SCOPE, [*tokens, *range(RECENT - 2)]) is not None
-
-
-def test_a_ring_is_good_up_to_the_last_common_token() -> None:
-    rings = KeptRings(RECENT)
-    tokens = talked(rings)
-    choice = rings.choose(SCOPE, [*tokens[:46], *range(8)])
-    assert choice is not None and choice.end == 46
-    assert rings.choose(SCOPE, [*tokens[:30], *range(20)]) is None
-    assert rings.choose(SCOPE, [1, *tokens[1:], 7]) is None
-
-
-def test_the_last_token_of_a_prompt_is_prefilled() -> None:
-    rings = KeptRings(RECENT)
-    tokens = talked(rings)
-    assert rings.choose(SCOPE, tokens[:-1]) is None, "its window begins in front of the ring"
-    rings = KeptRings(64)
-    choice = rings.choose(SCOPE, talked(rings)[:45])
-    assert choice is not None and choice.end == 44
+@pytest.mark.parametrize(
+    ("recent", "drafts", "turn", "bounds"),
+    [
+        # A window begins in front of what late steps leave of the ring.
+        (RECENT, 3, [*ALL, *NEXT], None),
+        (RECENT, 3, [*ALL, *NEXT, *range(6)], (END - (RECENT + 2) + 3 * LATE, END)),
+        # A long turn fills its window by itself.
+        (RECENT, 1, [*ALL, *range(RECENT - 1)], None),
+        (RECENT, 1, [*ALL, *range(RECENT - 2)], (END - RECENT + LATE, END)),
+        # A ring is good up to the last common token.
+        (RECENT, 1, [*ALL[:46], *range(8)], (END - RECENT + LATE, 46)),
+        (RECENT, 1, [*ALL[:30], *range(20)], None),
+        (RECENT, 1, [1, *ALL[1:], 7], None),
+        # The last token of a prompt is prefilled.
+        (RECENT, 1, ALL[:-1], None),
+        (64, 1, ALL[:45], (0, 44)),
+        # No ring is kept where hits do not refill.
+        (0, 1, [*ALL, *NEXT], None),
+    ],
+)
+def test_what_of_a_ring_a_prompt_may_use(
+    recent: int, drafts: int, turn: list[int], bounds: tuple[int, int] | None
+) -> None:
+    rings = KeptRings(recent, drafts)
+    talked(rings)
+    choice = rings.choose(SCOPE, turn)
+    assert (choice and (choice.first, choice.end)) == bounds
 
 
 def test_other_scopes_and_opaque_tokens_share_nothing() -> None:
@@ -78,6 +79,8 @@ def test_other_scopes_and_opaque_tokens_share_nothing() -> None:
     rings.begin({3: 0})
     rings.ended(3, None, FIRST, ANSWER)
     assert rings.choose(None, turn) is None
+    rings.flush()
+    assert rings.choose(SCOPE, turn) is None
 
 
 def test_nobody_chooses_a_row_that_was_handed_out() -> None:
@@ -130,18 +133,6 @@ def test_a_retracted_request_that_ends_in_its_second_prefill_promises_what_it_ha
     assert rings.choose(SCOPE, [*FIRST, *ANSWER, *NEXT]) is None
     choice = rings.choose(SCOPE, FIRST[:26])
     assert choice is not None and (choice.first, choice.end) == (20 - RECENT + LATE, 20)
-
-
-def test_a_flush_forgets_all() -> None:
-    rings = KeptRings(RECENT)
-    turn = [*talked(rings), *NEXT]
-    rings.flush()
-    assert rings.choose(SCOPE, turn) is None
-
-
-def test_no_ring_is_kept_where_hits_do_not_refill() -> None:
-    rings = KeptRings(0)
-    assert rings.choose(SCOPE, [*talked(rings), *NEXT]) is None
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,4 +1,4 @@
-"""The executor with the references of the kernels against the float64 oracle, over the lengths
+"""The cache with the references of the kernels against the float64 oracle, over the lengths
 where tiers begin and end."""
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.runtime.batch import BatchTables, decode_batch, extend_batch
 from oscar_zoo.runtime.dispatch import REFERENCES
-from oscar_zoo.runtime.engine import SlotTable
-from oscar_zoo.runtime.executor import Executor
-from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
-from oscar_zoo.runtime.softmax import Softmax
+from oscar_zoo.runtime.engine import CacheConfig, SlotTable, Softmax, StepInput
+from oscar_zoo.runtime.int2_cache import Int2Cache
+from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable
-from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
 HEADS, GROUP, DIM, SINK, RECENT = 2, 3, 64, 4, 6
 SPEC = QuantSpec(
@@ -38,7 +35,7 @@ PLAIN = Softmax(SCALE)
 
 @dataclass
 class Machine:
-    """One layer of a worker: an executor over its own stores, and requests that come and go in
+    """One layer of a worker: a cache over its own stores, and requests that come and go in
     rows."""
 
     sets: tuple[RotationSet, ...] = ORTHOGONAL
@@ -70,17 +67,10 @@ class Machine:
         ops = {"int2": REFERENCES, "lossless": exact.EXACT, "poison": exact.POISONED}[self.mode]
         ops = mutants.broken(reads.counting(ops, self.reads), self.mutant)
         self.slot_table = torch.zeros(4, 100, dtype=torch.int32, device=self.device)
-        self.source = SlotTable(self.slot_table, ops.pack)
-        self.tables = BatchTables(3, 100, self.device)
-        self.executor = Executor(
-            [self.store.layer(0, self.windows)],
-            self.windows.state,
-            table.layers,
-            ops,
-            None,
-            num_q_heads=HEADS * GROUP,
-            max_batch=3,
-            scratch_tokens=0,
+        config = CacheConfig((0,), HEADS * GROUP, self.softmax, 3, 100, 0, self.device)
+        source = SlotTable(self.slot_table, ops.pack)
+        self.cache = Int2Cache(
+            config, self.store, self.windows, table, source, ops=ops, prefill=None
         )
 
     def begin(self, row: int, prefix_of: int | None = None, prefix: int = 0) -> None:
@@ -101,19 +91,18 @@ class Machine:
             own += slots
             known = torch.tensor(self.slots_of[row], dtype=torch.int32)
             self.slot_table[row, : len(known)] = known.to(self.device)
-        on_device = torch.tensor(rows, device=self.device)
-        out_loc = torch.tensor(own, device=self.device)
-        if decode:
-            lengths = torch.tensor([n + 1 for n in prefixes], device=self.device)
-            self.tables.fill(self.source, on_device, lengths)
-            state = self.windows.state
-            batch = decode_batch(self.tables, on_device, lengths, out_loc, state)
-        else:
-            batch = extend_batch(
-                self.source, on_device, out_loc, prefixes, new, self.windows.state, piece_tokens=0
-            )
-        assert batch.num_tokens == sum(new)
-        return self.executor.forward(0, q, k, v, batch, self.softmax)
+        step = StepInput(
+            "decode" if decode else "extend",
+            torch.tensor(rows, device=self.device),
+            tuple(rows),
+            torch.tensor([n + 1 for n in prefixes], device=self.device),
+            torch.tensor(own, device=self.device),
+            *(() if decode else (tuple(prefixes), tuple(new))),
+        )
+        self.cache.begin(step)
+        assert self.cache.batch is not None and self.cache.batch.num_tokens == sum(new)
+        out = self.cache.forward(0, *(x.flatten(1) for x in (q, k, v)), self.softmax.sinks)
+        return out.view(*q.shape[:2], -1)
 
     def run(self, row: int, q: Tensor, k: Tensor, v: Tensor, cut: Cut) -> Tensor:
         """All steps of a request; outputs of the positions from `cut.prefix` on."""

@@ -71,13 +71,6 @@ def test_a_block_between_two_chunks_is_nobody_elses() -> None:
     assert start(sinks, 3, LONG, prefix=10).block == second.block
 
 
-@pytest.mark.parametrize("early", [False, True])
-def test_the_deliberate_bug_is_one(early: bool) -> None:
-    sinks = blocks(kind=EarlySinks if early else SinkBlocks)
-    start(sinks, 1, LONG, end=WIDTH - 1)
-    assert (sinks.reprefill_tail(prompt(LONG)) == RECENT) == early
-
-
 @pytest.mark.parametrize(
     ("length", "page_size", "tail"),
     [
@@ -146,16 +139,6 @@ def test_an_answer_completes_the_block_of_a_short_prompt() -> None:
     assert sinks.idle == 1 and sinks.reprefill_tail(prompt(LONG)) == RECENT
 
 
-@pytest.mark.parametrize("end", [1, 3])
-def test_a_prompt_given_up_between_chunks_completes_nothing(end: int) -> None:
-    sinks = blocks()
-    start(sinks, 1, LONG, end=end)
-    sinks.release(1, prompt(LONG))
-    start(sinks, 1, LONG[:3], end=1)
-    sinks.release(1, prompt(LONG))
-    assert (sinks.idle, sinks.in_use) == (0, 0)
-
-
 def test_a_block_with_a_hole_is_not_shared() -> None:
     sinks = blocks()
     assert start(sinks, 1, LONG, prefix=2).sink_from == 2
@@ -174,24 +157,6 @@ def test_a_hit_that_ends_among_the_sinks_starts_with_a_copy() -> None:
         3, first.block, 0, donor=first.block
     )  # it was the last one left
     assert sinks.lost == 0
-
-
-def test_clearing_forgets_all() -> None:
-    sinks = blocks(idle=0)
-    for row in (1, 2, 3):
-        start(sinks, row, (row, *LONG))
-    sinks.flush()
-    assert (sinks.in_use, sinks.idle) == (0, 0)
-    assert sinks.reprefill_tail(prompt((1, *LONG))) == MISS
-    assert {start(sinks, row, (row, *LONG)).block for row in (1, 2, 3)} == {1, 2, 3}
-
-
-def test_a_row_that_nobody_announced_has_a_block_of_its_own() -> None:
-    sinks = blocks()
-    assert sinks.begin([(1, 0)]) == [Place(1, 1, 0)]
-    sinks.launched([1], [20])
-    sinks.release(1, prompt(LONG))
-    assert (sinks.idle, sinks.misses) == (0, 0)
 
 
 def test_without_sinks_nothing_is_given_away() -> None:

@@ -5,28 +5,22 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
 import torch
-from int2_test_plugin import exact
 from torch import Tensor
 
 from oscar_kernels import quantizer
 from oscar_kernels.cache import TokenTargets, Transforms
 from oscar_kernels.reference import stored_rows
 from oscar_kernels.spec import QuantSpec, code_bytes
-from oscar_zoo.runtime.dispatch import REFERENCES, Ops
-from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
-from oscar_zoo.runtime.window_store import WindowShape, WindowStore
+from oscar_zoo.runtime.dispatch import REFERENCES
+from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 
 K, V = QuantSpec(64, 64, 0.96), QuantSpec(32, 16, 0.92)
 WINDOWS = WindowStore(WindowShape(2, 2, 3, 64, 32, 0, 1, torch.float32), "cpu")
 NOTHING = Transforms(*(torch.eye(dim)[None] for dim in (64, 64, 32, 32)))
-MODES = ["int2", "lossless"]
 
 
-def make(mode: str = "int2") -> SlotStore:
-    if mode == "lossless":
-        return exact.ExactStore(exact.ExactShape.alike(2, 20, 3, K, V), "cpu")
+def make() -> SlotStore:
     return SlotStore(SlotShape.alike(2, 20, 3, K, V), "cpu")
 
 
@@ -35,12 +29,10 @@ def some(tokens: int = 5) -> tuple[Tensor, Tensor]:
     return torch.randn(tokens, 3, 64, generator=g), torch.randn(tokens, 3, 32, generator=g)
 
 
-def write(
-    store: SlotStore, layer: int, slots: Tensor, rows: tuple[Tensor, Tensor], ops: Ops = REFERENCES
-) -> None:
+def write(store: SlotStore, layer: int, slots: Tensor, rows: tuple[Tensor, Tensor]) -> None:
     """Write rows as they are, without windows."""
     place = torch.zeros(len(slots), dtype=torch.int64)
-    ops.write(
+    REFERENCES.write(
         *rows,
         store.layer(layer, WINDOWS),
         NOTHING,
@@ -64,41 +56,21 @@ def test_slots_hold_what_the_quantizer_says() -> None:
     assert not store.codes[0].any()
 
 
-def test_the_tests_lossless_store_reads_exact_rows_and_still_writes_codes() -> None:
-    store, (k, v), slots = make("lossless"), some(), torch.arange(5)
-    write(store, 0, slots, (k, v), exact.EXACT)
-    got_k, got_v = exact.exact_rows(store.layer(0, WINDOWS), slots)
-    assert torch.equal(got_k, k) and torch.equal(got_v, v)
-    packed = quantizer.quantize(k, K)[0]
-    assert torch.equal(store.codes[0][slots][..., : code_bytes(K)], packed)
-
-
-def test_poison_has_nothing_of_the_row() -> None:
-    store, rows, slots = make(), some(), torch.arange(5)
-    write(store, 0, slots, rows, exact.POISONED)
-    got_k, got_v = stored_rows(store.layer(0, WINDOWS), slots)
-    assert (got_k == exact.POISON).all() and (got_v == exact.POISON).all()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_moving_slots_moves_everything(mode: str) -> None:
-    store, (k, v) = make(mode), some()
-    read = exact.exact_rows if mode == "lossless" else stored_rows
-    ops = exact.EXACT if mode == "lossless" else REFERENCES
+def test_moving_slots_moves_everything() -> None:
+    store, (k, v) = make(), some()
     for layer in (0, 1):
-        write(store, layer, torch.arange(5), (k + layer, v - layer), ops)
+        write(store, layer, torch.arange(5), (k + layer, v - layer))
     store.move(torch.tensor([10, 11]), torch.tensor([3, 1]))
     for layer in (0, 1):
         cache = store.layer(layer, WINDOWS)
-        moved, original = read(cache, torch.tensor([10, 11])), read(cache, torch.tensor([3, 1]))
+        moved, original = (stored_rows(cache, torch.tensor(at)) for at in ([10, 11], [3, 1]))
         for one, other in zip(moved, original, strict=True):
             assert torch.equal(one, other) and one.any()
         assert all(buffer[[10, 11]].equal(buffer[[3, 1]]) for buffer in store.buffers())
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_bytes_are_counted_before_they_are_allocated(mode: str) -> None:
-    store = make(mode)
+def test_bytes_are_counted_before_they_are_allocated() -> None:
+    store = make()
     assert store.nbytes == 20 * store.shape.token_bytes()
 
 

@@ -100,13 +100,6 @@ def test_ranks_hold_the_matrices_of_their_heads(version: int, heads: int, ranks:
     assert held == sorted(list(range(heads)) * max(1, ranks // heads))
 
 
-def test_an_orthogonal_side_holds_one_tensor() -> None:
-    table = TransformTable.build(*ORTHOGONAL, range(4), kv_heads=range(2), device="cpu")
-    for pair in table.layers:
-        assert pair.q_partner is pair.k_forward and pair.o_partner is pair.v_forward
-        assert pair.k_mean is None
-
-
 def test_values_with_a_mean_are_refused() -> None:
     centred = general_set("k", 4, 2, 64, seed=5)
     with pytest.raises(ValueError, match="values with a mean"):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from oscar_zoo.runtime.trees import longest_chains
+from oscar_zoo.runtime.batch import longest_chains
 
 
 def seen_by(parents: Sequence[int]) -> np.ndarray:

@@ -106,6 +106,7 @@ def test_the_plan_counts_the_tables_of_drafts() -> None:
         REFERENCES,
         num_q_heads=SHAPE.heads * SHAPE.group,
         max_tokens=SHAPE.longest,
+        piece_tokens=0,
         device="cpu",
     )
     assert Worker(SHAPE, REFERENCES).cache.report() == {"scratch": counted}

@@ -18,21 +18,18 @@ from plain_prefill import PlainPrefill
 
 from oscar_kernels.decode_attention import tuning
 from oscar_kernels.spec import QuantSpec
-from oscar_zoo.runtime import executor
+from oscar_zoo.runtime import int2_cache
 from oscar_zoo.runtime.dispatch import KERNELS
-from oscar_zoo.runtime.engine import CacheConfig, SlotTable
-from oscar_zoo.runtime.executor import Executor
-from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
-from oscar_zoo.runtime.softmax import Softmax
+from oscar_zoo.runtime.engine import CacheConfig, SlotTable, Softmax
+from oscar_zoo.runtime.int2_cache import Int2Cache, steps, warm_up
+from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable
-from oscar_zoo.runtime.warm_up import steps, warm_up
-from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
 
 def test_only_the_padding_row_and_slot_zero_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "SHORT", 4)
+    monkeypatch.setattr(int2_cache, "SHORT", 4)
     heads, dim = 1, 32
     spec = QuantSpec(dim, dim, 0.9, "float16")
     slots = SlotStore(SlotShape.alike(1, 40, heads, spec, spec), "cpu")
@@ -40,16 +37,8 @@ def test_only_the_padding_row_and_slot_zero_are_written(monkeypatch: pytest.Monk
     sets = [general_set(role, 1, heads, dim, seed=1) for role in ("k", "v")]
     table = TransformTable.build(*sets, range(1), kv_heads=range(1), device="cpu")
     config = CacheConfig((0,), 2, Softmax(0.2), 2, 20, 16, "cpu")
-    built = Executor(
-        [slots.layer(0, windows)],
-        windows.state,
-        table.layers,
-        KERNELS,
-        PlainPrefill(),
-        num_q_heads=config.num_q_heads,
-        max_batch=config.max_batch,
-        scratch_tokens=config.piece_tokens,
-    )
+    source = SlotTable(torch.zeros(3, 20, dtype=torch.int32), KERNELS.pack)
+    cache = Int2Cache(config, slots, windows, table, source, ops=KERNELS, prefill=PlainPrefill())
     stores = (
         slots.codes[0],
         slots.affine[0],
@@ -60,7 +49,7 @@ def test_only_the_padding_row_and_slot_zero_are_written(monkeypatch: pytest.Monk
     )
     for store in stores:
         store.fill_(7)
-    warm_up(built, SlotTable(torch.zeros(3, 20, dtype=torch.int32), KERNELS.pack), config)
+    warm_up(cache)
     assert all(bool((store[1:] == 7).all()) for store in stores)
     assert not (slots.affine[0][0] == 7).all()  # it did write
 
@@ -72,10 +61,10 @@ def test_all_but_the_first_and_the_last_step_are_fused() -> None:
         assert (
             step.prefix
             and step.new <= tuning.FUSED_TOKENS
-            and step.requests * step.new <= executor.SHORT
+            and step.requests * step.new <= int2_cache.SHORT
         )
-    assert max(step.requests * step.new for step in fused) > executor.SHORT * 0.95
-    assert last.requests * last.new > executor.SHORT
+    assert max(step.requests * step.new for step in fused) > int2_cache.SHORT * 0.95
+    assert last.requests * last.new > int2_cache.SHORT
 
 
 @pytest.fixture(scope="module")

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from int2_test_plugin.reads import WindowCoverage, coverage, covers
+from int2_test_plugin.reads import WindowCoverage, covers
 from torch import Tensor
 
 from oscar_kernels.cache import BatchView, LayerCache, TokenTargets, Transforms
 from oscar_kernels.reference import cached_rows, write_kv_int2
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.sink_blocks import PromptKey
-from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
-from oscar_zoo.runtime.window_store import WindowShape, WindowStore
+from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 
 SINK, RECENT = 4, 6
 
@@ -62,42 +59,6 @@ def rows(first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
     return at.expand(-1, 2, 8).clone(), -at.expand(-1, 2, 12).clone()
 
 
-@pytest.mark.parametrize(
-    ("length", "sink", "ring"),
-    [
-        (0, range(0), range(0)),
-        (3, range(3), range(3)),
-        (SINK, range(SINK), range(SINK)),
-        (RECENT, range(SINK), range(RECENT)),
-        (RECENT + 1, range(SINK), range(1, RECENT + 1)),
-        (SINK + RECENT, range(SINK), range(SINK, SINK + RECENT)),
-        (50, range(SINK), range(44, 50)),
-    ],
-)
-def test_coverage_of_a_request_that_owns_everything(length: int, sink: range, ring: range) -> None:
-    assert coverage(length, sink=SINK, recent=RECENT, sink_from=0, ring_start=0) == WindowCoverage(
-        length, sink, ring
-    )
-
-
-@given(
-    length=st.integers(0, 60),
-    sink=st.integers(0, 20),
-    recent=st.integers(1, 20),
-    sink_from=st.integers(0, 40),
-    ring_start=st.integers(0, 40),
-)
-def test_every_position_is_read_exactly_once(
-    length: int, sink: int, recent: int, sink_from: int, ring_start: int
-) -> None:
-    cover = coverage(length, sink=sink, recent=recent, sink_from=sink_from, ring_start=ring_start)
-    wanted = {
-        p for p in range(length) if sink_from <= p < sink or p >= max(length - recent, ring_start)
-    }
-    assert {*cover.sink, *cover.ring} == wanted
-    assert cover.compressed == length - len(wanted)
-
-
 def test_rejected_drafts_overwrite_nothing_that_is_read_again() -> None:
     """A step writes 3 drafts, of which the first stays: the request goes on one token longer."""
     side = WindowStore(WindowShape(2, 3, 2, 8, 12, SINK, RECENT, torch.float32, drafts=3), "cpu")
@@ -120,11 +81,6 @@ def test_a_batch_may_be_padded_to_a_multiple_of_the_ranks(
 ) -> None:
     shape = WindowShape(2, requests + 1, 2, 8, 12, SINK, RECENT, torch.float32, ranks=ranks)
     assert shape.max_batch == most
-
-
-def test_more_drafts_than_the_window_holds_are_refused() -> None:
-    with pytest.raises(ValueError, match="7 draft tokens of a step do not fit"):
-        WindowShape(2, 3, 2, 8, 12, SINK, RECENT, torch.float32, drafts=7)
 
 
 @pytest.mark.parametrize("steps", [[20], [3, 1, 1], [6, 6, 6], [1] * 20, [5, 30, 1], [2]])
@@ -174,18 +130,6 @@ def test_a_prefix_inside_the_sinks_is_copied() -> None:
         assert sinks[0, both[0]].equal(sinks[0, both[1]]) and sinks[0, both[1], 1].any()
 
 
-def test_first_tokens_that_are_read_compressed_are_counted() -> None:
-    assert [
-        WindowCoverage(n, range(2, 2), range(3, n)).compressed_sinks(SINK) for n in (0, 2, 3, 4, 9)
-    ] == [
-        0,
-        2,
-        3,
-        3,
-        3,
-    ]
-
-
 def test_a_new_owner_sees_nothing_of_the_old_one() -> None:
     side = store()
     record(side, 0, 1, 0, *rows(0, 30))
@@ -207,20 +151,13 @@ def test_rows_are_fresh_once() -> None:
     assert side.fresh == set()
 
 
-def test_windows_keep_the_type_of_the_model() -> None:
-    side = store(dtype=torch.bfloat16)
-    k, v = rows(0, 3)
-    record(side, 0, 1, 0, k + 1 / 512, v)
-    out_k, _ = read(side, 0, 1, 3)
-    torch.testing.assert_close(out_k, (k + 1 / 512).bfloat16().float(), atol=0, rtol=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bytes_are_counted_before_they_are_allocated(dtype: torch.dtype) -> None:
     side, token = store(dtype=dtype, idle=2), 2 * 2 * 20 * dtype.itemsize
     assert side.nbytes == side.shape.nbytes == 3 * RECENT * token + (3 + 2) * SINK * token + 3 * 12
 
 
-def test_a_window_needs_one_token() -> None:
-    with pytest.raises(ValueError, match="recent 0 at least 1"):
-        WindowShape(1, 1, 1, 4, 4, 0, 0, torch.float32)
+@pytest.mark.parametrize(("recent", "drafts"), [(0, 1), (RECENT, 7)])
+def test_windows_that_cannot_hold_a_step_are_refused(recent: int, drafts: int) -> None:
+    with pytest.raises(ValueError):
+        WindowShape(1, 1, 1, 4, 4, 0, recent, torch.float32, drafts=drafts)

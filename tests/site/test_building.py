@@ -21,7 +21,7 @@ from site_pages import BARE, write_hub
 
 from oscar_zoo import build_site
 from oscar_zoo.engines.sglang.capacity import Cache, room
-from oscar_zoo.engines.sglang.concurrency import Layout
+from oscar_zoo.engines.sglang.sizing import Layout
 from oscar_zoo.errors import ConflictError
 
 QWEN = "artifacts/Qwen3-8B/seq20000_prompt83_group128.html"

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from architecture_places import Place
 
-from oscar_zoo.engines.sglang.flags import device_flags
 from oscar_zoo.engines.sglang.launch.plan import free_port
-from oscar_zoo.engines.sglang.model_refusals import TEXT_ONLY
+from oscar_zoo.engines.sglang.refusals import TEXT_ONLY
+from oscar_zoo.engines.sglang.sizing import device_flags
 
 PROMPT, NEW = 48, 16
 """Tokens of a prompt that the windows hold whole, and of an answer."""

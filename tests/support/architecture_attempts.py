@@ -124,7 +124,7 @@ def serve(name: str, work: Path, place: Place = CPU) -> Attempt:
 
 def refused_by_server(work: Path) -> Attempt | None:
     """What `serve` says of the `model` in `work` by its `config.json`; `None` if it is served."""
-    from oscar_zoo.engines.sglang.config_refusals import check_config
+    from oscar_zoo.engines.sglang.refusals import check_config
     from oscar_zoo.errors import UnsupportedModel
     from oscar_zoo.models.config_file import ConfigFile
 

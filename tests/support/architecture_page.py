@@ -11,7 +11,7 @@ from pathlib import Path
 from architecture_attempts import Attempt, Outcome
 from architectures import ARCHITECTURES
 
-from oscar_zoo.engines.sglang.config_refusals import MISREAD
+from oscar_zoo.engines.sglang.refusals import MISREAD
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/models.md"

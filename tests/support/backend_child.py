@@ -15,14 +15,14 @@ import torch
 
 def decode_graph(out: str) -> None:
     """Capture before any request, then replay without and with the hook that watches rows."""
-    from oscar_zoo.engines.sglang import fired_hooks
+    from oscar_zoo.engines.sglang import worker
 
     backend, calls = _backend()
     batch = _decode_batch(rows=[1, 2])
-    assert "alloc" not in fired_hooks.FIRED
+    assert "alloc" not in worker.FIRED
     backend.init_forward_metadata_out_graph(batch, in_capture=True)
     _noting_refusal(calls, backend.init_forward_metadata_out_graph, batch)
-    fired_hooks.FIRED.add("alloc")
+    worker.FIRED.add("alloc")
     backend.init_forward_metadata_out_graph(batch)
     Path(out).write_text(json.dumps(calls))
 
@@ -30,10 +30,10 @@ def decode_graph(out: str) -> None:
 def eager_warm_up(out: str) -> None:
     """A pass of padding rows before any request, as for FlashInfer's autotune, then rows of
     requests."""
-    from oscar_zoo.engines.sglang import fired_hooks
+    from oscar_zoo.engines.sglang import worker
 
     backend, calls = _backend()
-    assert "alloc" not in fired_hooks.FIRED
+    assert "alloc" not in worker.FIRED
     _noting_refusal(calls, backend.init_forward_metadata, _decode_batch(rows=[0, 0]))
     _noting_refusal(calls, backend.init_forward_metadata, _decode_batch(rows=[0, 1]))
     Path(out).write_text(json.dumps(calls))

@@ -21,7 +21,7 @@ def wrapped(out: str) -> None:
     from sglang.srt.layers.attention.linear import gdn_backend
     from sglang.srt.layers.attention.linear import utils as linear
 
-    from oscar_zoo.engines.sglang.compat import hybrid_backends
+    from oscar_zoo.engines.sglang.compat import backends
 
     args = SimpleNamespace(
         attention_backend=NAME, prefill_attention_backend=None, decode_attention_backend=None
@@ -51,7 +51,7 @@ def wrapped(out: str) -> None:
         for (module, name), value in gpu.items():
             if hasattr(module, name):
                 stack.enter_context(mock.patch.object(module, name, value))
-        said["ours"] = hybrid_backends.wrap(registry.attn_backend_wrapper, runner, "full")
+        said["ours"] = backends.wrap(registry.attn_backend_wrapper, runner, "full")
         try:
             registry.attn_backend_wrapper(runner, "full")
         except AssertionError as error:

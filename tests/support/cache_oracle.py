@@ -16,7 +16,7 @@ from torch import Tensor
 from oscar_kernels.quantizer import affine_parameters, clip_rows, fake_quantize
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet
-from oscar_zoo.runtime.softmax import Softmax
+from oscar_zoo.runtime.engine import Softmax
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def passes(length: int, passes: list[int], prefix: int, branch: int | None, rece
     import torch
     from sglang.srt.managers.schedule_batch import ScheduleBatch
 
-    from oscar_zoo.engines.sglang.compat import state_checkpoints
+    from oscar_zoo.engines.sglang.compat import scheduling
 
     rows = SimpleNamespace(
         enable_mamba_extra_buffer=True, get_mamba_ping_pong_other_idx=lambda index: 1 - index
@@ -55,9 +55,9 @@ def passes(length: int, passes: list[int], prefix: int, branch: int | None, rece
         request.extend_range = SimpleNamespace(length=end - prefix)
         request.extend_len, request.extend_end = end - prefix, end
         if number == 0:
-            state_checkpoints.save_early(request, tree, recent)
+            scheduling.save_early(request, tree, recent)
         else:
-            state_checkpoints.name_place(request)
+            scheduling.name_place(request)
         request.mamba_last_track_seqlen = None
         ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend(batch, request)
         found.append(request.mamba_last_track_seqlen)

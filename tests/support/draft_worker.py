@@ -13,13 +13,11 @@ from torch import Tensor
 from oscar_kernels.cache import Drafts
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.dispatch import Ops
-from oscar_zoo.runtime.engine import CacheConfig, SlotTable, StepInput
+from oscar_zoo.runtime.engine import CacheConfig, SlotTable, Softmax, StepInput
 from oscar_zoo.runtime.int2_cache import Int2Cache
 from oscar_zoo.runtime.prefill import Prefill
-from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
-from oscar_zoo.runtime.softmax import Softmax
+from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable
-from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
 LAYERS, ROWS, SLOTS = 2, 4, 1200
 

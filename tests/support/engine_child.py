@@ -330,8 +330,7 @@ def pool_contract() -> dict[str, Any]:
 
     from oscar_kernels.spec import QuantSpec
     from oscar_zoo.engines.sglang.pool import Int2TokenPool
-    from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
-    from oscar_zoo.runtime.window_store import WindowShape, WindowStore
+    from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 
     spec = QuantSpec(64, 64, 0.96)
     stock = {

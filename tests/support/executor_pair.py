@@ -1,4 +1,4 @@
-"""An executor with kernels beside one with their references, fed the same steps."""
+"""A cache with kernels beside one with their references, fed the same steps."""
 
 from __future__ import annotations
 
@@ -10,21 +10,18 @@ from cache_oracle import general_set
 from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec
-from oscar_zoo.runtime.batch import BatchTables, decode_batch, extend_batch
 from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES, Ops
-from oscar_zoo.runtime.engine import SlotTable
-from oscar_zoo.runtime.executor import Executor
+from oscar_zoo.runtime.engine import CacheConfig, SlotTable, Softmax, StepInput
+from oscar_zoo.runtime.int2_cache import Int2Cache
 from oscar_zoo.runtime.prefill import Prefill
 from oscar_zoo.runtime.sink_blocks import PromptKey
-from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
-from oscar_zoo.runtime.softmax import Softmax
+from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable
-from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
 
 @dataclass(frozen=True)
 class PairShape:
-    """What both executors serve.
+    """What both caches serve.
 
     Attributes:
         heads: KV heads.
@@ -60,10 +57,16 @@ class PairShape:
 
 
 class Machine:
-    """An executor with stores of its own."""
+    """A cache of one layer with stores of its own."""
 
     def __init__(
-        self, shape: PairShape, table: TransformTable, ops: Ops, prefill: Prefill | None
+        self,
+        shape: PairShape,
+        table: TransformTable,
+        slot_table: Tensor,
+        softmax: Softmax,
+        ops: Ops,
+        prefill: Prefill | None,
     ) -> None:
         self.windows = WindowStore(
             WindowShape(
@@ -88,16 +91,18 @@ class Machine:
         self.slots = SlotStore(
             SlotShape.alike(1, shape.slots, shape.heads, *shape.specs), shape.device
         )
-        self.tables = BatchTables(3, shape.longest, shape.device)
-        self.executor = Executor(
-            [self.slots.layer(0, self.windows)],
-            self.windows.state,
-            table.layers,
-            ops,
-            prefill,
-            num_q_heads=shape.num_q_heads,
-            max_batch=3,
-            scratch_tokens=shape.piece if prefill else 0,
+        pieces = shape.piece if prefill else 0
+        config = CacheConfig(
+            (0,), shape.num_q_heads, softmax, 3, shape.longest, pieces, shape.device
+        )
+        self.cache = Int2Cache(
+            config,
+            self.slots,
+            self.windows,
+            table,
+            SlotTable(slot_table, ops.pack),
+            ops=ops,
+            prefill=prefill,
         )
 
 
@@ -132,14 +137,15 @@ class Both:
         self.table = TransformTable.build(
             *sets, range(1), kv_heads=range(shape.heads), device=shape.device
         )
-        self.plain = Machine(shape, self.table, REFERENCES, None)
-        self.kernels = Machine(shape, self.table, kernels, prefill())
+        self.slots = torch.zeros(shape.rows, shape.longest, dtype=torch.int32, device=shape.device)
+        given = shape, self.table, self.slots, softmax
+        self.plain = Machine(*given, REFERENCES, None)
+        self.kernels = Machine(*given, kernels, prefill())
         self.machines = (self.plain, self.kernels)
         self.random = torch.Generator().manual_seed(seed)
         order = torch.randperm(shape.slots - 1, generator=self.random).int() + 1
         self.order = order.to(shape.device)
         self.next, self.lengths = 0, [0] * shape.rows
-        self.slots = torch.zeros(shape.rows, shape.longest, dtype=torch.int32, device=shape.device)
 
     def begin(self, row: int, shared_with: int | None = None, prefix: int = 0) -> None:
         """A new owner, perhaps of tokens that another row has cached; it shares the first ones."""
@@ -165,10 +171,6 @@ class Both:
         kernels, `[T, num_q_heads, v_head_dim]`."""
         rows, counts = list(new), list(new.values())
         prefixes = [self.lengths[row] for row in rows]
-        for machine in self.machines:
-            machine.windows.sinks.launched(
-                rows, [p + n for p, n in zip(prefixes, counts, strict=True)]
-            )
         total = sum(counts)
         written = self.order[self.next : self.next + total]
         self.next += total
@@ -186,37 +188,20 @@ class Both:
                 strict=True,
             )
         ]
-        want, got = (
-            self._run(machine, rows, prefixes, counts, written, rows_of, decode=decode)
-            for machine in self.machines
+        step = StepInput(
+            "decode" if decode else "extend",
+            torch.tensor(rows, device=shape.device),
+            tuple(rows),
+            torch.tensor([self.lengths[row] for row in rows], device=shape.device),
+            written.long(),
+            *(() if decode else (tuple(prefixes), tuple(counts))),
         )
-        return want, got
-
-    def _run(
-        self,
-        machine: Machine,
-        rows: list[int],
-        prefixes: list[int],
-        counts: list[int],
-        written: Tensor,
-        rows_of: list[Tensor],
-        *,
-        decode: bool,
-    ) -> Tensor:
-        made, state = machine.executor, machine.windows.state
-        source = SlotTable(self.slots, made.ops.pack)
-        on_device = torch.tensor(rows, device=self.shape.device)
-        if decode:
-            lengths = torch.tensor([self.lengths[row] for row in rows], device=self.shape.device)
-            machine.tables.fill(source, on_device, lengths)
-            batch = decode_batch(machine.tables, on_device, lengths, written.long(), state)
-        else:
-            pieces = self.shape.piece if made.prefill else 0
-            batch = extend_batch(
-                source, on_device, written.long(), prefixes, counts, state, piece_tokens=pieces
-            )
-            made.begin(batch)
-        return made.forward(0, *rows_of, batch, self.softmax)
+        outputs = []
+        for machine in self.machines:
+            machine.cache.begin(step)
+            out = machine.cache.forward(0, *(x.flatten(1) for x in rows_of), self.softmax.sinks)
+            outputs.append(out.view(total, shape.num_q_heads, -1))
+        return outputs[0], outputs[1]
 
     def check_stores(self) -> None:
         """Codes and windows agree; a code may differ by one where a value lies on a tie."""

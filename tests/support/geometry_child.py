@@ -11,7 +11,7 @@ def full_layers(folders: dict[str, str], out: str) -> None:
     file `out`. A model that is refused has a sentence."""
     from sglang.srt.configs.model_config import ModelConfig
 
-    from oscar_zoo.engines.sglang import model_refusals
+    from oscar_zoo.engines.sglang import refusals
     from oscar_zoo.engines.sglang.compat import geometry
     from oscar_zoo.errors import OscarZooError
 
@@ -19,7 +19,7 @@ def full_layers(folders: dict[str, str], out: str) -> None:
     for name, folder in folders.items():
         model = ModelConfig(model_path=folder)
         try:
-            model_refusals.check_model(model)
+            refusals.check_model(model)
         except OscarZooError as error:
             found[name] = error.message
             continue

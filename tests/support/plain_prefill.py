@@ -9,7 +9,7 @@ from torch import Tensor
 
 from oscar_kernels.reference import attend
 from oscar_zoo.runtime.batch import Batch
-from oscar_zoo.runtime.softmax import Softmax
+from oscar_zoo.runtime.engine import Softmax
 
 
 class PlainPrefill:

@@ -23,8 +23,8 @@ def differences(widths: list[tuple[int, int]], out: str) -> None:
 
 
 def _of(k_dim: int, v_dim: int) -> list[float]:
-    from oscar_zoo.engines.sglang.compat.triton_prefill import TritonPrefill
-    from oscar_zoo.runtime.softmax import Softmax
+    from oscar_zoo.engines.sglang.compat.backends import TritonPrefill
+    from oscar_zoo.runtime.engine import Softmax
 
     draw = torch.Generator().manual_seed(3)
     softmax = Softmax(k_dim**-0.5, cap=3.0)

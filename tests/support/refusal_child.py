@@ -51,16 +51,16 @@ def flag(parser: argparse.ArgumentParser, argv: list[str]) -> str | None:
 def model(folder: str) -> str:
     from sglang.srt.configs.model_config import ModelConfig
 
-    from oscar_zoo.engines.sglang import model_refusals
+    from oscar_zoo.engines.sglang import refusals
 
     config = ModelConfig(model_path=folder)
-    return complaint(lambda: model_refusals.check_model(config))
+    return complaint(lambda: refusals.check_model(config))
 
 
 def layer(attributes: dict[str, Any]) -> str:
     from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 
-    from oscar_zoo.engines.sglang import model_refusals
+    from oscar_zoo.engines.sglang import refusals
 
     assigned = {
         name: attributes.pop(name) for name in ("xai_temperature_len",) if name in attributes
@@ -73,7 +73,7 @@ def layer(attributes: dict[str, Any]) -> str:
     for name, value in assigned.items():
         getattr(built, name)
         setattr(built, name, value)
-    return complaint(lambda: model_refusals.check_layers([built]))
+    return complaint(lambda: refusals.check_layers([built]))
 
 
 def complaint(check: Callable[[], None]) -> str:

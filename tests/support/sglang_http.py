@@ -20,9 +20,9 @@ import psutil
 import sglang_forks
 from engines import MODEL, folder_of
 
-from oscar_zoo.engines.sglang.flags import CPU_FLAGS, CPU_SWITCHES
-from oscar_zoo.engines.sglang.front.settings import FrontSettings
+from oscar_zoo.engines.sglang.front.access import FrontSettings
 from oscar_zoo.engines.sglang.launch.plan import free_port
+from oscar_zoo.engines.sglang.sizing import CPU_FLAGS, CPU_SWITCHES
 
 PATIENCE = 300.0
 

@@ -7,7 +7,7 @@ from functools import partial
 
 from oscar_zoo.app.bench import side_log
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.engines.sglang.offline_job import Case
+from oscar_zoo.engines.sglang.offline_process import Case
 from oscar_zoo.evaluate.bench.load import Drain, LoadReport, Usage
 from oscar_zoo.evaluate.bench.report import INT2, Report
 from oscar_zoo.evaluate.bench.run import CaseResult

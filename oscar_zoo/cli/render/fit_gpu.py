@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.engines.sglang.concurrency import FEWEST, MOST, SHARE, STEP
+from oscar_zoo.engines.sglang.sizing import FEWEST, MOST, SHARE, STEP
 from oscar_zoo.models.other_layers import STATES_PER_REQUEST
 from oscar_zoo.next_step import capitalized
 from oscar_zoo.serving.fit_gpu import GIVEN, MACHINE_GPUS, OF_RECIPE, FitReport, FittingCache

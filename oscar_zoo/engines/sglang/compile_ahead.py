@@ -1,6 +1,10 @@
 """Kernels of a server are compiled in a process of their own, from the moment that the shape of the
 model is known, while workers start and load weights.
 
+As a program, `python -m ...`, this is that process. It has the pid of the server, and a `Request`
+on its standard input, reads the artifact as the server does, from the same variables, and makes no
+context on the GPU, so it takes none of its memory.
+
 Whatever goes wrong here is no error of the server: its workers compile what they do not find, and
 say what is wrong in their own words.
 """
@@ -9,25 +13,24 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
+import sys
 import threading
-from pathlib import Path
+import time
 from typing import Any
 
-from oscar_kernels import nvrtc
+from oscar_kernels import ahead, nvrtc
+from oscar_kernels.chips import Target
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo import children
-from oscar_zoo.children import Child
-from oscar_zoo.engines.sglang import (
-    compile_flashinfer,
-    compile_lock,
-    compile_program,
-    worker,
-)
+from oscar_zoo.artifact.specs import Spec
+from oscar_zoo.engines.sglang import compiling, served_artifact, worker
 from oscar_zoo.engines.sglang.compat import server_arguments
-from oscar_zoo.engines.sglang.concurrency import Layout
-from oscar_zoo.engines.sglang.worker_errors import DEBUG
+from oscar_zoo.engines.sglang.sizing import Layout
+from oscar_zoo.runtime import rehearsal
 from oscar_zoo.runtime.rehearsal import Worker
+from oscar_zoo.runtime.transforms import TransformTable
 
 logger = logging.getLogger(__name__)
 
@@ -37,32 +40,38 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 """Variables of the process, which forks."""
 
 
+class Request(Spec):
+    """What to compile."""
+
+    gpu: int  # number among the visible GPUs
+    layers: tuple[int, ...]  # global id of a layer for each of `worker.specs`
+    worker: rehearsal.Worker  # shapes of a worker
+
+
 def start(args: Any) -> None:
     """Begin to compile for a server with these arguments, if it runs on a GPU of NVIDIA."""
-    os.environ.pop(compile_lock.VARIABLE, None)  # an earlier engine of this process may have had it
+    os.environ.pop(compiling.VARIABLE, None)  # an earlier engine of this process may have had it
     resolved = server_arguments.resolved(args)
     if not str(resolved.device).startswith("cuda"):
         return
     try:
         nvrtc.version()
         wanted = request(args, resolved)
-        compile_flashinfer.spawn(prefill(wanted))
+        k_spec, v_spec = wanted.worker.specs[0]
+        dims, dtype = (k_spec.head_dim, v_spec.head_dim), wanted.worker.dtype
+        capped = wanted.worker.cap > 0
+        compiling.spawn(
+            compiling.Wanted(gpu=wanted.gpu, head_dims=dims, dtype=dtype, capped=capped)
+        )
         spawn(wanted)
     except Exception as error:  # see above
         told = f"{type(error).__name__}: {error}"
         logger.info("INT2 KV cache: nothing is compiled ahead (%s)", " ".join(told.split()))
 
 
-def request(args: Any, resolved: Any) -> compile_program.Request:
-    """What is to be compiled for a server."""
+def request(args: Any, resolved: Any) -> Request:
     model = server_arguments.model_config(args)
-    layout = Layout.make(
-        tp=resolved.tp_size or 1,
-        pp=resolved.pp_size or 1,
-        dp=resolved.dp_size or 1,
-        dp_attention=bool(resolved.enable_dp_attention),
-        attn_dp=getattr(resolved, "attn_dp_size", None) or 1,
-    )
+    layout = Layout.of_arguments(resolved)
     ranks = layout.attention_ranks
     chosen, first = worker.served()[0], dict[tuple[QuantSpec, QuantSpec], int]()
     for layer, specs in worker.layer_specs(model).items():
@@ -70,7 +79,7 @@ def request(args: Any, resolved: Any) -> compile_program.Request:
     text = model.hf_text_config
     drafts = resolved.speculative_num_draft_tokens if resolved.speculative_algorithm else None
     chain = resolved.speculative_eagle_topk == 1 and resolved.speculative_algorithm != "NGRAM"
-    return compile_program.Request(
+    return Request(
         gpu=resolved.base_gpu_id or 0,
         layers=tuple(first.values()),
         worker=Worker(
@@ -90,37 +99,56 @@ def request(args: Any, resolved: Any) -> compile_program.Request:
     )
 
 
-def prefill(wanted: compile_program.Request) -> compile_flashinfer.Wanted:
-    """What FlashInfer compiles for the workers of a request."""
-    shapes = wanted.worker
-    k_spec, v_spec = shapes.specs[0]
-    return compile_flashinfer.Wanted(
-        gpu=wanted.gpu,
-        head_dims=(k_spec.head_dim, v_spec.head_dim),
-        dtype=shapes.dtype,
-        capped=shapes.cap > 0,
-    )
-
-
-def spawn(wanted: compile_program.Request) -> None:
+def spawn(wanted: Request) -> None:
     """Start the process, and have the workers of this server wait for it."""
-    command = children.python("-m", compile_program.__name__, str(os.getpid()))
-    with compile_lock.held() as (descriptor, path):
+    command = children.python("-m", __name__, str(os.getpid()))
+    with compiling.held() as (descriptor, path):
         process = children.start(
             command,
             stdin=subprocess.PIPE,
-            stderr=None if os.environ.get(DEBUG) == "1" else subprocess.DEVNULL,
+            stderr=compiling.errors(),
             pass_fds=(descriptor,),
             env={**os.environ, **ONE_THREAD},
             text=True,
         )
         assert process.stdin is not None
         with process.stdin as stream:
-            stream.write(str(wanted))
-    os.environ[compile_lock.VARIABLE] = str(path)
-    threading.Thread(target=_end, args=(process, path), daemon=True).start()
+            stream.write(wanted.model_dump_json())
+    os.environ[compiling.VARIABLE] = str(path)
+
+    def end() -> None:
+        process.wait()
+        path.unlink(missing_ok=True)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
-def _end(process: Child[str], path: Path) -> None:
-    process.wait()
-    path.unlink(missing_ok=True)
+def jobs(
+    request: Request, artifact: served_artifact.ServedArtifact, target: Target
+) -> list[ahead.Job]:
+    heads = range(request.worker.num_kv_heads)
+    transforms = TransformTable.build(
+        artifact.k, artifact.v, request.layers, kv_heads=heads, device="cpu"
+    )
+    return rehearsal.jobs(request.worker, transforms, target)
+
+
+def main() -> None:
+    """Compile everything, and say in one line how it went."""
+    compiling.end_with_parent(signal.SIGKILL, parent=int(sys.argv[1]))
+    request = Request.model_validate_json(sys.stdin.read())
+    signal.alarm(int(compiling.PATIENCE))
+    began = time.monotonic()
+    try:
+        wanted = jobs(request, worker.served()[1], nvrtc.target(request.gpu))
+        failed = ahead.compile_all(wanted)
+    except Exception as error:  # workers compile for themselves, and say what is wrong
+        compiling.say(f"nothing is compiled ahead ({compiling.cause(error)})")
+        raise
+    compiling.say(f"{len(wanted)} kernels were compiled ahead in {time.monotonic() - began:.1f} s")
+    for line in failed:
+        compiling.say(f"one of them was not ({line})")
+
+
+if __name__ == "__main__":
+    main()

@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oscar_zoo.engines.sglang.compat import offline_engine
-from oscar_zoo.engines.sglang.offline_job import (
-    FOLLOW_UP,
-    Bulk,
-    Case,
-    OfflineJob,
-    warm_prompts,
-)
+from oscar_zoo.artifact.specs import Count, Spec
+from oscar_zoo.engines.sglang.compat import server_arguments
 
+WARM_TOKENS = 8
+"""New tokens of the request that runs before a case is timed."""
+WARM_CONTEXT = 64
+"""Tokens of the prompts that a warm-up has beside its long one."""
+FOLLOW_UP = 64
+"""Tokens that every turn of a conversation adds to the answer before it."""
 PACE = 0.5
 """Seconds between two reports of progress."""
 FACTS = (
@@ -42,6 +42,91 @@ FACTS = (
     "schedule_policy",
 )
 """Settings of the engine that the report shows."""
+
+
+class Case(Spec):
+    """`batch` requests at the same time, each with a prompt of `context` tokens."""
+
+    batch: Count
+    context: Count
+
+    def __str__(self) -> str:
+        return f"{self.batch} x {self.context:,}"
+
+
+def warm_prompts(case: Case) -> tuple[int, ...]:
+    """Tokens of the prompts of the warm-up of `case`: as many requests as it has, and only one of
+    them as long. Code depends on lengths and on the number of requests, but not on how many are
+    long."""
+    return (case.context, *[min(WARM_CONTEXT, case.context)] * (case.batch - 1))
+
+
+class Bulk(Spec):
+    """Requests that are all sent at once, timed until the last one is answered. With several
+    `turns`, each request continues as a conversation: when all are answered, every prompt is sent
+    again with its completion and `FOLLOW_UP` new tokens behind it."""
+
+    requests: Count
+    context: Count
+    new_tokens: Count
+    turns: Count = 1
+
+    def __str__(self) -> str:
+        what = "requests" if self.turns == 1 else f"conversations of {self.turns} turns, each"
+        return f"{self.requests:,} {what} of {self.context:,} and {self.new_tokens:,} tokens"
+
+    def prompt(self, turn: int) -> int:
+        """Tokens of the prompt of turn 0, 1, ..."""
+        return self.context + turn * (self.new_tokens + FOLLOW_UP)
+
+    @property
+    def longest(self) -> int:
+        return self.prompt(self.turns - 1) + self.new_tokens
+
+    @property
+    def tokens(self) -> int:
+        return self.requests * sum(
+            self.prompt(turn) + self.new_tokens for turn in range(self.turns)
+        )
+
+    def warm(self, new_tokens: int) -> Bulk:
+        """The warm-up before it, so that nothing is compiled while it is timed."""
+        smaller = {
+            "requests": min(2, self.requests),
+            "new_tokens": min(new_tokens, self.new_tokens),
+        }
+        return self.model_copy(update=smaller)
+
+
+class OfflineJob(Spec):
+    """A whole run of one engine."""
+
+    arguments: tuple[str, ...]  # command line of SGLang's server
+    cases: tuple[Case, ...]  # in this order
+    new_tokens: Count  # that every request generates
+    news: str  # file the process appends one JSON object per line to
+    repeats: Count = 1  # how often each case is timed, after one warm-up
+    bulk: Bulk | None = None  # after the cases, if anything
+
+    @property
+    def warm_tokens(self) -> int:
+        return min(WARM_TOKENS, self.new_tokens)
+
+    def tokens(self, case: Case) -> int:
+        """Tokens that go through the engine for `case`, its warm-up and all repeats included."""
+        warm_up = sum(warm_prompts(case)) + case.batch * self.warm_tokens
+        return warm_up + case.batch * self.repeats * (case.context + self.new_tokens)
+
+    @property
+    def total_tokens(self) -> int:
+        return sum(map(self.tokens, self.cases)) + self.bulk_tokens
+
+    @property
+    def bulk_tokens(self) -> int:
+        """Tokens that go through the engine for the bulk, warm-up included."""
+        return (
+            0 if self.bulk is None else self.bulk.tokens + self.bulk.warm(self.warm_tokens).tokens
+        )
 
 
 def _main() -> None:
@@ -62,7 +147,7 @@ def _main() -> None:
 
 def _drive(job: OfflineJob, tell: Callable[..., None]) -> None:
     began = time.perf_counter()
-    engine = offline_engine.open_engine(job.arguments)
+    engine = server_arguments.open_engine(job.arguments)
     try:
         info = engine.get_server_info()
         state = (info.get("internal_states") or [{}])[0]
@@ -73,7 +158,7 @@ def _drive(job: OfflineJob, tell: Callable[..., None]) -> None:
         facts = {name: str(info[name]) for name in FACTS if info.get(name) is not None}
         tell(
             up=time.perf_counter() - began,
-            sglang=offline_engine.release(),
+            sglang=server_arguments.release(),
             capacity=room.tokens,
             engine=facts,
         )
@@ -87,8 +172,6 @@ def _drive(job: OfflineJob, tell: Callable[..., None]) -> None:
 
 
 class Room:
-    """The capacity of the engine."""
-
     def __init__(self, tokens: int, requests: int) -> None:
         self.tokens = tokens
         self.requests = requests
@@ -143,10 +226,8 @@ class OfflineBench:
 
     def measure(self, case: Case, room: Room) -> None:
         """Tell the `arrivals` of every request, once per repeat, after a warm-up of as many
-        requests; or `refused` with the cause, which ends the case.
-
-        Every repeat has prompts of its own, which are prefilled anew.
-        """
+        requests; or `refused` with the cause, which ends the case. Every repeat has prompts of its
+        own, which are prefilled anew."""
         before = self._done
         refused = room.shortage(case, self._job.new_tokens)
         if refused is None:
@@ -172,11 +253,9 @@ class OfflineBench:
         self._tell(progress=self._done)
 
     def bulk(self, bulk: Bulk, room: Room) -> dict[str, Any]:
-        """`turns`, or `refused` with the cause.
-
-        A turn has its `seconds`, from sending all requests to the last token of the last one, and
-        the share `reused` of its prompts that came from the prefix cache.
-        """
+        """`turns`, or `refused` with the cause. A turn has its `seconds`, from sending all requests
+        to the last token of the last one, and the share `reused` of its prompts that came from the
+        prefix cache."""
         last = Case(batch=1, context=bulk.longest - bulk.new_tokens)
         refused, turns = room.shortage(last, bulk.new_tokens), []
         if refused is None:

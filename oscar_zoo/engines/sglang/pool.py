@@ -14,11 +14,17 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from oscar_zoo.engines.sglang.compat import radix_attention
-from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
-from oscar_zoo.runtime.window_store import WindowShape, WindowStore
+from oscar_zoo.engines.sglang.compat import geometry
+from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 
-_Stock: Any = radix_attention.token_pool_class()
+_Stock: Any = geometry.token_pool_class()
+
+
+def _refused(what: str) -> Callable[..., NoReturn]:
+    def method(self: Any, *_: Any, **__: Any) -> NoReturn:
+        raise NotImplementedError(f"oscar-zoo INT2 KV cache: {what} is not supported")
+
+    return method
 
 
 class Int2TokenPool(_Stock):  # type: ignore[misc]
@@ -91,12 +97,7 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         return self._probe[self.v_head_dim]
 
     def get_kv_buffer(self, layer_id: int) -> tuple[Tensor, Tensor]:
-        """Both probes."""
         return self.get_key_buffer(layer_id), self.get_value_buffer(layer_id)
-
-    def set_kv_buffer(self, *_: Any, **__: Any) -> NoReturn:
-        """Only our attention backend writes rows, because they must be transformed first."""
-        self._refuse("set_kv_buffer")
 
     def move_kv_cache(self, tgt_loc: Tensor, src_loc: Tensor) -> None:
         """Copy slots, codes and scales together; those of accepted drafts with their exact
@@ -110,21 +111,10 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         total = self.slots.nbytes + self.windows.nbytes
         return total - total // 2, total // 2
 
-    def get_contiguous_buf_infos(self) -> NoReturn:
-        """Disaggregation is refused."""
-        self._refuse("get_contiguous_buf_infos")
-
-    def get_cpu_copy(self, *_: Any, **__: Any) -> NoReturn:
-        """Host offload is refused; a retracted request is computed again."""
-        self._refuse("get_cpu_copy")
-
-    def load_cpu_copy(self, *_: Any, **__: Any) -> NoReturn:
-        """Host offload is refused."""
-        self._refuse("load_cpu_copy")
-
-    def set_kv_buffer_prefix_valid(self, *_: Any, **__: Any) -> NoReturn:
-        """Draft models that write the target's cache are refused."""
-        self._refuse("set_kv_buffer_prefix_valid")
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise NotImplementedError(f"oscar-zoo INT2 KV cache: {what} is not supported")
+    # Only our attention backend writes rows, because they must be transformed first.
+    set_kv_buffer = _refused("set_kv_buffer")
+    # Draft models that write the target's cache, disaggregation, and host copies are refused; a
+    # retracted request is computed again.
+    set_kv_buffer_prefix_valid = _refused("set_kv_buffer_prefix_valid")
+    get_contiguous_buf_infos = _refused("get_contiguous_buf_infos")
+    get_cpu_copy, load_cpu_copy = _refused("get_cpu_copy"), _refused("load_cpu_copy")

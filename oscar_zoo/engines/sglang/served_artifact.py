@@ -1,44 +1,53 @@
-"""The artifact that a server serves: two rotation sets, their digest and their recipe. Needs no
-torch. `artifact_reading` reads it.
+"""The artifact that a server serves, two rotation sets, their digest and their recipe, read from a
+folder, from the local store, or from two files. Needs no torch.
+
+Files are read once, by the library's own strict reader, and the bytes that are hashed are the bytes
+that are parsed. A folder must hold exactly one K and one V file of the same fit, because nobody can
+know which of several candidates was meant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from oscar_kernels.spec import CLIP_ALGORITHM, MIXED_QUANTIZER, QUANTIZER
+from oscar_zoo.artifact import artifact_folder
+from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest, read_file
 from oscar_zoo.artifact.formats import Role, RotationSet
-from oscar_zoo.artifact.manifest import Manifest
+from oscar_zoo.artifact.manifest import FILE_NAME, SUFFIX, WIDTHS_NAME, Manifest
+from oscar_zoo.artifact.names import Reference
+from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.engines.sglang.layer_values import CodeBits
-from oscar_zoo.engines.sglang.settings import RecipeValues
-from oscar_zoo.errors import GeometryMismatch, UsageError
+from oscar_zoo.engines.sglang.setting_flags import CodeBits
+from oscar_zoo.engines.sglang.settings import ArtifactSource, RecipeValues
+from oscar_zoo.errors import (
+    ArtifactNotFound,
+    DigestMismatchError,
+    GeometryMismatch,
+    MalformedFile,
+    PathNotFound,
+    UsageError,
+)
+from oscar_zoo.registry.catalog import recipe_for
+from oscar_zoo.registry.store import Store, find_installed
 
 
 @dataclass(frozen=True)
 class ServedArtifact:
-    """The artifact of one server.
+    """The artifact of one server."""
 
-    Attributes:
-        k, v: rotations of keys and of values.
-        digest: artifact digest, `sha256:<hex>`.
-        manifest: the `oscar.json` beside the files, or `None`.
-        where: folder or name, for messages.
-        names: file names of both sides.
-        copy_digest: digest of the files that were read, where they are a copy with other bytes.
-    """
-
-    k: RotationSet
+    k: RotationSet  # both: rotations of keys and of values
     v: RotationSet
-    digest: str
-    manifest: Manifest | None
-    where: str
-    names: Mapping[Role, str]
+    digest: str  # artifact digest, `sha256:<hex>`
+    manifest: Manifest | None  # the `oscar.json` beside the files, or `None`
+    where: str  # folder or name, for messages
+    names: Mapping[Role, str]  # file names of both sides
+    # Digest of the files that were read, where they are a copy with other bytes.
     copy_digest: str | None = None
 
     def copy_of(self, digest: str) -> ServedArtifact:
-        """The artifact `digest`, of which these files are a copy."""
         return replace(self, digest=digest, copy_digest=self.digest)
 
     @property
@@ -58,7 +67,6 @@ class ServedArtifact:
 
     @property
     def recipe(self) -> RecipeValues:
-        """Settings of the artifact's recipe; all `None` without a manifest."""
         return RecipeValues() if self.manifest is None else recipe_values(self.manifest.recipe)
 
     @property
@@ -76,11 +84,8 @@ class ServedArtifact:
     def check_geometry(
         self, *, layer_ids: tuple[int, ...], num_kv_heads: int, head_dim: int, v_head_dim: int
     ) -> None:
-        """Refuse a model that this artifact was not made for.
-
-        Args:
-            layer_ids: the full-attention layers of the model, all of which it must cover.
-        """
+        """Refuse a model that this artifact was not made for. `layer_ids`: the full-attention
+        layers of the model, all of which it must cover."""
         seen = {
             "full-attention layers": (len(self.k.layers), len(layer_ids)),
             "KV heads": (self.k.num_kv_heads or num_kv_heads, num_kv_heads),
@@ -126,3 +131,146 @@ def recipe_values(recipe: ServingRecipe) -> RecipeValues:
         v_clip=widths.v.clip if widths else (0.0 if unclipped else clip.v,),
         group_size=recipe.group_size,
     )
+
+
+def load(
+    source: ArtifactSource, expected_digest: str | None = None, *, model: str | None = None
+) -> ServedArtifact:
+    """Read the artifact that `source` names.
+
+    Args:
+        expected_digest: required artifact digest, with or without `sha256:`.
+        model: name or folder of the served model; it selects the artifact in a folder of several.
+    """
+    if source.files is not None:
+        k_path, v_path = map(Path, source.files)
+        loaded = _pair(_read(k_path), _read(v_path), None, str(k_path.parent))
+    elif source.folder is not None:
+        folder = Path(source.folder)
+        loaded = _from_folder(folder if model is None else _of_model(folder, model))
+    else:
+        loaded = _from_store(source.artifact or "")
+    want = None if expected_digest is None else "sha256:" + expected_digest.removeprefix("sha256:")
+    if want is not None and loaded.digest != want:
+        raise DigestMismatchError.for_content(
+            f"the artifact {loaded.where}",
+            want=want.removeprefix("sha256:"),
+            got=loaded.digest.removeprefix("sha256:"),
+        )
+    return loaded
+
+
+@dataclass(frozen=True)
+class _File:
+    rotations: RotationSet
+    entry: FileDigest
+
+    @property
+    def role(self) -> Role | None:
+        """The side of a file, by its objective, else by the beginning of its name."""
+        start = self.entry.path[:2].lower()
+        return self.rotations.declared_role or (
+            "k" if start == "k_" else "v" if start == "v_" else None
+        )
+
+
+def _read(path: Path) -> _File:
+    return _parse(path.name, read_file(path))
+
+
+def _parse(name: str, data: bytes) -> _File:
+    return _File(read_rotation(data, what=name), file_digest(name, data))
+
+
+def _of_model(folder: Path, model: str) -> Path:
+    """The artifact of `model` in `folder`, or `folder` itself if it has rotation files, readable or
+    not. A model that the zoo knows is looked up by its own name."""
+    if any(folder.glob(f"*{SUFFIX}")):
+        return folder
+    recipe = recipe_for(artifact_folder.hub_id(model))
+    return artifact_folder.artifact_of_model(folder, model if recipe is None else recipe.hf_id)
+
+
+def _from_folder(folder: Path) -> ServedArtifact:
+    if not folder.is_dir():
+        raise PathNotFound.for_path(folder, "folder of rotations")
+    path = folder / FILE_NAME
+    if path.exists():
+        manifest = Manifest.from_bytes(read_file(path), what=str(path))
+        files = {name: read_file(folder / name) for name in _rotation_names(manifest, str(folder))}
+        return _with_manifest(manifest, files, str(folder))
+    if (folder / WIDTHS_NAME).exists():
+        raise MalformedFile(
+            "widths.no_manifest",
+            f"{folder} has {WIDTHS_NAME} and no {FILE_NAME}, whose recipe has these bits.",
+            hint="fetch the artifact again",
+        )
+    return _without_manifest(
+        [_read(path) for path in sorted(folder.glob(f"*{SUFFIX}"))], str(folder)
+    )
+
+
+def _from_store(name: str) -> ServedArtifact:
+    store = Store()
+    record = find_installed(Reference.parse(name), store)
+    if record is None:
+        raise ArtifactNotFound(f"{name} is not in the local store.", hint=f"oscar-zoo pull {name}")
+    stored = store.open(record.digest, record.id)
+    if stored.manifest is not None:
+        return _with_manifest(stored.manifest, stored.payload, str(record.id))
+    return _without_manifest(
+        [_parse(*item) for item in stored.payload.items() if item[0].endswith(".pt")], name
+    )
+
+
+def _rotation_names(manifest: Manifest, where: str) -> tuple[str, str]:
+    k, v = manifest.file("k_rotation"), manifest.file("v_rotation")
+    if k is None or v is None:
+        raise UsageError(f"{where} holds a {manifest.kind}, which has no rotation pair.")
+    return k.path, v.path
+
+
+def _with_manifest(manifest: Manifest, files: Mapping[str, bytes], where: str) -> ServedArtifact:
+    k, v = (_parse(name, files[name]) for name in _rotation_names(manifest, where))
+    listed = {entry.path: entry.sha256 for entry in manifest.files}
+    for file in (k, v):
+        want = listed[file.entry.path]
+        if want is not None and want != file.entry.sha256:
+            raise DigestMismatchError.for_content(
+                f"{where}/{file.entry.path}", want=want, got=file.entry.sha256
+            )
+    return _pair(k, v, manifest, where)
+
+
+def _without_manifest(files: Sequence[_File], where: str) -> ServedArtifact:
+    sides = []
+    for role in ("k", "v"):
+        mine = [file for file in files if file.role == role]
+        if not mine:
+            raise PathNotFound.for_path(f"{where}/*.pt", f"{role.upper()} rotation file")
+        if len(mine) > 1:
+            names = ", ".join(file.entry.path for file in mine)
+            raise UsageError(
+                f"{where} holds several {role.upper()} files: {names}.",
+                hint="keep one K and one V file",
+            )
+        sides.append(mine[0])
+    return _pair(sides[0], sides[1], None, where)
+
+
+def _pair(k: _File, v: _File, manifest: Manifest | None, where: str) -> ServedArtifact:
+    for file, role in ((k, "k"), (v, "v")):
+        if file.rotations.declared_role not in (None, role):
+            raise UsageError(
+                f"{where}/{file.entry.path} is not a {role.upper()} file:"
+                f" {file.rotations.objective}."
+            )
+    if k.rotations.layer_ids != v.rotations.layer_ids:
+        raise UsageError(
+            f"{k.entry.path} and {v.entry.path} in {where} are not of one fit: their layers differ."
+        )
+    digest = artifact_digest((k.entry, v.entry))
+    if manifest is not None and manifest.digest is not None:
+        digest = manifest.digest
+    names: dict[Role, str] = {"k": k.entry.path, "v": v.entry.path}
+    return ServedArtifact(k.rotations, v.rotations, digest, manifest, where, names)

@@ -8,16 +8,17 @@ flag writes one `OSCAR_INT2_*` variable, which children inherit.
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import math
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from oscar_kernels.spec import BITS, WIDTHS
 from oscar_zoo.artifact.names import parse_digest
 from oscar_zoo.artifact.specs import MOST_TOKENS
-from oscar_zoo.engines.sglang.layer_values import CodeBits, parse_layers, whole_number
 from oscar_zoo.errors import InvalidName, UsageError
 
 logger = logging.getLogger(__name__)
@@ -33,23 +34,99 @@ children."""
 MODEL = "OSCAR_INT2_MODEL"
 """The model that this server was asked for. The plugin writes it, so that a folder with artifacts
 of several models can be searched."""
+MOST_LAYERS = 1000
+T = TypeVar("T", int, float)
+
+
+def whole_number(text: str) -> int | None:
+    """The number that decimal digits mean, or `None` for any other text."""
+    digits = text.strip()
+    try:
+        return int(digits) if digits.isascii() and digits.isdigit() else None
+    except ValueError:  # Python refuses thousands of digits
+        return None
+
+
+def parse_layers(text: str, read: Callable[[str], T]) -> tuple[T, ...]:
+    """The values of a list that has an entry for each layer with full attention, or of one value
+    for all, a list of one. `NxM` stands for `N`, `M` times: `4,2x35`."""
+    values: list[T] = []
+    for entry in text.split(","):
+        value, star, times = entry.strip().partition("x")
+        count = whole_number(times) if star else 1
+        if count is None or not 1 <= count <= MOST_LAYERS:
+            raise ValueError(
+                f"{entry.strip()!r} must say how many layers have the value, 1 to {MOST_LAYERS},"
+                " as 2x35 does"
+            )
+        values += [read(value)] * count
+    if len(values) > MOST_LAYERS:
+        raise ValueError(f"{len(values)} entries are more than a model has layers")
+    return tuple(values)
+
+
+def layers_text(values: Sequence[float]) -> str:
+    """`values` as a flag has them, and as people read them."""
+    runs = [(value, sum(1 for _ in run)) for value, run in itertools.groupby(values)]
+    return ",".join(f"{value:g}" if count == 1 else f"{value:g}x{count}" for value, count in runs)
+
+
+def of_layer(values: Sequence[T], index: int) -> T:
+    return values[0] if len(values) == 1 else values[index]
+
+
+def one_or_text(values: Sequence[float]) -> float | str:
+    return values[0] if len(values) == 1 else layers_text(values)
+
+
+@dataclass(frozen=True)
+class CodeBits:
+    """Bits of the codes of keys and of values: lists as of `parse_layers`. As text the two lists
+    stand on both sides of a slash, and one list is for both: `2`, `4/2`, `4,2x35/2`."""
+
+    k: tuple[int, ...] = (BITS,)
+    v: tuple[int, ...] = (BITS,)
+
+    @classmethod
+    def parse(cls, text: str) -> CodeBits:
+        """The bits that `text` means; raises `ValueError`."""
+        k, _, v = text.partition("/")
+        return cls(parse_layers(k, _width), parse_layers(v or k, _width))
+
+    @property
+    def narrow(self) -> bool:
+        """Whether every code has the bits of the published method."""
+        return {*self.k, *self.v} == {BITS}
+
+    def __str__(self) -> str:
+        k, v = layers_text(self.k), layers_text(self.v)
+        return k if k == v else f"{k}/{v}"
+
+
+def _width(text: str) -> int:
+    if text.strip() not in map(str, WIDTHS):
+        raise ValueError(f"codes have {' or '.join(map(str, WIDTHS))} bits, not {text.strip()!r}")
+    return int(text)
 
 
 @dataclass(frozen=True)
 class Option:
-    """One flag: its name, the variable that it writes, the parser of its text, its name in the
-    published fork, and a value that may be given."""
+    """One flag: the parser of its text, its name in the published fork, and a value that may be
+    given."""
 
     flag: str
-    variable: str
     read: Callable[[str], Any]
     help: str
-    fork_flag: str | None = None
     example: str | None = None
+    fork_flag: str | None = None
+
+    @property
+    def variable(self) -> str:
+        """The variable that it writes."""
+        return "OSCAR_INT2_" + self.flag.removeprefix("--oscar-").replace("-", "_").upper()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Every name of the flag."""
         return (self.flag,) if self.fork_flag is None else (self.flag, self.fork_flag)
 
     def parse(self, text: str, shown: str) -> Any:
@@ -98,110 +175,69 @@ def _digest(text: str) -> str:
         raise ValueError(error.hint) from None
 
 
-def _window_on_hit(text: str) -> str:
-    if text not in ("recompute", "int2"):
-        raise ValueError("must be recompute or int2")
-    return text
+def _one_of(*words: str, path: bool = False) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in words and not (path and text.startswith("/")):
+            raise ValueError(f"must be {' or '.join(words)}")
+        return text
 
-
-def _front(text: str) -> str:
-    if text not in ("on", "off") and not text.startswith("/"):
-        raise ValueError("must be on or off")
-    return text
+    return read
 
 
 OPTIONS = {
     "front": Option(
         "--oscar-front",
-        "OSCAR_INT2_FRONT",
-        _front,
+        _one_of("on", "off", path=True),
         "on: only routes of inference, health, metrics and information exist for clients, and pages"
         " of other origins may not ask; off by default, oscar-zoo serve turns it on",
     ),
     "rotation_path": Option(
         "--oscar-rotation-path",
-        "OSCAR_INT2_ROTATION_PATH",
         str,
         "folder with one K and one V file, or with the artifacts of several models as"
         " <Model>/<tag>",
     ),
-    "artifact": Option(
-        "--oscar-artifact", "OSCAR_INT2_ARTIFACT", str, "name of an artifact in the local store"
-    ),
-    "rotation_sha256": Option(
-        "--oscar-rotation-sha256",
-        "OSCAR_INT2_ROTATION_SHA256",
-        str,
-        "digest the artifact must have",
-    ),
-    "sink": Option(
-        "--oscar-sink-size",
-        "OSCAR_INT2_SINK_SIZE",
-        _whole(0),
-        "first tokens kept uncompressed",
-        example="64",
-    ),
-    "recent": Option(
-        "--oscar-recent-size",
-        "OSCAR_INT2_RECENT_SIZE",
-        _whole(1),
-        "last tokens kept uncompressed",
-        example="256",
-    ),
+    "artifact": Option("--oscar-artifact", str, "name of an artifact in the local store"),
+    "rotation_sha256": Option("--oscar-rotation-sha256", str, "digest the artifact must have"),
+    "sink": Option("--oscar-sink-size", _whole(0), "first tokens kept uncompressed", "64"),
+    "recent": Option("--oscar-recent-size", _whole(1), "last tokens kept uncompressed", "256"),
     "idle_sinks": Option(
         "--oscar-idle-sinks",
-        "OSCAR_INT2_IDLE_SINKS",
         _whole(0),
         "finished prompts whose first tokens are kept; as many as --max-running-requests by"
         " default",
-        example="16",
+        "16",
     ),
     "bits": Option(
         "--oscar-bits",
-        "OSCAR_INT2_BITS",
         CodeBits.parse,
         "bits of a code, 2 or 4: of keys and values (4), of each (4/2), or of each layer"
         " (4,2x35/2); codes of 4 bits are not clipped where the clip is one ratio",
-        example="4/2",
+        "4/2",
     ),
     "k_clip": Option(
         "--oscar-k-clip",
-        "OSCAR_INT2_K_CLIP",
         _ratios,
         "clip ratio of keys, of all layers or of each (0,0.96x35); 0 is no clipping",
-        example="0.96",
+        "0.96",
     ),
-    "v_clip": Option(
-        "--oscar-v-clip",
-        "OSCAR_INT2_V_CLIP",
-        _ratios,
-        "clip ratio of values, as --oscar-k-clip",
-        example="0.92",
-    ),
+    "v_clip": Option("--oscar-v-clip", _ratios, "clip ratio of values, as --oscar-k-clip", "0.92"),
     "group_size": Option(
         "--oscar-group-size",
-        "OSCAR_INT2_GROUP_SIZE",
         _whole(1),
         "channels that share a scale",
-        "--kv-cache-quant-group-size",
         "128",
+        "--kv-cache-quant-group-size",
     ),
     "window_on_hit": Option(
         "--oscar-window-on-hit",
-        "OSCAR_INT2_WINDOW_ON_HIT",
-        _window_on_hit,
+        _one_of("recompute", "int2"),
         "recompute: a prefix hit prefills the recent window again; int2: it reads the window as"
         " INT2",
     ),
-    "name": Option(
-        "--oscar-name",
-        "OSCAR_INT2_NAME",
-        _name,
-        "how metrics and server information call the artifact",
-    ),
+    "name": Option("--oscar-name", _name, "how metrics and server information call the artifact"),
     "copy_of": Option(
         "--oscar-copy-of",
-        "OSCAR_INT2_COPY_OF",
         _digest,
         "digest of the artifact that the files are a verified copy of, which log, metrics and"
         " server information then tell",
@@ -228,7 +264,6 @@ class EnvironmentAction(argparse.Action):
         values: str | Sequence[Any] | None,
         option_string: str | None = None,
     ) -> None:
-        """Called by argparse; `self.const` is the `Option`."""
         option: Option = self.const
         try:
             if option.fork_flag is not None:

@@ -7,21 +7,54 @@ ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, TypeVar
 
 from oscar_kernels.spec import BITS
-from oscar_zoo.engines.sglang import fork_environment
-from oscar_zoo.engines.sglang.layer_values import CodeBits, layers_text, of_layer
 from oscar_zoo.engines.sglang.setting_flags import (
     FORK_NAMES,
     FROM_FLAGS,
     MODEL,
     OPTIONS,
+    CodeBits,
     flags_given,
+    layers_text,
+    of_layer,
 )
 from oscar_zoo.errors import UsageError
+
+K_FILE, V_FILE = "SGLANG_OSCAR_K_ROTATION_PATH", "SGLANG_OSCAR_V_ROTATION_PATH"
+SCALE_DTYPE = "SGLANG_MIXED_KV_SCALE_DTYPE"
+PREFIXES = ("OSCAR_INT2_", "SGLANG_OSCAR_", "SGLANG_MIXED_KV_")
+"""Prefixes of variables that are meant for an INT2 cache: ours, and those of the SGLang fork that
+was published with OSCAR, whose start scripts users bring."""
+NO_EFFECT = frozenset(
+    (
+        "HADAMARD_ORDER",
+        "SGLANG_INT2_BACKEND",
+        "SGLANG_INT2_DECODE_MAX_SEQ",
+        "SGLANG_INT2_DECODE_MAX_TILES",
+        "SGLANG_OSCAR_ABSORB_V_ROTATION",
+        "SGLANG_OSCAR_FUSED_ROTATE_CLIP_QUANT",
+        "SGLANG_MIXED_KV_HP_MAX_SPLITS",
+        "SGLANG_MIXED_KV_HP_PREFIX_POOL_TOKENS",
+    )
+)
+"""Variables of the fork that choose an implementation, not a result. `HADAMARD_ORDER` has no effect
+there either if rotation files are given, because these contain their Hadamard transform."""
+YES, NO = ("1", "true", "yes", "y"), ("0", "false", "no", "n")
+"""Texts that SGLang reads as true and as false."""
+ONLY = {
+    "SGLANG_OSCAR_K_QUANTIZER": (("int2",), "the INT2 quantizer is the only one"),
+    "SGLANG_OSCAR_V_QUANTIZER": (("int2",), "the INT2 quantizer is the only one"),
+    "SGLANG_MIXED_KV_HP_DTYPE": (("bfloat16",), "uncompressed tokens have the type of the model"),
+    "SGLANG_LLOYD_MAX": (NO, "Lloyd-Max codes are not the codes of this cache"),
+    "SGLANG_ENABLE_MIXED_KV_WINDOWS": (YES, "the windows are always on; lower --oscar-sink-size"),
+}
+"""For variables of the fork, the values that ask for what we do anyway, and why others are refused.
+"""
 
 Origin = Literal["flag", "environment", "recipe", "default"]
 T = TypeVar("T")
@@ -72,10 +105,8 @@ DEFAULTS = RecipeValues(
 
 @dataclass(frozen=True)
 class PluginSettings:
-    """Every setting in force.
-
-    `group_size` is `None` for one group per row, and `idle_sinks` for one block per request.
-    """
+    """Every setting in force. `group_size` is `None` for one group per row, and `idle_sinks` for
+    one block per request."""
 
     source: Setting[ArtifactSource]
     expected_digest: str | None
@@ -108,11 +139,9 @@ class PluginSettings:
                     )
 
     def code(self, role: Literal["k", "v"], index: int) -> tuple[int, float]:
-        """Bits and clip ratio of one side in a layer, counted among those with full attention.
-
-        A ratio that is one for all layers belongs to codes of 2 bits, and wider ones are not
-        clipped.
-        """
+        """Bits and clip ratio of one side in a layer, counted among those with full attention. A
+        ratio that is one for all layers belongs to codes of 2 bits, and wider ones are not
+        clipped."""
         bits = of_layer(getattr(self.bits.value, role), index)
         ratios = getattr(self, f"{role}_clip").value
         if len(ratios) == 1 and bits > BITS:
@@ -120,47 +149,42 @@ class PluginSettings:
         return bits, of_layer(ratios, index)
 
     def describe(self) -> str:
-        """Each value with its origin, one line."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return ", ".join(f"{name} {x}" for name, x in values.items() if isinstance(x, Setting))
 
 
 def read_settings(environ: Mapping[str, str], recipe: RecipeValues | None = None) -> PluginSettings:
-    """Settings of an INT2 server.
-
-    Args:
-        recipe: of the artifact; `None` before it is loaded (`source` says what to load).
-    """
-    known = {option.variable for option in OPTIONS.values()} | {FROM_FLAGS, MODEL}
-    warnings = list(fork_environment.check(environ, known_elsewhere=known))
+    """Settings of an INT2 server. `recipe`: of the artifact; `None` before it is loaded (`source`
+    says what to load)."""
+    warnings = list(check_names(environ))
     given = {name: _given(name, environ, warnings) for name in OPTIONS}
 
-    def final(name: str) -> Setting[Any]:
-        setting = given[name]
-        from_recipe = getattr(recipe, name, None)
+    def final(name: str, default: Any = None) -> Setting[Any]:
+        setting, from_recipe = given[name], getattr(recipe, name, None)
         if setting is not None:
             return setting
-        return (
-            Setting(from_recipe, "recipe")
-            if from_recipe is not None
-            else Setting(getattr(DEFAULTS, name), "default")
-        )
+        if from_recipe is not None:
+            return Setting(from_recipe, "recipe")
+        return Setting(getattr(DEFAULTS, name, default), "default")
 
-    digest = given["rotation_sha256"]
+    def plain(name: str) -> Any:
+        setting = given[name]
+        return None if setting is None else setting.value
+
     return PluginSettings(
         source=_source(given["rotation_path"], given["artifact"], environ, warnings),
-        expected_digest=None if digest is None else digest.value,
+        expected_digest=plain("rotation_sha256"),
         sink=final("sink"),
         recent=final("recent"),
-        idle_sinks=given["idle_sinks"] or Setting(None, "default"),
+        idle_sinks=final("idle_sinks"),
         bits=final("bits"),
         k_clip=final("k_clip"),
         v_clip=final("v_clip"),
         group_size=final("group_size"),
-        window_on_hit=given["window_on_hit"] or Setting("recompute", "default"),
+        window_on_hit=final("window_on_hit", "recompute"),
         warnings=tuple(warnings),
-        name=given["name"].value if given["name"] else None,
-        copy_of=given["copy_of"].value if given["copy_of"] else None,
+        name=plain("name"),
+        copy_of=plain("copy_of"),
     )
 
 
@@ -170,11 +194,9 @@ def _given(name: str, environ: Mapping[str, str], warnings: list[str]) -> Settin
     option, fork_name = OPTIONS[name], FORK_NAMES.get(name)
     text, fork_text = environ.get(option.variable), environ.get(fork_name or "")
     if text is None:
-        return (
-            None
-            if fork_text is None
-            else Setting(option.parse(fork_text, str(fork_name)), "environment")
-        )
+        if fork_text is None:
+            return None
+        return Setting(option.parse(fork_text, str(fork_name)), "environment")
     by_flag = option.flag in flags_given(environ)
     shown = option.flag if by_flag else option.variable
     value = option.parse(text, shown)
@@ -189,11 +211,10 @@ def _source(
     environ: Mapping[str, str],
     warnings: list[str],
 ) -> Setting[ArtifactSource]:
-    pair = environ.get(fork_environment.K_FILE), environ.get(fork_environment.V_FILE)
+    pair = environ.get(K_FILE), environ.get(V_FILE)
     if (pair[0] is None) != (pair[1] is None):
         raise UsageError(
-            f"{fork_environment.K_FILE} and {fork_environment.V_FILE} come together; one is"
-            " missing.",
+            f"{K_FILE} and {V_FILE} come together; one is missing.",
             hint="set both, or use --oscar-rotation-path DIR",
         )
     if folder is not None and artifact is not None:
@@ -205,15 +226,8 @@ def _source(
     chosen = folder or artifact
     if chosen is not None:
         if pair[0] is not None:
-            warnings.append(
-                f"{fork_environment.K_FILE} and {fork_environment.V_FILE} are ignored:"
-                f" {chosen.value}."
-            )
-        source = (
-            ArtifactSource(artifact=chosen.value)
-            if folder is None
-            else ArtifactSource(folder=folder.value)
-        )
+            warnings.append(f"{K_FILE} and {V_FILE} are ignored: {chosen.value}.")
+        source = ArtifactSource(folder.value) if folder else ArtifactSource(artifact=chosen.value)
         return Setting(source, chosen.origin)
     if pair[0] is None or pair[1] is None:
         raise UsageError(
@@ -221,3 +235,33 @@ def _source(
             hint="--oscar-rotation-path DIR, or --oscar-artifact NAME (oscar-zoo pull NAME)",
         )
     return Setting(ArtifactSource(files=(pair[0], pair[1])), "environment")
+
+
+def present(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of the fork that are set, sorted: without INT2 they have no effect, which is worth one
+    warning."""
+    return tuple(sorted(name for name in environ if name.startswith(PREFIXES[1:])))
+
+
+def check_names(environ: Mapping[str, str]) -> Iterator[str]:
+    """Warnings about variables that are meant for an INT2 cache and that nobody reads. One that
+    changes results on the fork must either have the same effect here or stop the start."""
+    ours = {option.variable for option in OPTIONS.values()} | {FROM_FLAGS, MODEL}
+    known = ours | {K_FILE, V_FILE, *FORK_NAMES.values()}
+    for name, value in sorted(environ.items()):
+        if name in known:
+            continue
+        if name in NO_EFFECT:
+            yield f"{name} has no effect here: it chooses how the fork computes, not what."
+        elif name == SCALE_DTYPE and value != "float16":
+            yield f"{name}={value}: scales and offsets are stored in float16, 16 bit each."
+        elif name in ONLY and value.lower() not in ONLY[name][0]:
+            why = ONLY[name][1]
+            raise UsageError(f"{name}={value} is not supported: {why}.", hint=f"unset {name}")
+        elif name.startswith(PREFIXES) and name not in (SCALE_DTYPE, *ONLY):
+            names = sorted({*known, *NO_EFFECT, *ONLY, SCALE_DTYPE})
+            near = difflib.get_close_matches(name, names, 1, 0.0)
+            raise UsageError(
+                f"no setting is called {name}.",
+                hint=f"the nearest known name is {near[0]}; or unset it",
+            )

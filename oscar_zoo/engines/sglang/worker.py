@@ -1,7 +1,9 @@
 """What one worker process serves: settings and artifact, read once, and the shapes, stores and
-cache that follow from them and the model.
+cache that follow from them and the model; and which hooks ran in it.
 
-The memory budget and the allocation both ask here, so they cannot disagree.
+The memory budget and the allocation both ask here, so they cannot disagree. SGLang swallows
+exceptions that are raised while a hook is installed. So each hook notes in `FIRED` that it ran, and
+the attention backend refuses to start if one is missing.
 """
 
 from __future__ import annotations
@@ -15,34 +17,31 @@ from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec, group_channels
 from oscar_zoo.artifact.specs import check_groups
-from oscar_zoo.engines.sglang import (
-    artifact_reading,
-    compile_lock,
-    model_refusals,
-    served_artifact,
-    setting_flags,
-    settings,
-    speculation_refusals,
-)
-from oscar_zoo.engines.sglang.compat import geometry, server_arguments, speculation
-from oscar_zoo.engines.sglang.compat.triton_prefill import TritonPrefill
+from oscar_zoo.engines.sglang import compiling, refusals, served_artifact, setting_flags, settings
+from oscar_zoo.engines.sglang.compat import forward_batch, geometry, server_arguments
+from oscar_zoo.engines.sglang.compat.backends import TritonPrefill
 from oscar_zoo.errors import UsageError
 from oscar_zoo.runtime import memory_plan
 from oscar_zoo.runtime.dispatch import choose_ops
 from oscar_zoo.runtime.engine import CacheConfig, SlotTable
-from oscar_zoo.runtime.int2_cache import Int2Cache, cache_bytes, make_prefill
+from oscar_zoo.runtime.int2_cache import Int2Cache, cache_bytes, make_prefill, piece_tokens
 from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
-from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable, transform_bytes
-from oscar_zoo.runtime.window_store import WindowShape, WindowStore
+
+FIRED: set[str] = set()
+"""Hooks that ran in this process with int2."""
+BEFORE_BACKEND = frozenset({"rendezvous", "kv_dtype", "slot_bytes", "budget", "rows", "pool"})
+"""Hooks that must have run when the attention backend is built."""
+FACTS: dict[str, Any] = {}
+"""Numbers for reports that the hooks gave to SGLang."""
 
 
 @functools.cache
 def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
-    """Settings and artifact of this process, read once."""
     given = settings.read_settings(os.environ)
-    artifact = artifact_reading.load(
+    artifact = served_artifact.load(
         given.source.value, given.expected_digest, model=os.environ.get(setting_flags.MODEL)
     )
     final = settings.read_settings(os.environ, artifact.recipe)
@@ -63,18 +62,14 @@ def eager_only(server_args: Any) -> bool:
 
 
 def scratch_bytes(owner: Any, device: str, slots: SlotShape, windows: WindowShape) -> int:
-    """Bytes that the INT2 cache allocates beside pool and transforms.
-
-    Args:
-        device: of the worker.
-        slots, windows: shapes of its stores.
-    """
+    """Bytes that the INT2 cache allocates beside pool and transforms."""
     whole = cache_bytes(
         slots,
         windows,
         choose_ops(device),
         num_q_heads=geometry.local_q_heads(owner.model_config),
         max_tokens=geometry.longest_request(owner),
+        piece_tokens=piece_tokens(device),
         device=device,
     )
     if device.startswith("cuda"):
@@ -96,7 +91,6 @@ def fixed_memory(configurator: Any, *, num_rows: int) -> memory_plan.MemoryPlan:
 def make_stores(
     slots: SlotShape, windows: WindowShape, device: str
 ) -> tuple[SlotStore, WindowStore]:
-    """The stores of this worker."""
     owners = sink_blocks(windows), KeptRings(kept_by_hits(), windows.drafts)
     return SlotStore(slots, device), WindowStore(windows, device, *owners)
 
@@ -108,11 +102,7 @@ def make_cache(
     transforms: TransformTable,
     slot_table: Tensor,
 ) -> Int2Cache:
-    """The INT2 cache of this worker over its stores, with all kernels of prefill compiled.
-
-    Args:
-        slot_table: SGLang's slots by request row and position.
-    """
+    """The INT2 cache of this worker over its stores, with all kernels of prefill compiled."""
     ops = choose_ops(config.device)
     cache = Int2Cache(
         config,
@@ -123,18 +113,18 @@ def make_cache(
         ops=ops,
         prefill=make_prefill(config, windows.shape, of_engine=TritonPrefill),
     )
-    cache.compile_kernels(compile_lock.wait)
+    cache.compile_kernels(compiling.wait)
     return cache
 
 
 def check_model(model_config: Any, args: Any = None) -> None:
     """Refuse a model by its configuration or because the artifact is not for it."""
-    model_refusals.check_model(model_config)
+    refusals.check_model(model_config)
     if args is not None:
         others = geometry.other_layers(model_config)
-        speculation_refusals.check_layers(args, others)
-        if others == "windows" and speculation_refusals.has_draft_model(args):
-            speculation.draft_model(args, args)
+        refusals.check_trees(args, others)
+        if others == "windows" and refusals.has_draft_model(args):
+            forward_batch.draft_model(args, args)
     served()[1].check_geometry(
         layer_ids=geometry.full_layers(model_config),
         num_kv_heads=model_config.get_total_num_kv_heads(),
@@ -144,13 +134,11 @@ def check_model(model_config: Any, args: Any = None) -> None:
 
 
 def sink_blocks(shape: WindowShape) -> SinkBlocks:
-    """Decides which row has which sink block of a store of this shape."""
     refilled = served()[0].window_on_hit.value == "recompute"
     return SinkBlocks(shape.sink, shape.num_blocks, shape.recent if refilled else None)
 
 
 def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
-    """Shape of the slots of this worker."""
     model = configurator.model_config
     by_layer = layer_specs(model)
     specs = tuple(by_layer[layer] for layer in geometry.worker_layers(configurator))
@@ -177,9 +165,8 @@ def layer_specs(model_config: Any) -> dict[int, tuple[QuantSpec, QuantSpec]]:
 
 
 def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
-    """Shape of the windows of this worker."""
     chosen, model = served()[0], configurator.model_config
-    idle, drafts = chosen.idle_sinks.value, speculation.most_drafts()
+    idle, drafts = chosen.idle_sinks.value, forward_batch.most_drafts()
     if drafts > chosen.recent.value:
         raise UsageError(
             f"{drafts} draft tokens do not fit into a window of {chosen.recent.value} tokens.",

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from oscar_zoo.engines.sglang.offline_job import Bulk, Case
+from oscar_zoo.engines.sglang.offline_process import Bulk, Case
 from oscar_zoo.evaluate.bench.run import NUMBERS, CaseResult, SideResult, TurnResult
 from oscar_zoo.evaluate.bench.sides import CACHES, Cache, Side
 

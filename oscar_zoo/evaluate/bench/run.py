@@ -17,7 +17,7 @@ from typing import Any
 
 from oscar_zoo.engines.sglang.launch import server
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
-from oscar_zoo.engines.sglang.offline_job import Case, OfflineJob
+from oscar_zoo.engines.sglang.offline_process import Case, OfflineJob
 from oscar_zoo.errors import FlagRefused, ServerFailed
 
 POLL_SECONDS = 0.1

@@ -21,12 +21,12 @@ from oscar_zoo.artifact.formats import Role, hadamard_set
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.engines.sglang import settings
-from oscar_zoo.engines.sglang.flags import CPU_FLAGS, device_flags, device_switches
 from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.launch.plan import child_environment, rank_port
 from oscar_zoo.engines.sglang.launch.starting import CACHE_TYPES, NO_PLUGIN
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
-from oscar_zoo.engines.sglang.offline_job import Bulk, Case, OfflineJob
+from oscar_zoo.engines.sglang.offline_process import Bulk, Case, OfflineJob
+from oscar_zoo.engines.sglang.sizing import CPU_FLAGS, device_flags, device_switches
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models import config_file
 from oscar_zoo.registry.recipe import ModelRecipe

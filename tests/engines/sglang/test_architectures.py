@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from zoo_configs import write_config
 
-from oscar_zoo.engines.sglang import config_refusals
+from oscar_zoo.engines.sglang import refusals
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.models import config_file
 from oscar_zoo.models.model_source import inspect_model
@@ -26,7 +26,7 @@ def test_the_table_names_what_a_server_refuses(recipe: ModelRecipe, tmp_path: Pa
     row = architecture(recipe.model_type)
     assert row is not None
     try:
-        config_refusals.check_config(written, recipe.name)
+        refusals.check_config(written, recipe.name)
     except UnsupportedModel:
         assert (row.serve_cpu.state, row.serve_gpu.state) == ("does not work", "does not work")
     else:

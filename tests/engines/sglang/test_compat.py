@@ -7,13 +7,12 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from engines import INSTALLED, RELEASES, REPOSITORY, Engines, environment, needs_sglang
 from forked_commands import forked
 
-from oscar_zoo.engines.sglang.compat import releases, versions
+from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.engines.sglang.register import register
 from oscar_zoo.errors import OscarZooError, UnsupportedMachine
 
@@ -45,7 +44,7 @@ def pretend(folder: Path, release: str) -> Path:
 )
 def test_supported(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(pretend(tmp_path, release))
-    assert versions.sglang_version() == release
+    assert releases.sglang_version() == release
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,7 @@ def test_supported(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_not_supported(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(pretend(tmp_path, release))
     with pytest.raises(UnsupportedMachine) as caught:
-        versions.sglang_version()
+        releases.sglang_version()
     assert caught.value.message == f"sglang {release} is outside the supported range {RANGE}."
     assert caught.value.hint == f"pip install 'sglang{RANGE}'"
 
@@ -94,25 +93,13 @@ def test_any_other_server_is_told_once(
     assert record.message.startswith(f"No INT2 KV cache: sglang {NEXT} is outside")
 
 
-def test_a_name_that_moved_is_the_one_that_is_there() -> None:
-    moved = releases.Moved("0.5.21", "before", "since")
-    assert moved.name(SimpleNamespace(before=1)) == "before"
-    assert moved.name(SimpleNamespace(before=1, since=2)) == "since"
-    assert moved.here(SimpleNamespace(since=2)) and not moved.here(None)
-
-
-def test_every_row_of_the_table_is_of_a_tested_release() -> None:
-    rows = [value for value in vars(releases).values() if isinstance(value, releases.Moved)]
-    assert len(rows) >= 6 and {row.since for row in rows} <= set(RELEASES[1:])
-
-
 @pytest.mark.sglang
 @needs_sglang
 def test_the_table_is_true_of_the_installed_release(tmp_path: Path) -> None:
     engines = Engines(tmp_path)
     found = engines.call("server_args_child:names")
     engines.close()
-    rows = (releases.RESOLVE, releases.ALLOCATE_ROWS, releases.BEAM_WIDTH)
+    rows = (releases.RESOLVE, releases.ALLOCATE_ROWS)
     place = RELEASES.index(INSTALLED)
     wanted = [row.new if place >= RELEASES.index(row.since) else row.old for row in rows]
     assert found == wanted

@@ -16,8 +16,8 @@ pytest.importorskip("triton")
 from tiny_artifacts import payload, write_folder
 
 from oscar_kernels.spec import QuantSpec
-from oscar_zoo.engines.sglang import compile_ahead, compile_lock
-from oscar_zoo.engines.sglang.compile_program import Request
+from oscar_zoo.engines.sglang import compile_ahead, compiling
+from oscar_zoo.engines.sglang.compile_ahead import Request
 from oscar_zoo.runtime.rehearsal import Worker
 
 SPEC = QuantSpec(64, 64, 0.9, "float16")
@@ -43,21 +43,21 @@ REQUEST = Request(
 PROGRAM = """
 import sys
 from oscar_kernels.chips import CHIPS, Target
-from oscar_zoo.engines.sglang import artifact_reading, compile_program
+from oscar_zoo.engines.sglang import compile_ahead, served_artifact
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 
-artifact = artifact_reading.load(ArtifactSource(folder=sys.argv[1]), None)
-request = compile_program.Request.parse(sys.stdin.read())
+artifact = served_artifact.load(ArtifactSource(folder=sys.argv[1]), None)
+request = compile_ahead.Request.model_validate_json(sys.stdin.read())
 for capability in ((9, 0), (8, 9)):
     target = Target(capability, CHIPS[capability].shared_bytes, 100)
-    jobs = compile_program.jobs(request, artifact, target)
+    jobs = compile_ahead.jobs(request, artifact, target)
     print(*(x.source.main if hasattr(x, "source") else x.kernel.__name__ for x in jobs))
 """
 
 
 @pytest.fixture(autouse=True)
 def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(compile_lock.VARIABLE, "")
+    monkeypatch.setenv(compiling.VARIABLE, "")
 
 
 def locked(path: Path) -> bool:
@@ -69,53 +69,49 @@ def locked(path: Path) -> bool:
         return False
 
 
-def test_a_request_survives_its_journey() -> None:
-    assert Request.parse(str(REQUEST)) == REQUEST
-
-
 def test_the_lock_is_held_until_the_last_fork_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = "import os, sys; os.fork() or sys.stdin.read(); os._exit(0)"
-    with compile_lock.held() as (descriptor, path):
+    with compiling.held() as (descriptor, path):
         child = subprocess.Popen(
             [sys.executable, "-c", waits], stdin=subprocess.PIPE, pass_fds=(descriptor,)
         )
     child.wait()
-    monkeypatch.setenv(compile_lock.VARIABLE, str(path))
+    monkeypatch.setenv(compiling.VARIABLE, str(path))
     assert locked(path)
-    monkeypatch.setattr(compile_lock, "PATIENCE", 0.05)
-    compile_lock.wait()  # gives up
+    monkeypatch.setattr(compiling, "PATIENCE", 0.05)
+    compiling.wait()  # gives up
     assert locked(path)
-    monkeypatch.setattr(compile_lock, "PATIENCE", 60.0)
+    monkeypatch.setattr(compiling, "PATIENCE", 60.0)
     assert child.stdin is not None
     child.stdin.close()
-    compile_lock.wait()
+    compiling.wait()
     assert not path.exists()
 
 
 def test_nobody_waits_without_a_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compile_lock.wait()
-    monkeypatch.setenv(compile_lock.VARIABLE, str(tmp_path / "gone"))
-    compile_lock.wait()
-    monkeypatch.delenv(compile_lock.VARIABLE)
-    compile_lock.wait()
+    compiling.wait()
+    monkeypatch.setenv(compiling.VARIABLE, str(tmp_path / "gone"))
+    compiling.wait()
+    monkeypatch.delenv(compiling.VARIABLE)
+    compiling.wait()
 
 
 def test_a_process_that_fails_says_so_and_holds_nobody_up(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     compile_ahead.spawn(REQUEST)  # there is no artifact
-    compile_lock.wait()
+    compiling.wait()
     out, err = capfd.readouterr()
     assert "INT2 KV cache: nothing is compiled ahead (UsageError: " in out
     assert out.count("\n") == 1 and err == ""
-    assert not Path(os.environ[compile_lock.VARIABLE]).exists()
+    assert not Path(os.environ[compiling.VARIABLE]).exists()
 
 
 def test_a_process_ends_with_a_server_that_ended_before_it_had_read_its_request() -> None:
     program = f"""
 import os
-from oscar_zoo.engines.sglang import compile_ahead, compile_program
-compile_ahead.spawn(compile_program.Request.parse({str(REQUEST)!r}))
+from oscar_zoo.engines.sglang import compile_ahead
+compile_ahead.spawn(compile_ahead.Request.model_validate_json({REQUEST.model_dump_json()!r}))
 os._exit(0)
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -127,7 +123,7 @@ def test_what_an_artifact_needs_is_found_without_a_gpu(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(pair)],
-        input=str(REQUEST),
+        input=REQUEST.model_dump_json(),
         env=env,
         capture_output=True,
         text=True,

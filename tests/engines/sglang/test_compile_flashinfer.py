@@ -16,20 +16,20 @@ from types import SimpleNamespace
 import pytest
 from alive import alive
 
-from oscar_zoo.engines.sglang import compile_flashinfer
-from oscar_zoo.engines.sglang.compile_flashinfer import Wanted
+from oscar_zoo.engines.sglang import compiling
+from oscar_zoo.engines.sglang.compiling import Wanted
 from oscar_zoo.models import hardware
-from oscar_zoo.runtime import flashinfer_prefill
+from oscar_zoo.runtime import prefill
 
 WANTED = Wanted(gpu=0, head_dims=(128, 128), dtype="bfloat16", capped=False)
 COMMAND = [
-    sys.executable, "-P", "-m", compile_flashinfer.__name__, str(WANTED), str(os.getpid())
+    sys.executable, "-P", "-m", compiling.__name__, WANTED.model_dump_json(), str(os.getpid())
 ]  # fmt: skip
 SERVER = f"""
 import os, time
-from oscar_zoo.engines.sglang import compile_flashinfer
-wanted = compile_flashinfer.Wanted.parse({str(WANTED)!r})
-child = compile_flashinfer.spawn(wanted)
+from oscar_zoo.engines.sglang import compiling
+wanted = compiling.Wanted.model_validate_json({WANTED.model_dump_json()!r})
+child = compiling.spawn(wanted)
 """
 """A server that has the modules compiled."""
 LEAVE = """
@@ -75,12 +75,8 @@ def run(environment: Mapping[str, str], compiler: str) -> subprocess.CompletedPr
     )
 
 
-def test_a_request_survives_its_journey() -> None:
-    assert Wanted.parse(str(WANTED)) == WANTED
-
-
 def test_nothing_starts_for_heads_that_flashinfer_lacks() -> None:
-    assert compile_flashinfer.spawn(Wanted(0, (96, 96), "bfloat16", False)) is None
+    assert compiling.spawn(WANTED.model_copy(update={"head_dims": (96, 96)})) is None
 
 
 def test_what_is_missing_is_compiled_once(environment: dict[str, str]) -> None:
@@ -151,9 +147,9 @@ def test_all_modules_are_compiled_at_once_where_memory_is_enough(
             running[0] -= 1
 
     module = SimpleNamespace(is_aot=False, jit_library_path=tmp_path / "missing", build=build)
-    monkeypatch.setattr(flashinfer_prefill, "modules", lambda *_, **__: [module] * 3)
+    monkeypatch.setattr(prefill, "modules", lambda *_, **__: [module] * 3)
     monkeypatch.setattr(hardware, "available_ram", lambda: free)
-    assert compile_flashinfer.compile_missing(WANTED) == 3
+    assert compiling.compile_missing(WANTED) == 3
     assert most[0] == at_once
 
 

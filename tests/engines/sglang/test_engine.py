@@ -267,30 +267,9 @@ def test_the_pool_keeps_its_contract(engines: Engines) -> None:
     )
 
 
-def test_start_up_tells_artifact_settings_and_memory(engines: Engines) -> None:
-    log = engines.log("lossless")
-    for part in (
-        "INT2 KV cache: artifact sha256:",
-        "sink 16 (environment)",
-        "k_clip 0.96 (default)",
-        "token slots of",
-    ):
-        assert part in log
-
-
 def test_every_run_had_its_mode(engines: Engines) -> None:
     asked = {"lossless": "lossless", "poison": "poison", "mutant": "lossless"}
     assert {name: report_of(engines.result(name))["mode"] for name in asked} == asked
     bugs = {"mutant": "keep_stale_rows", "early": "publish_early"}
     for name in (*asked, "early", "few_blocks"):
         assert report_of(engines.result(name))["mutant"] == bugs.get(name, "")
-
-
-@pytest.mark.parametrize("name", ["stock", "lossless", "tail_off"])
-def test_nothing_is_exported_unless_asked(engines: Engines, name: str) -> None:
-    assert "metrics" not in engines.result(name)
-    assert all("metrics" not in report["fired"] for report in engines.result(name)["reports"])
-
-
-def test_a_server_with_a_stock_cache_says_nothing_of_it(engines: Engines) -> None:
-    assert engines.result("idle")["info"] == [None]

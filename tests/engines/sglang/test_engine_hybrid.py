@@ -36,13 +36,12 @@ from reference_server import Served
 from whole_reference import WholeReference, equal_answers, reference_of
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
-from oscar_zoo.engines.sglang.capacity import caches
-from oscar_zoo.engines.sglang.concurrency import Layout
-from oscar_zoo.engines.sglang.pool_plan import Planner
+from oscar_zoo.engines.sglang.capacity import Planner, caches
+from oscar_zoo.engines.sglang.sizing import Layout
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.other_layers import other_layers
 from oscar_zoo.runtime.memory_plan import SLOT_TABLES
-from oscar_zoo.runtime.state_plan import TOKENS_PER_PREFIX, StateDemand
+from oscar_zoo.runtime.slot_plans import TOKENS_PER_PREFIX, StateDemand
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 

@@ -32,7 +32,7 @@ from engine_cases import FREE_AT_ONCE, RECENT, RETRACT, WINDOW, model, retractio
 from engines import CHUNK, ENGINE, INSTALLED, RELEASES, needs_sglang, report_of
 
 from oscar_zoo.runtime.memory_plan import SLIDING_TABLES, SLOT_TABLES
-from oscar_zoo.runtime.sliding_plan import SlidingDemand
+from oscar_zoo.runtime.slot_plans import SlidingDemand
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 

@@ -31,13 +31,12 @@ from reference_server import Served, equal_tokens
 from whole_reference import WholeReference, equal_answers, reference_of
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
-from oscar_zoo.engines.sglang.capacity import caches
-from oscar_zoo.engines.sglang.concurrency import Layout
-from oscar_zoo.engines.sglang.pool_plan import PIECE, Planner
+from oscar_zoo.engines.sglang.capacity import PIECE, Planner, caches
+from oscar_zoo.engines.sglang.sizing import Layout
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.other_layers import other_layers
 from oscar_zoo.runtime.memory_plan import SLIDING_TABLES, SLOT_TABLES
-from oscar_zoo.runtime.sliding_plan import SlidingDemand
+from oscar_zoo.runtime.slot_plans import SlidingDemand
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 

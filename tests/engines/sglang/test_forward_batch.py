@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from oscar_kernels.cache import Drafts
-from oscar_zoo.engines.sglang.compat import geometry, radix_attention
+from oscar_zoo.engines.sglang.compat import geometry
 from oscar_zoo.engines.sglang.compat.forward_batch import step_input
 from oscar_zoo.errors import ServerFailed, UnsupportedModel, UsageError
-from oscar_zoo.runtime.trees import ancestors
+from oscar_zoo.runtime.batch import ancestors
 
 ROWS, LENGTHS, SLOTS = torch.tensor([1, 3]), torch.tensor([24, 10]), torch.arange(10)
 
 
 @pytest.fixture(autouse=True)
 def plain_locations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(radix_attention, "write_location", lambda location: location)
+    monkeypatch.setattr(geometry, "write_location", lambda location: location)
 
 
 def batch(*, extend: bool, **fields: Any) -> Any:
@@ -154,7 +154,7 @@ def runner(
 @pytest.fixture
 def full_layers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Says which layers of the model have full attention."""
-    monkeypatch.setattr(radix_attention, "attention_layers", iter)
+    monkeypatch.setattr(geometry, "attention_layers", iter)
     return lambda *layers: monkeypatch.setattr(geometry, "full_layers", lambda _: layers)
 
 

@@ -19,9 +19,8 @@ from sglang_forks import shared
 from sglang_http import HttpServer, http_server
 from tiny_artifacts import payload, write_folder
 
-from oscar_zoo.engines.sglang.bounds import grammars, patterns
-from oscar_zoo.engines.sglang.front.routes import ADMINISTRATION, Routes, open_routes
-from oscar_zoo.engines.sglang.front.settings import FrontSettings
+from oscar_zoo.engines.sglang.bounds import grammars, values
+from oscar_zoo.engines.sglang.front.access import ADMINISTRATION, FrontSettings, Routes, open_routes
 from oscar_zoo.engines.sglang.launch.starting import write_front
 
 pytestmark = [pytest.mark.sglang, needs_sglang, pytest.mark.timeout(900)]
@@ -411,9 +410,9 @@ SLOW = ("a*", "a+?", "(ab){1,9}", "(a|a){2,3}", "(a)\\1", "(?=a)b", "a{1,9}b{1,9
 
 @pytest.mark.parametrize("good", QUICK)
 def test_quick_stop_expressions_are_allowed(good: str) -> None:
-    assert patterns.stop_pattern(good) is None
+    assert values.stop_pattern(good) is None
 
 
 @pytest.mark.parametrize("bad", [*SLOW, "["])
 def test_stop_expressions_that_can_take_long_are_not(bad: str) -> None:
-    assert patterns.stop_pattern(bad) is not None
+    assert values.stop_pattern(bad) is not None

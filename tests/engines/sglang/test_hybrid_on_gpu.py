@@ -15,7 +15,7 @@ import pytest
 from checkpoint_child import STEP
 from engines import RELEASES, Engines, needs_sglang
 
-from oscar_zoo.engines.sglang.compat.state_checkpoints import early_place
+from oscar_zoo.engines.sglang.compat.scheduling import early_place
 
 RECENT = 256
 

@@ -10,7 +10,7 @@ import pytest
 
 RANK = """
 import sys
-from oscar_zoo.engines.sglang.loopback_store import bind_stores
+from oscar_zoo.engines.sglang.hooks.server_args import bind_stores
 import torch.distributed as dist
 bind_stores()
 port, ranks = sys.argv[1:]

@@ -13,18 +13,13 @@ from typing import Any
 
 import pytest
 
-from oscar_zoo.engines.sglang.compat import request_rows
-from oscar_zoo.engines.sglang.metrics import (
+from oscar_zoo.engines.sglang.compat import scheduling
+from oscar_zoo.engines.sglang.hooks.observation import (
     INFO_LABELS,
     METRICS,
-    PREFIX,
     Exporter,
     PrefixHits,
-    ring_sources,
-    sink_sources,
 )
-from oscar_zoo.runtime.kept_rings import KeptRings
-from oscar_zoo.runtime.sink_blocks import PromptKey, SinkBlocks
 
 prometheus = pytest.importorskip("prometheus_client")
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
@@ -76,11 +71,6 @@ def test_a_label_of_the_user_with_one_of_our_names_is_no_accident() -> None:
     assert registry.get_sample_value("oscar_int2_artifact_info", {**labels(), **shown}) == 1
 
 
-def test_a_metric_without_a_source_is_a_mistake() -> None:
-    with pytest.raises(KeyError):
-        Exporter(LABELS, {}, INFO, gauge=prometheus.Gauge, counter=prometheus.Counter)
-
-
 @pytest.mark.parametrize("kept", [False, True])
 def test_requests_of_all_versions_are_counted_alike(kept: bool) -> None:
     tokens = {"origin_input_ids": [1] * 90, "output_ids": [2] * 10}
@@ -90,7 +80,7 @@ def test_requests_of_all_versions_are_counted_alike(kept: bool) -> None:
         SimpleNamespace(**tokens, kv=SimpleNamespace(holds_kv=kept), prefix_indices=[0] * 68),
         SimpleNamespace(**tokens, kv=SimpleNamespace(holds_kv=kept), prefix_len=68),
     )
-    assert list(request_rows.new_requests(requests)) == ([] if kept else [(100, 68)] * 3)
+    assert list(scheduling.new_requests(requests)) == ([] if kept else [(100, 68)] * 3)
 
 
 def labels() -> dict[str, str]:
@@ -117,64 +107,6 @@ def test_a_hit_that_was_cut_leaves_a_tail(page: int, length: int, cached: int, t
     assert off.tail_tokens == 0
 
 
-def test_sinks_are_counted_by_their_blocks() -> None:
-    sinks = SinkBlocks(2, num_blocks=4, recent=8)
-    prompts = [PromptKey((), ids, 20) for ids in ((1, 2), (1, 2), (3, 4))]
-    sinks.admit([1], prompts[:1])
-    sinks.begin([(1, 0)])
-    sinks.launched([1], [20])
-    sinks.admit([2, 3], prompts[1:])
-    sinks.begin([(2, 12), (3, 0)])
-    sinks.release(1, prompts[0])
-    sinks.release(2, prompts[1])
-    assert {name: read() for name, read in sink_sources(sinks).items()} == {
-        "capacity_sink_blocks": 3,
-        "used_sink_blocks": 1,
-        "idle_sink_blocks": 1,
-        "sink_hits_total": 1,
-        "sink_misses_total": 0,
-    }
-    assert not any(read() for read in sink_sources(SinkBlocks(0, num_blocks=4, recent=8)).values())
-
-
-def test_rings_are_counted_by_what_became_of_them() -> None:
-    """Two next turns choose one ring. The first takes it over. Its row is then given away, so the
-    second finds it gone. The first ends with more than tokens deciding its keys."""
-    rings = KeptRings(8)
-    asked, scope = list(range(40)), ("a",)
-    rings.expect(1, None, 40)
-    rings.begin({1: 0})
-    rings.launched([1], [40])
-    rings.ended(1, scope, asked, [])
-    turn = [*asked, *range(6)]
-    chosen = rings.choose(scope, turn)
-    assert chosen is not None
-    for row in (2, 3):
-        rings.expect(row, chosen, len(turn))
-    rings.begin({2: chosen.end})
-    rings.hand_out([1])
-    rings.begin({1: 0})
-    rings.begin({3: chosen.end})
-    rings.ended(2, None, turn, [])
-    assert {name: read() for name, read in ring_sources(rings).items()} == {
-        "ring_hits_total": 1,
-        "ring_misses_total": 1,
-        "rings_not_kept_total": 1,
-    }
-
-
-def test_names_follow_the_conventions_of_prometheus() -> None:
-    names = [metric.name for metric in METRICS]
-    assert len(set(names)) == len(names)
-    for metric in METRICS:
-        assert (
-            re.fullmatch(r"[a-z]+(_[a-z]+)*", metric.name)
-            and metric.full_name == PREFIX + metric.name
-        )
-        assert metric.name.endswith("_total") == (metric.kind == "counter")
-        assert metric.help.endswith(".")
-
-
 def test_the_documentation_lists_every_metric() -> None:
     rows = re.findall(r"^\| `([a-z0-9_]+)` \| ([a-z]+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
     assert rows == [(metric.full_name, metric.kind, metric.help) for metric in METRICS]
@@ -186,12 +118,12 @@ def test_a_server_without_metrics_does_not_import_the_client() -> None:
 import sys
 from types import SimpleNamespace
 from oscar_zoo.engines.sglang.hooks import observation
-from oscar_zoo.engines.sglang import fired_hooks
-fired_hooks.FIRED.add("pool")
+from oscar_zoo.engines.sglang import worker
+worker.FIRED.add("pool")
 observation.metrics(None, SimpleNamespace(current_scheduler_metrics_enabled=False))
 observation.update_metrics(None, SimpleNamespace())
 observation.prefix_hits(SimpleNamespace(), None)
-assert "metrics" not in fired_hooks.FIRED
+assert "metrics" not in worker.FIRED
 assert "prometheus_client" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

@@ -10,8 +10,15 @@ from typing import Any
 
 import pytest
 
-from oscar_zoo.engines.sglang.offline_job import FOLLOW_UP, Bulk, Case, OfflineJob
-from oscar_zoo.engines.sglang.offline_process import OfflineBench, Reply, Room
+from oscar_zoo.engines.sglang.offline_process import (
+    FOLLOW_UP,
+    Bulk,
+    Case,
+    OfflineBench,
+    OfflineJob,
+    Reply,
+    Room,
+)
 
 ANSWER = [5, 6, 7, 8]
 ROOM = Room(tokens=10_000, requests=8)

@@ -18,12 +18,7 @@ from forked_commands import forked
 from sglang_forks import shared
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.engines.sglang import (
-    config_refusals,
-    model_refusals,
-    refusals,
-    speculation_refusals,
-)
+from oscar_zoo.engines.sglang import refusals
 from oscar_zoo.engines.sglang.setting_flags import BACKEND
 from oscar_zoo.errors import UnsupportedModel, UsageError
 
@@ -154,24 +149,37 @@ SLIDING_CASES = {
 }
 
 
-def test_layers_with_a_sliding_window_are_refused_by_name() -> None:
-    assert [row.name for row in model_refusals.SLIDING] == list(SLIDING_CASES)
-    for name, changes in SLIDING_CASES.items():
-        layer = SimpleNamespace(**{"sliding_window_size": 7, **changes})
-        with pytest.raises(UnsupportedModel) as caught:
-            model_refusals.check_sliding_layers([layer])
-        assert_says(name, caught.value)
-    layers = [SimpleNamespace(sliding_window_size=size) for size in (7, 7, 8)]
-    model_refusals.check_sliding_layers(layers[:2])
-    with pytest.raises(UnsupportedModel) as caught:
-        model_refusals.check_sliding_layers(layers)
-    assert_says("a model with sliding windows of different sizes", caught.value)
+def server(config: Any) -> None:
+    refusals.check_server(config, {}, eager_only=False)
+
+
+TABLES: tuple[tuple[Any, dict[str, Any], Any, dict[str, Any]], ...] = (
+    (refusals.SERVER, SERVER_CASES, server, NORMAL),
+    (refusals.MODEL, MODEL_CASES, refusals.check_model, {}),
+    (refusals.LAYER, LAYER_CASES, lambda layer: refusals.check_layers([layer]), {}),
+    (refusals.SLIDING, SLIDING_CASES, lambda layer: refusals.check_sliding_layers([layer]), {}),
+)
+
+
+@pytest.mark.parametrize(("rows", "cases", "check", "normal"), TABLES)
+def test_each_row_refuses_what_it_is_about(
+    rows: Any, cases: dict[str, Any], check: Any, normal: dict[str, Any]
+) -> None:
+    assert [row.name for row in rows] == list(cases)
+    for row in rows:
+        with pytest.raises((UsageError, UnsupportedModel)) as caught:
+            check(SimpleNamespace(**{**normal, **cases[row.name]}))
+        assert caught.value.message == row.sentence and len(row.reason) > 10
+        assert caught.value.hint == f"instead: {row.instead}"
+        # `oscar-zoo serve` takes no other KV cache after `--`, so that has a command of its own.
+        stock = "python -P -m sglang.launch_server --model-path"
+        assert "--kv-cache-dtype" not in row.instead or stock in row.instead
 
 
 def test_an_ordinary_server_passes() -> None:
     refusals.check_server(SimpleNamespace(**NORMAL), {}, eager_only=True)
     refusals.check_server(SimpleNamespace(), {}, eager_only=True)
-    model_refusals.check_model(
+    refusals.check_model(
         SimpleNamespace(attention_arch=SimpleNamespace(name="MHA"), is_hybrid_swa=False)
     )
     decoder = SimpleNamespace(
@@ -180,96 +188,32 @@ def test_an_ordinary_server_passes() -> None:
         xai_temperature_len=-1,
         attn_type=SimpleNamespace(value="decoder"),
     )
-    model_refusals.check_layers([decoder, SimpleNamespace()])
+    refusals.check_layers([decoder, SimpleNamespace()])
 
 
-def test_every_row_has_a_case() -> None:
-    for rows, cases in (
-        (refusals.SERVER, SERVER_CASES),
-        (model_refusals.MODEL, MODEL_CASES),
-        (model_refusals.LAYER, LAYER_CASES),
-    ):
-        assert [row.name for row in rows] == list(cases)
+def test_sliding_windows_have_one_size() -> None:
+    layers = [SimpleNamespace(sliding_window_size=size) for size in (7, 7, 8)]
+    refusals.check_sliding_layers(layers[:2])
+    with pytest.raises(UnsupportedModel):
+        refusals.check_sliding_layers(layers)
 
 
-@pytest.mark.parametrize("name", SERVER_CASES)
-def test_server_rows(name: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        refusals.check_server(
-            SimpleNamespace(**{**NORMAL, **SERVER_CASES[name]}), {}, eager_only=False
-        )
-    assert_says(name, caught.value)
-
-
-@pytest.mark.parametrize("name", MODEL_CASES)
-def test_model_rows(name: str) -> None:
-    with pytest.raises(UnsupportedModel) as caught:
-        model_refusals.check_model(SimpleNamespace(**MODEL_CASES[name]))
-    assert_says(name, caught.value)
-
-
-@pytest.mark.parametrize("name", LAYER_CASES)
-def test_layer_rows(name: str) -> None:
-    with pytest.raises(UnsupportedModel) as caught:
-        model_refusals.check_layers([SimpleNamespace(), SimpleNamespace(**LAYER_CASES[name])])
-    assert_says(name, caught.value)
-
-
-def test_the_plain_executor_refuses_cuda_graphs_and_only_on_a_gpu() -> None:
+def test_plain_ops_refuse_cuda_graphs_and_only_on_a_gpu() -> None:
     config = SimpleNamespace(**{**NORMAL, "cuda_graph_config": graphs("full", "disabled")})
     refusals.check_server(config, {}, eager_only=False)
-    with pytest.raises(UsageError, match="CUDA graphs") as caught:
+    with pytest.raises(UsageError, match="CUDA graphs"):
         refusals.check_server(config, {}, eager_only=True)
-    assert "--disable-cuda-graph" in str(caught.value.hint)
     config.device = "cpu"
     refusals.check_server(config, {}, eager_only=True)
 
 
 @pytest.mark.parametrize("name", [name for name, _ in refusals.ENVIRONMENT])
 def test_environment_rows(name: str) -> None:
-    refusals.check_server(SimpleNamespace(**NORMAL), {name: "0"}, eager_only=False)
-    with pytest.raises(UsageError, match=f"{name} does not work with an INT2 KV cache: ") as caught:
+    for off in ("on", "false", "0", ""):  # as SGLang reads them
+        refusals.check_server(SimpleNamespace(**NORMAL), {name: off}, eager_only=False)
+    with pytest.raises(UsageError) as caught:
         refusals.check_server(SimpleNamespace(**NORMAL), {name: "true"}, eager_only=False)
     assert caught.value.hint == f"unset {name}"
-
-
-@pytest.mark.parametrize("value", ["on", "false", "0", ""])
-def test_a_variable_that_sglang_reads_as_false_is_not_refused(value: str) -> None:
-    for name, _ in refusals.ENVIRONMENT:
-        refusals.check_server(SimpleNamespace(**NORMAL), {name: value}, eager_only=False)
-
-
-def test_beam_search_is_refused_per_request() -> None:
-    assert [row.name for row in refusals.REQUEST] == ["beam_width"]
-    for params in (
-        SimpleNamespace(),
-        SimpleNamespace(beam_width=None),
-        SimpleNamespace(beam_width=1),
-    ):
-        refusals.check_request(params)
-    with pytest.raises(
-        UsageError, match=r"beam_width does not work with an INT2 KV cache: .* Instead: n, "
-    ):
-        refusals.check_request(SimpleNamespace(beam_width=2))
-
-
-def test_what_to_do_instead_works_for_everybody() -> None:
-    """`oscar-zoo serve` takes no other KV cache after `--`, so the stock cache is offered with a
-    command of its own."""
-    rows = (
-        *refusals.SERVER,
-        *model_refusals.MODEL,
-        *model_refusals.LAYER,
-        *config_refusals.CONFIG,
-        *config_refusals.WHOLE,
-    )
-    for row in rows:
-        assert (
-            "--kv-cache-dtype" not in row.instead
-            or "python -P -m sglang.launch_server --model-path" in row.instead
-        )
-    models = [row for row in model_refusals.MODEL if not row.name.startswith("--")]
-    assert all("--kv-cache-dtype auto" in row.instead for row in models)
 
 
 def model_folder(folder: Path, config: dict[str, Any]) -> str:
@@ -378,15 +322,8 @@ def test_drafts_beside_layers_that_keep_something_else(
     flag."""
     config = SimpleNamespace(**given)
     if hint is None:
-        speculation_refusals.check_layers(config, others)
+        refusals.check_trees(config, others)
         return
     with pytest.raises(UnsupportedModel) as caught:
-        speculation_refusals.check_layers(config, others)
+        refusals.check_trees(config, others)
     assert hint in str(caught.value.hint)
-
-
-def assert_says(name: str, error: UsageError) -> None:
-    assert error.message.startswith(f"{name} does not work with an INT2 KV cache: ")
-    reason = error.message.removeprefix(f"{name} does not work with an INT2 KV cache: ")
-    assert len(reason) > 10 and reason.endswith(".")
-    assert str(error.hint).startswith("instead: ")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oscar_zoo.engines.sglang import fork_environment
+from oscar_zoo.engines.sglang import settings
 from oscar_zoo.engines.sglang.setting_flags import (
     FORK_NAMES,
     FROM_FLAGS,
     MODEL,
     OPTIONS,
-    EnvironmentAction,
+    CodeBits,
     flags_given,
+    layers_text,
+    of_layer,
+    one_or_text,
+    parse_layers,
     write_flag,
 )
 from oscar_zoo.engines.sglang.settings import RecipeValues, Setting, read_settings
@@ -81,23 +84,6 @@ def test_flags_survive_in_the_environment_of_a_child() -> None:
     assert "recent 32 (flag)" in chosen.describe() and "sink 64 (default)" in chosen.describe()
 
 
-def test_the_action_writes_the_variable(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv(FROM_FLAGS, "")
-    monkeypatch.setenv("OSCAR_INT2_SINK_SIZE", "1")
-    parser = argparse.ArgumentParser()
-    option = OPTIONS["sink"]
-    parser.add_argument(
-        option.flag, action=EnvironmentAction, const=option, default=argparse.SUPPRESS
-    )
-    assert vars(parser.parse_args(["--oscar-sink-size", "5"])) == {}
-    assert os.environ["OSCAR_INT2_SINK_SIZE"] == "5"
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--oscar-sink-size", "five"])
-    assert "--oscar-sink-size 'five'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("environ", "text"),
     [
@@ -138,26 +124,18 @@ def test_a_misspelt_name_is_an_error_with_the_nearest_one(name: str, nearest: st
     assert nearest in str(caught.value.hint)
 
 
-@given(st.sampled_from(fork_environment.PREFIXES), st.from_regex(r"[A-Z_]{1,20}", fullmatch=True))
+@given(st.sampled_from(settings.PREFIXES), st.from_regex(r"[A-Z_]{1,20}", fullmatch=True))
 def test_no_name_with_our_prefixes_passes_unread(prefix: str, rest: str) -> None:
     name = prefix + rest
-    known = {
-        *fork_environment.HONOURED,
-        *fork_environment.NO_EFFECT,
-        FROM_FLAGS,
-        MODEL,
-    }
-    known |= {
-        *fork_environment.ONLY,
-        fork_environment.SCALE_DTYPE,
-        *(o.variable for o in OPTIONS.values()),
-    }
+    ours = {o.variable for o in OPTIONS.values()} | {FROM_FLAGS, MODEL}
+    known = ours | {settings.K_FILE, settings.V_FILE, *FORK_NAMES.values()}
+    known |= {*settings.NO_EFFECT, *settings.ONLY, settings.SCALE_DTYPE}
     if name not in known:
         with pytest.raises(UsageError, match=name):
             read_settings({**DIR, name: "1"})
 
 
-@pytest.mark.parametrize("name", sorted(fork_environment.NO_EFFECT))
+@pytest.mark.parametrize("name", sorted(settings.NO_EFFECT))
 def test_settings_that_choose_an_implementation_only_warn(name: str) -> None:
     assert [w for w in read_settings({**DIR, name: "1"}).warnings if "no effect here" in w]
 
@@ -180,19 +158,13 @@ def test_a_choice_of_the_fork_we_do_not_have(name: str, bad: str, good: str) -> 
         read_settings({**DIR, name: bad})
 
 
-@pytest.mark.parametrize("family", sorted(fork_environment.REFUSED_FAMILIES))
-def test_families_we_do_not_have(family: str) -> None:
-    with pytest.raises(UsageError, match=f"{family}X is not supported"):
-        read_settings({**DIR, f"{family}X": "1"})
-
-
 def test_scales_are_16_bit() -> None:
-    assert "16 bit" in read_settings({**DIR, fork_environment.SCALE_DTYPE: "float32"}).warnings[0]
+    assert "16 bit" in read_settings({**DIR, settings.SCALE_DTYPE: "float32"}).warnings[0]
 
 
 def test_other_variables_of_sglang_are_not_ours() -> None:
     assert read_settings({**DIR, "SGLANG_PLUGINS": "oscar", "PATH": "/bin"}).warnings == ()
-    assert fork_environment.present(
+    assert settings.present(
         {"SGLANG_OSCAR_A": "", "SGLANG_MIXED_KV_B": "", "SGLANG_PLUGINS": ""}
     ) == (
         "SGLANG_MIXED_KV_B",
@@ -241,3 +213,33 @@ def test_numbers_and_lists_that_are_none_are_refused(name: str, text: str, said:
     with pytest.raises(UsageError, match=said) as caught:
         read_settings({**DIR, name: text}, RECIPE)
     assert str(caught.value.hint).startswith(f"for example {name}=")
+
+
+WIDTHS = st.lists(st.sampled_from([2, 4]), min_size=1, max_size=40).map(tuple)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [("2", (2,)), ("4,2x3", (4, 2, 2, 2)), (" 4 , 2 ", (4, 2)), ("4x1", (4,))],
+)
+def test_a_list_may_repeat_entries(text: str, values: tuple[int, ...]) -> None:
+    assert parse_layers(text, int) == values
+
+
+@given(k=WIDTHS, v=WIDTHS)
+def test_bits_come_back_from_their_text(k: tuple[int, ...], v: tuple[int, ...]) -> None:
+    bits = CodeBits(k, v)
+    assert CodeBits.parse(str(bits)) == bits
+    assert bits.narrow == (set(k + v) == {2})
+
+
+@given(st.lists(st.sampled_from([0.0, 0.9, 0.92, 0.965]), min_size=1, max_size=40))
+def test_ratios_come_back_from_their_text(ratios: list[float]) -> None:
+    assert parse_layers(layers_text(ratios), float) == tuple(ratios)
+
+
+def test_one_value_is_that_of_every_layer() -> None:
+    assert [of_layer((4,), layer) for layer in range(3)] == [4, 4, 4]
+    assert [of_layer((4, 2, 2), layer) for layer in range(3)] == [4, 2, 2]
+    assert (one_or_text((0.9,)), one_or_text((0.0, 0.9, 0.9))) == (0.9, "0,0.9x2")
+    assert str(CodeBits((4,), (4,))) == "4"

@@ -14,8 +14,7 @@ from oscar_kernels import reference as read_reference
 from oscar_kernels.cache import LayerCache, TokenTargets, Transforms
 from oscar_kernels.reference import DraftCommit
 from oscar_zoo.runtime.dispatch import REFERENCES
-from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
-from oscar_zoo.runtime.window_store import WindowStore
+from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowStore
 
 POISON = 7.0
 

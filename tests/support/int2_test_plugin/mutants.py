@@ -17,8 +17,8 @@ from oscar_kernels.reference import cached_rows
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.dispatch import Ops
 from oscar_zoo.runtime.sink_blocks import Place, PromptKey, SinkBlocks
+from oscar_zoo.runtime.stores import WindowStore
 from oscar_zoo.runtime.transforms import TransformTable
-from oscar_zoo.runtime.window_store import WindowStore
 
 NAMES = (
     "clip_one_rank_lower",
@@ -61,7 +61,7 @@ class EarlySinks(SinkBlocks):
 
 def wrong_slots() -> None:
     """Layers with a sliding window look for their tokens where the other layers have them."""
-    from oscar_zoo.engines.sglang.sliding_on_cpu import SlidingOnCpu
+    from oscar_zoo.engines.sglang.backend import SlidingOnCpu
 
     def slots(self: Any, row: int, first: int, last: int) -> Any:
         return self.req_to_token_pool.req_to_token[row, first:last].long()
@@ -72,7 +72,7 @@ def wrong_slots() -> None:
 def sliding_drafts(mutant: str) -> None:
     """Drafts in layers with a sliding window all have the window of the first one, or see what
     comes after them."""
-    from oscar_zoo.engines.sglang.sliding_on_cpu import SlidingOnCpu
+    from oscar_zoo.engines.sglang.backend import SlidingOnCpu
 
     right = SlidingOnCpu.seen
 
@@ -89,16 +89,16 @@ def sliding_drafts(mutant: str) -> None:
 
 def several_chains() -> None:
     """Drafts of n-grams stay as SGLang's table makes them."""
-    from oscar_zoo.engines.sglang.hooks import drafts
+    from oscar_zoo.engines.sglang.hooks import installation
 
-    drafts.longest_chains = lambda *found: found
+    installation.longest_chains = lambda *found: found
 
 
 def stock_window() -> None:
     """SGLang's backend for layers with a sliding window is left as it is."""
-    from oscar_zoo.engines.sglang.compat import sliding_backend
+    from oscar_zoo.engines.sglang.compat import backends
 
-    sliding_backend.whole_windows = lambda backend, window: backend
+    backends.whole_windows = lambda backend, window: backend
 
 
 SLIDING_DRAFTS = ("one_sliding_window", "every_draft_seen")

@@ -15,9 +15,8 @@ from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES
 from oscar_zoo.runtime.engine import CacheConfig, SlotTable
 from oscar_zoo.runtime.int2_cache import Int2Cache
 from oscar_zoo.runtime.kept_rings import KeptRings
-from oscar_zoo.runtime.slot_store import SlotShape, SlotStore
+from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable
-from oscar_zoo.runtime.window_store import WindowShape, WindowStore
 
 PIECE_TOKENS = 64
 
@@ -99,15 +98,15 @@ def install(mode: str, mutant: str, ops: str) -> None:
 def slide_as_on_a_gpu(graphs: bool) -> None:
     """Layers with a sliding window run in SGLang's own backend, which a decode or verify step
     prepares as in front of a CUDA graph, if `graphs`."""
-    from oscar_zoo.engines.sglang import sliding_on_cpu
-    from oscar_zoo.engines.sglang.compat import sliding_backend, speculation
+    from oscar_zoo.engines.sglang import backend
+    from oscar_zoo.engines.sglang.compat import backends, forward_batch
 
     def make(runner: Any) -> Any:
-        backend = sliding_backend.sliding_backend(runner)
+        backend = backends.sliding_backend(runner)
         if not graphs:
             return backend
         requests, eager = runner.req_to_token_pool.size, backend.init_forward_metadata
-        backend.init_cuda_graph_state(requests, requests * speculation.most_drafts())
+        backend.init_cuda_graph_state(requests, requests * forward_batch.most_drafts())
 
         def prepare(batch: Any) -> None:
             if batch.forward_mode.is_extend() and not batch.forward_mode.is_target_verify():
@@ -119,4 +118,4 @@ def slide_as_on_a_gpu(graphs: bool) -> None:
         backend.init_forward_metadata = prepare
         return backend
 
-    sliding_on_cpu.SlidingOnCpu = make
+    backend.SlidingOnCpu = make

@@ -46,14 +46,17 @@ MOST_KEPT = 512
 """Grammars that SGLang keeps beside them, bad ones among them."""
 NICE = 19
 PASSED = b"passed"
+METHODS = {
+    "compile_json_schema": "json_schema",
+    "compile_regex": "regex",
+    "compile_grammar": "ebnf",
+    "compile_structural_tag": "structural_tag",
+}
+"""Methods of a compiler that a request can call, and the parameter that holds the grammar."""
 
 
 class Trials:
-    """The process that tries grammars for one compiler.
-
-    Args:
-        tokens: the tokens of the model, as xgrammar writes them.
-    """
+    """The process that tries grammars for one compiler."""
 
     def __init__(self, tokens: str) -> None:
         self._tokens = tokens.encode()
@@ -155,15 +158,6 @@ class _Guarded:
 def _failed(said: str) -> str:
     """What a compiler says, in one line; nothing where it says nothing."""
     return said and f"cannot be compiled: {' '.join(said.split())[:500]}"
-
-
-METHODS = {
-    "compile_json_schema": "json_schema",
-    "compile_regex": "regex",
-    "compile_grammar": "ebnf",
-    "compile_structural_tag": "structural_tag",
-}
-"""Methods of a compiler that a request can call, and the parameter that holds the grammar."""
 
 
 def followed(matcher: type[Any]) -> type[Any]:

@@ -8,10 +8,20 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from oscar_zoo.engines.sglang.bounds import sampling, values
+from oscar_zoo.engines.sglang.bounds import values
 from oscar_zoo.engines.sglang.bounds.values import Check
 from oscar_zoo.errors import UsageError
 
+MOST_TOKENS = 2**31 - 1
+MOST_STOPS = 32
+MOST_STOP_TEXT = 1024
+"""Characters of one stop string."""
+MOST_IDS = 4096
+MOST_SAMPLES = 128
+LEAST_PENALTY = 0.01
+"""Logits are divided by it, and must stay finite."""
+LEAST_TEMPERATURE = 1e-4
+"""The same; 0 is greedy and divides by nothing."""
 MOST_PROMPTS = 1024
 """Prompts of one request, and answers to all of them together."""
 MOST_LOGPROBS = 1024
@@ -31,18 +41,67 @@ ALIASES = {
 }
 """How the OpenAI-compatible routes call a field."""
 
+
+def _temperature(value: Any) -> str | None:
+    wrong = values.number(0, 1e4)(value)
+    if wrong is None and 1e-6 <= value < LEAST_TEMPERATURE:
+        return f"must be 0 or at least {LEAST_TEMPERATURE:g}, and is {values.shown(value)}"
+    return wrong
+
+
+def _one_beam(value: Any) -> str | None:
+    if value == 1:
+        return None
+    return (
+        "does not work with an INT2 KV cache: beams copy slots of one request to others, whose"
+        " rings stay empty. Instead: n, which samples independently"
+    )
+
+
+def _token_key(value: Any) -> str | None:
+    """The key of a bias, a token id as text; `check_prompt` sees whether the model has it."""
+    good = isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10
+    return None if good else "is not the id of a token"
+
+
+_tokens = values.whole(0, MOST_TOKENS)
+_ids = values.sequence(_tokens, MOST_IDS)
 _name = values.text(values.MOST_NAME)
-_ids = values.sequence(values.whole(0, sampling.MOST_TOKENS), sampling.MOST_IDS)
+
+PARAMETERS: dict[str, Check] = {
+    "max_new_tokens": _tokens,
+    "min_new_tokens": _tokens,
+    "n": values.whole(1, MOST_SAMPLES),
+    "beam_width": _one_beam,
+    "stop": values.one_or_more(values.text(MOST_STOP_TEXT), MOST_STOPS),
+    "stop_token_ids": _ids,
+    "stop_regex": values.one_or_more(values.stop_pattern, MOST_STOPS),
+    "temperature": _temperature,
+    "top_p": values.number(0, 1, above=True),
+    "top_k": values.whole(1, MOST_TOKENS, -1),
+    "min_p": values.number(0, 1),
+    "frequency_penalty": values.number(-2, 2),
+    "presence_penalty": values.number(-2, 2),
+    "repetition_penalty": values.number(LEAST_PENALTY, 2),
+    "json_schema": values.schema,
+    "regex": values.grammar,
+    "ebnf": values.grammar,
+    "structural_tag": values.schema,
+    "ignore_eos": values.flag,
+    "skip_special_tokens": values.flag,
+    "spaces_between_special_tokens": values.flag,
+    "no_stop_trim": values.flag,
+    "stream_interval": values.whole(1, 1 << 20),
+    "logit_bias": values.mapping(_token_key, values.number(-1000, 1000), MOST_IDS),
+    "sampling_seed": values.whole(-values.INT64 - 1, values.INT64),
+}
+"""Sampling parameters. A value of `None` means that one was left out, and is not checked."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One field.
-
-    Attributes:
-        check: of its value for one prompt.
-        each: a request with several prompts may have a list with one value per prompt.
-    """
+    """The check of a field; where `each`, a request with several prompts may have a list with one
+    value per prompt."""
 
     check: Check
     each: bool = False
@@ -52,9 +111,9 @@ ROWS: dict[str, Row] = {
     "rid": Row(_name, each=True),
     "text": Row(values.text(1 << 30), each=True),
     "input_ids": Row(lambda value: None),  # `check_prompt` sees them all
-    "sampling_params": Row(lambda value: None),  # `sampling` has its rows
+    "sampling_params": Row(lambda value: None),  # `PARAMETERS` has its rows
     "return_logprob": Row(values.flag, each=True),
-    "logprob_start_len": Row(values.whole(0, sampling.MOST_TOKENS, -1), each=True),
+    "logprob_start_len": Row(values.whole(0, MOST_TOKENS, -1), each=True),
     "top_logprobs_num": Row(values.whole(0, MOST_LOGPROBS), each=True),
     "token_ids_logprob": Row(_ids, each=True),
     "return_text_in_logprobs": Row(values.flag),
@@ -64,7 +123,7 @@ ROWS: dict[str, Row] = {
     "extra_key": Row(_name, each=True),
     "cache_salt": Row(_name, each=True),
 }
-"""A value of `None` means that the field was left out, and is not checked."""
+"""Fields of a request. A value of `None` is not checked here, either."""
 
 
 class RefusedField(UsageError):
@@ -77,31 +136,43 @@ class RefusedField(UsageError):
 
 
 def check_request(request: Any, known: Collection[str], *, longest: int) -> None:
-    """Check a request as it arrives, before SGLang divides it into prompts.
-
-    Args:
-        longest: tokens of the context.
-    """
+    """Check a request as it arrives, before SGLang divides it into prompts."""
     prompts = _prompts(request)
-    _check_sampling(request.sampling_params, prompts, known)
-    samples = _samples(request.sampling_params)
-    if (prompts or 1) * samples > MOST_PROMPTS:
+    samples = _check_sampling(request.sampling_params, prompts, known)
+    answers = (prompts or 1) * samples
+    if answers > MOST_PROMPTS:
         raise RefusedField(
             "sampling_params.n",
-            f"asks for {(prompts or 1) * samples} answers, and at most {MOST_PROMPTS} are allowed",
+            f"asks for {answers} answers, and at most {MOST_PROMPTS} are allowed",
         )
     several = prompts if prompts is not None else (1 if samples > 1 else None)
     for name, row in ROWS.items():
         value = getattr(request, name, None)
-        if value is None:
-            continue
-        wrong = _wrong(row, value, several)
-        if wrong is not None:
-            raise RefusedField(name, wrong)
+        _refuse(name, None if value is None else _wrong(row, value, several))
     texts = [request.text] if isinstance(request.text, str) else request.text or []
     most = max(LEAST_TEXT, CHARACTERS_PER_TOKEN * longest)
     if any(len(text) > most for text in texts):
         raise RefusedField("text", f"has more than {most} characters, too many for this server")
+
+
+def check_prompt(request: Any, ids: Sequence[int] | None, vocabulary: int) -> None:
+    """Check one prompt and what was asked about it, just before the scheduler gets it.
+
+    Args:
+        ids: the tokens of the prompt; `None` where media decide them.
+        vocabulary: number of tokens of the model.
+    """
+    field = "input_ids" if request.input_ids is not None else "text"
+    _refuse(field, None if ids is None else values.token_ids(ids, vocabulary))
+    session = getattr(request, "session_params", None)
+    if not ids and not session and not request.contains_mm_input():
+        raise RefusedField(field, "holds no tokens")
+    given = request.sampling_params or {}
+    stops, bias = given.get("stop_token_ids") or (), given.get("logit_bias") or {}
+    _refuse("sampling_params.stop_token_ids", values.token_ids(stops, vocabulary))
+    _refuse("sampling_params.logit_bias", values.token_ids([*map(int, bias)], vocabulary))
+    if getattr(request, "return_logprob", False):
+        _check_logprobs(request, len(ids or ()), vocabulary)
 
 
 def wrong_body(body: Any, known: Collection[str], *, longest: int) -> str | None:
@@ -126,44 +197,18 @@ def wrong_tokens(tokens: Any, vocabulary: int) -> str | None:
     return None
 
 
-def check_prompt(request: Any, ids: Sequence[int] | None, vocabulary: int) -> None:
-    """Check one prompt and what was asked about it, just before the scheduler gets it.
+def field_of(message: str) -> str | None:
+    """The field that an error message begins with, as OpenAI calls it; `None` for other errors."""
+    word = message.partition(" ")[0]
+    if word in ALIASES:
+        return ALIASES[word]
+    name = word.removeprefix("sampling_params.")
+    return name if name in ROWS or name in PARAMETERS or word != name else None
 
-    Args:
-        ids: the tokens of the prompt; `None` where media decide them.
-        vocabulary: number of tokens of the model.
-    """
-    field = "input_ids" if request.input_ids is not None else "text"
-    wrong = None if ids is None else values.token_ids(ids, vocabulary)
+
+def _refuse(field: str, wrong: str | None) -> None:
     if wrong is not None:
         raise RefusedField(field, wrong)
-    session = getattr(request, "session_params", None)
-    if not ids and not session and not request.contains_mm_input():
-        raise RefusedField(field, "holds no tokens")
-    found = sampling.check_tokens(request.sampling_params or {}, vocabulary)
-    if found is not None:
-        raise RefusedField(*found)
-    if getattr(request, "return_logprob", False):
-        _check_logprobs(request, len(ids or ()), vocabulary)
-
-
-def _check_logprobs(request: Any, length: int, vocabulary: int) -> None:
-    start = request.logprob_start_len if request.logprob_start_len is not None else -1
-    if start > length:
-        raise RefusedField("logprob_start_len", f"is {start}, and the prompt has {length} tokens")
-    top, listed = request.top_logprobs_num or 0, request.token_ids_logprob or ()
-    if top > vocabulary:
-        raise RefusedField("top_logprobs_num", f"is {top}, and this model has {vocabulary} tokens")
-    wrong = values.token_ids(listed, vocabulary)
-    if wrong is not None:
-        raise RefusedField("token_ids_logprob", wrong)
-    positions = 1 if start == -1 else length - start + 1
-    if positions * (top + len(listed)) > MOST_REPORTED:
-        raise RefusedField(
-            "logprob_start_len",
-            f"asks for {positions * (top + len(listed))} log-probabilities of"
-            f" the prompt, and at most {MOST_REPORTED} are allowed",
-        )
 
 
 def _prompts(request: Any) -> int | None:
@@ -190,23 +235,34 @@ def _prompts(request: Any) -> int | None:
     return len(given)
 
 
-def _check_sampling(given: Any, prompts: int | None, known: Collection[str]) -> None:
+def _check_sampling(given: Any, prompts: int | None, known: Collection[str]) -> int:
+    """Check the parameters of all prompts; returns the answers to each."""
     if given is None:
-        return
+        return 1
     several = given if isinstance(given, list) and prompts is not None else [given]
     if len(several) != (prompts or 1) and several is given:
         raise RefusedField("sampling_params", f"has {len(several)} entries for {prompts} prompts")
     for one in several:
-        found = sampling.check(one, known)
-        if found is not None:
-            raise RefusedField(*found)
-    if len({one.get("n") or 1 for one in several}) > 1:
+        _check_parameters(one, known)
+    samples = {int(one.get("n") or 1) for one in several}
+    if len(samples) > 1:
         raise RefusedField("sampling_params.n", "must be the same for all prompts of a request")
+    return samples.pop()
 
 
-def _samples(given: Any) -> int:
-    one = given[0] if isinstance(given, list) else given or {}
-    return int(one.get("n") or 1)
+def _check_parameters(given: Any, known: Collection[str]) -> None:
+    if not isinstance(given, dict):
+        raise RefusedField("sampling_params", f"must be an object, and is {values.shown(given)}")
+    for name, value in given.items():
+        field, wrong = f"sampling_params.{str(name)[: values.SHOWN]}", None
+        if name not in known or (value is not None and name not in PARAMETERS):
+            wrong = "is no sampling parameter of this server"
+        elif value is not None:
+            wrong = PARAMETERS[name](value)
+        _refuse(field, wrong)
+    least, most = given.get("min_new_tokens") or 0, given.get("max_new_tokens")
+    if most is not None and least > most:
+        _refuse("sampling_params.min_new_tokens", f"is {least}, and max_new_tokens is {most}")
 
 
 def _wrong(row: Row, value: Any, prompts: int | None) -> str | None:
@@ -220,10 +276,19 @@ def _wrong(row: Row, value: Any, prompts: int | None) -> str | None:
     return next((f"has an entry that {wrong}" for wrong in found if wrong is not None), None)
 
 
-def field_of(message: str) -> str | None:
-    """The field that an error message begins with, as OpenAI calls it; `None` for other errors."""
-    word = message.partition(" ")[0]
-    if word in ALIASES:
-        return ALIASES[word]
-    name = word.removeprefix("sampling_params.")
-    return name if name in ROWS or name in sampling.ROWS or word != name else None
+def _check_logprobs(request: Any, length: int, vocabulary: int) -> None:
+    start = request.logprob_start_len if request.logprob_start_len is not None else -1
+    top, listed = request.top_logprobs_num or 0, request.token_ids_logprob or ()
+    late = f"is {start}, and the prompt has {length} tokens" if start > length else None
+    many = f"is {top}, and this model has {vocabulary} tokens" if top > vocabulary else None
+    _refuse("logprob_start_len", late)
+    _refuse("top_logprobs_num", many)
+    _refuse("token_ids_logprob", values.token_ids(listed, vocabulary))
+    positions = 1 if start == -1 else length - start + 1
+    reported = positions * (top + len(listed))
+    if reported > MOST_REPORTED:
+        raise RefusedField(
+            "logprob_start_len",
+            f"asks for {reported} log-probabilities of the prompt, and at most {MOST_REPORTED} are"
+            " allowed",
+        )

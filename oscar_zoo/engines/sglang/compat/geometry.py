@@ -1,23 +1,22 @@
-"""The part of one worker in a model and a parallel layout: its layers, its heads, its rows, its
-rank, and the `CacheConfig` that follows.
+"""The part of one worker in a model and a parallel layout: its layers, heads, rows and rank, the
+`CacheConfig` that follows, and where SGLang keeps pool and backend of its full-attention layers.
 
 A full-attention layer sees every earlier token and keeps a key and a value of each. Other layers
-of a hybrid model keep a state, or only the last tokens. They have pools of their own.
+of a hybrid model keep a state, or only the last tokens. They have pools of their own, and SGLang
+wraps both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from oscar_zoo.engines.sglang.compat import (
-    hybrid_parts,
-    radix_attention,
-    releases,
-    sliding_windows,
-)
+from oscar_zoo.engines.sglang.compat import memory, releases
 from oscar_zoo.errors import ServerFailed, UnsupportedModel, UsageError
-from oscar_zoo.runtime.engine import CacheConfig
-from oscar_zoo.runtime.softmax import Softmax
+from oscar_zoo.runtime.engine import CacheConfig, Softmax
+
+SLIDING = "SWA"
+"""What SGLang calls the pool of layers with a sliding window where it makes both."""
 
 
 def max_requests_per_worker(configurator: Any) -> int:
@@ -31,8 +30,7 @@ def max_requests_per_worker(configurator: Any) -> int:
 
 def longest_request(owner: Any) -> int:
     """Tokens that a row of SGLang's slot table can hold, at most; it has a few more than the
-    context.
-    """
+    context."""
     return int(owner.model_config.context_len) + 64
 
 
@@ -43,7 +41,7 @@ def full_layers(model_config: Any) -> tuple[int, ...]:
     hybrid = mambaish_config(model_config)
     if hybrid is not None:
         return tuple(sorted(hybrid.full_attention_layer_ids))
-    split = sliding_windows.split(model_config)
+    split = memory.split(model_config)
     return tuple(range(model_config.num_hidden_layers)) if split is None else split[1]
 
 
@@ -73,29 +71,22 @@ def worker_layers(owner: Any) -> tuple[int, ...]:
 
 
 def full_attention_layers(runner: Any) -> list[Any]:
-    """The full-attention layers of a worker, as SGLang's modules."""
     own = worker_layers(runner)
-    return [
-        layer for layer in radix_attention.attention_layers(runner.model) if layer.layer_id in own
-    ]
+    return [layer for layer in attention_layers(runner.model) if layer.layer_id in own]
 
 
 def sliding_layers(runner: Any) -> list[Any]:
     """The attention layers of a worker that are not full-attention layers, as SGLang's modules."""
     full = worker_layers(runner)
-    return [
-        layer
-        for layer in radix_attention.attention_layers(runner.model)
-        if layer.layer_id not in full
-    ]
+    return [layer for layer in attention_layers(runner.model) if layer.layer_id not in full]
 
 
 def cache_config(runner: Any) -> CacheConfig:
     """What the worker of a model runner serves from our token pool."""
     from oscar_zoo.runtime.int2_cache import piece_tokens  # imports kernels: workers only
 
-    pool, own = hybrid_parts.full_pool(runner.token_to_kv_pool), worker_layers(runner)
-    built = hybrid_parts.pool_layers(runner.token_to_kv_pool)
+    pool, own = full_pool(runner.token_to_kv_pool), worker_layers(runner)
+    built = pool_layers(runner.token_to_kv_pool)
     if built != own:
         raise ServerFailed(f"SGLang built a pool for layers {built}, the INT2 cache is for {own}.")
     layers = full_attention_layers(runner)
@@ -132,7 +123,6 @@ def local_kv_heads(model_config: Any) -> range:
 
 
 def local_q_heads(model_config: Any) -> int:
-    """Number of query heads of this worker."""
     from sglang.srt.runtime_context import get_parallel
 
     return int(model_config.num_attention_heads) // int(get_parallel().attn_tp_size)
@@ -144,3 +134,81 @@ def attention_ranks() -> int:
     from sglang.srt.runtime_context import get_parallel
 
     return int(get_parallel().attn_tp_size)
+
+
+def attention_layers(model: Any) -> Iterator[Any]:
+    """Every attention layer of a loaded model. Where SGLang has no code for an architecture it runs
+    that of transformers, and keeps its own attention layers in a table beside the modules."""
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    for module in model.modules():
+        if isinstance(module, RadixAttention):
+            yield module
+        yield from getattr(module, "attention_instances", {}).values()
+
+
+def attention_backend_class() -> Any:
+    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+
+    return AttentionBackend
+
+
+def token_pool_class() -> Any:
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    return MHATokenToKVPool
+
+
+def write_location(loc_info: Any) -> Any:
+    """Slot ids of a write, whichever of SGLang's types carries them."""
+    from sglang.srt.mem_cache.memory_pool import unwrap_write_loc
+
+    return unwrap_write_loc(loc_info)[0]
+
+
+def write_both(pool: Any, layer: Any, out_loc: Any, k: Any, v: Any) -> None:
+    """Write keys and values of a layer into that half of a pair of pools that it belongs to.
+
+    Args:
+        out_loc: slot ids of the first half, one per token.
+        k, v: `[tokens, heads, head_dim]`.
+    """
+    from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+
+    loc = KVWriteLoc(out_loc, pool.translate_loc_from_full_to_swa(out_loc))
+    pool.set_kv_buffer(layer, loc, k, v)
+
+
+def full_pool(pool: Any) -> Any:
+    return getattr(pool, "full_kv_pool", pool)
+
+
+def pool_layers(pool: Any) -> tuple[int, ...]:
+    """Global ids of the layers of `full_pool`, in the order of its buffers."""
+    places = getattr(pool, "full_attention_layer_id_mapping", None)
+    if sliding_pool(pool) is not None:
+        mapped = pool.layers_mapping.items()
+        places = {layer: place for layer, (place, sliding) in mapped if not sliding}
+    if places is None:
+        return tuple(range(pool.start_layer, pool.start_layer + pool.layer_num))
+    return tuple(sorted(places, key=places.__getitem__))
+
+
+def sliding_pool(pool: Any) -> Any | None:
+    """The stock pool of the layers with a sliding window; `None` for a model without them."""
+    return getattr(pool, "swa_kv_pool", None)
+
+
+def either_pool(make: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
+    """What SGLang may call for each part of a pool, in place of the class of its stock pool."""
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("allocation_label") != SLIDING:
+            return make(*args, **kwargs)
+        return token_pool_class()(*args, **{**kwargs, "dtype": dtype})
+
+    return made
+
+
+def full_backend(backend: Any) -> Any:
+    return getattr(backend, "full_attn_backend", backend)

@@ -21,145 +21,86 @@ Hook = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Target:
-    """A place in SGLang that a hook of ours attaches to.
+    """A place in SGLang that a hook of ours attaches to."""
 
-    Attributes:
-        path: of a function or method.
-        kind: name of a `HookType`: a hook `BEFORE` may return other arguments, one `AFTER` another
-            result, and one `AROUND` calls the original itself.
-    """
-
-    path: str
+    path: str  # of a function or method
+    # Name of a `HookType`: a hook `BEFORE` may return other arguments, one `AFTER` another result,
+    # and one `AROUND` calls the original itself.
     kind: str
 
     def place(self) -> tuple[Any, str]:
-        """Class or module, and name in it."""
         owner, _, name = self.path.rpartition(".")
         return pkgutil.resolve_name(owner), name
 
 
 def targets() -> dict[str, tuple[Target, ...]]:
-    """Where each hook attaches in the installed version, by the name of the hook.
-
-    Subclasses that override a method are listed with their base, because a patch of the base does
-    not reach them.
-    """
+    """Where each hook attaches in the installed version, by the name of the hook. Subclasses that
+    override a method are listed with their base, because a patch of the base does not reach
+    them."""
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
     from sglang.srt.server_args import ServerArgs
 
-    configurator = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator."
-    resolve = releases.RESOLVE.name(ServerArgs)
-    rows = "sglang.srt.mem_cache.memory_pool.ReqToTokenPool"
-    alloc = releases.ALLOCATE_ROWS.name(ReqToTokenPool)
-    tails = ("base_prefix_cache.BasePrefixCache", "unified_radix_cache.UnifiedRadixCache")
-    return {
-        **_observed_places(),
-        "add_cli_args": (Target("sglang.srt.server_args.ServerArgs.add_cli_args", "AFTER"),),
-        "set_defaults": (Target(f"sglang.srt.server_args.ServerArgs.{resolve}", "BEFORE"),),
-        "check_server_args": (
-            Target("sglang.srt.server_args.ServerArgs.check_server_args", "AFTER"),
-        ),
-        "model_arguments": (Target(_model_arguments(ServerArgs), "AROUND"),),
-        "rendezvous": (
-            Target("sglang.srt.distributed.parallel_state.init_distributed_environment", "BEFORE"),
-        ),
-        "kv_dtype": (
-            Target("sglang.srt.mem_cache.kv_cache_dtype.configure_kv_cache_dtype", "AROUND"),
-        ),
-        "slot_bytes": (
-            Target(
-                "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator._compute_cell_size",
-                "AROUND",
-            ),
-        ),
-        "draft_bytes": (
-            Target(
-                "sglang.srt.model_executor.pool_configurator.DefaultPoolConfigurator.__init__",
-                "AFTER",
-            ),
-        ),
-        "states": (Target(configurator + "_handle_max_mamba_cache", "AROUND"),),
-        "budget": (Target(configurator + "_profile_available_bytes", "AFTER"),),
-        "rows": (Target(configurator + "_build_token_to_kv_pool", "AROUND"),),
-        "wrap": (
-            Target("sglang.srt.layers.attention.attention_registry.attn_backend_wrapper", "AROUND"),
-        ),
-        "pool": tuple(
-            Target(f"{configurator}_build_{kind}_kv_pool", "AROUND")
+    args, resolve = "server_args.ServerArgs", releases.RESOLVE.name(ServerArgs)
+    adjust = "handle_model_specific_adjustments"  # where SGLang decides arguments by the model
+    by_model = f"{args}._{adjust}"
+    if releases.RESOLVE.here(ServerArgs):
+        by_model = f"arg_groups.model_hook.{adjust}"
+    cache = "mem_cache.kv_cache_configurator.KVCacheConfigurator"
+    pools = "model_executor.pool_configurator"
+    sliding = f"{pools}.HybridSWAPoolConfigurator"
+    rows, alloc = (
+        "mem_cache.memory_pool.ReqToTokenPool",
+        releases.ALLOCATE_ROWS.name(ReqToTokenPool),
+    )
+    trees = ("base_prefix_cache.BasePrefixCache", "unified_radix_cache.UnifiedRadixCache")
+    manager = "managers.tokenizer_manager.TokenizerManager"
+    request = "managers.io_struct.GenerateReqInput"
+    stats = "observability.metrics_collector.SchedulerMetricsCollector"
+    reporter = "managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
+    places = (
+        ("add_cli_args", "AFTER", f"{args}.add_cli_args"),
+        ("set_defaults", "BEFORE", f"{args}.{resolve}"),
+        ("check_server_args", "AFTER", f"{args}.check_server_args"),
+        ("model_arguments", "AROUND", by_model),
+        ("rendezvous", "BEFORE", "distributed.parallel_state.init_distributed_environment"),
+        ("kv_dtype", "AROUND", "mem_cache.kv_cache_dtype.configure_kv_cache_dtype"),
+        ("slot_bytes", "AROUND", f"{pools}.DefaultPoolConfigurator._compute_cell_size"),
+        ("draft_bytes", "AFTER", f"{pools}.DefaultPoolConfigurator.__init__"),
+        ("states", "AROUND", f"{cache}._handle_max_mamba_cache"),
+        ("budget", "AFTER", f"{cache}._profile_available_bytes"),
+        ("rows", "AROUND", f"{cache}._build_token_to_kv_pool"),
+        ("wrap", "AROUND", "layers.attention.attention_registry.attn_backend_wrapper"),
+        *(
+            ("pool", "AROUND", f"{cache}._build_{kind}_kv_pool")
             for kind in ("mha", "hybrid_linear", "hybrid_swa")
         ),
-        **_sliding_places(),
-        "tail": tuple(
-            Target(f"sglang.srt.mem_cache.{t}.swa_reprefill_tail_tokens", "AFTER") for t in tails
-        ),
-        "alloc": (Target(f"{rows}.{alloc}", "AROUND"),),
-        "match": (
-            Target("sglang.srt.managers.schedule_batch.Req.init_next_round_input", "AROUND"),
-        ),
-        "admit": (Target(f"{rows}.alloc", "AFTER"),),
-        "release": (Target(f"{rows}.free", "AROUND"),),
-        "flush": (Target(f"{rows}.clear", "AFTER"),),
-    }
-
-
-def _model_arguments(server_args: Any) -> str:
-    """Where SGLang decides and checks arguments by the model."""
-    name = "handle_model_specific_adjustments"
-    if releases.RESOLVE.here(server_args):
-        return f"sglang.srt.arg_groups.model_hook.{name}"
-    return f"sglang.srt.server_args.ServerArgs._{name}"
-
-
-def _sliding_places() -> dict[str, tuple[Target, ...]]:
-    """The targets for models whose layers partly have a sliding window."""
-    pools = "sglang.srt.model_executor.pool_configurator.HybridSWAPoolConfigurator."
-    free = "sglang.srt.mem_cache.common.free_swa_out_of_window_slots"
-    return {
-        "sliding_sizes": (Target(pools + "__init__", "AFTER"),),
-        "sliding_divide": (Target(pools + "calculate_pool_sizes", "AROUND"),),
-        "sliding_limit": (Target(pools + "calculate_pool_sizes_from_max_tokens", "AROUND"),),
-        "sliding_keep": (Target(free, "AROUND"),),
-    }
-
-
-def _observed_places() -> dict[str, tuple[Target, ...]]:
-    """The targets whose hooks change nothing: they refuse or report."""
-    from sglang.srt.sampling.sampling_params import SamplingParams
-
-    module = "sglang.srt.managers.scheduler_components.metrics_reporter"
-    reporter = f"{module}.SchedulerMetricsReporter.__post_init__"
-    beams = releases.BEAM_WIDTH.here(SamplingParams)
-    manager = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
-    verify = (Target("sglang.srt.sampling.sampling_params.SamplingParams.verify", "AFTER"),)
-    return {
-        "model": (Target("sglang.srt.configs.model_config.ModelConfig.from_server_args", "AFTER"),),
-        "sampling": verify if beams else (),
-        "media": (Target(f"{manager}._validate_one_request", "BEFORE"),),
-        "divided": (
-            Target("sglang.srt.managers.io_struct.GenerateReqInput.__getitem__", "AROUND"),
-            Target(
-                "sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments",
-                "AROUND",
-            ),
-        ),
-        "arrives": (Target(f"{manager}.generate_request", "BEFORE"),),
-        "prompt": (Target(f"{manager}._validate_one_request", "BEFORE"),),
-        "logprobs": (
-            Target("sglang.srt.layers.logprob_processor.LogprobResult.write_output_to", "AFTER"),
-        ),
-        "http": (Target(f"{manager}.__init__", "AFTER"),),
-        "server_info": (
-            Target("sglang.srt.managers.scheduler.Scheduler.get_internal_state", "AFTER"),
-        ),
-        "metrics": (Target(reporter, "AFTER"),),
-        "update_metrics": (
-            Target(
-                "sglang.srt.observability.metrics_collector.SchedulerMetricsCollector.log_stats",
-                "AFTER",
-            ),
-        ),
-        "prefix_hits": (Target("sglang.srt.mem_cache.memory_pool.ReqToTokenPool.alloc", "BEFORE"),),
-    }
+        ("sliding_sizes", "AFTER", f"{sliding}.__init__"),
+        ("sliding_divide", "AROUND", f"{sliding}.calculate_pool_sizes"),
+        ("sliding_limit", "AROUND", f"{sliding}.calculate_pool_sizes_from_max_tokens"),
+        ("sliding_keep", "AROUND", "mem_cache.common.free_swa_out_of_window_slots"),
+        *(("tail", "AFTER", f"mem_cache.{tree}.swa_reprefill_tail_tokens") for tree in trees),
+        ("alloc", "AROUND", f"{rows}.{alloc}"),
+        ("match", "AROUND", "managers.schedule_batch.Req.init_next_round_input"),
+        ("admit", "AFTER", f"{rows}.alloc"),
+        ("release", "AROUND", f"{rows}.free"),
+        ("flush", "AFTER", f"{rows}.clear"),
+        # These change nothing: they refuse or report.
+        ("model", "AFTER", "configs.model_config.ModelConfig.from_server_args"),
+        ("divided", "AROUND", f"{request}.__getitem__"),
+        ("divided", "AROUND", f"{request}.normalize_batch_and_arguments"),
+        ("arrives", "BEFORE", f"{manager}.generate_request"),
+        ("prompt", "BEFORE", f"{manager}._validate_one_request"),
+        ("logprobs", "AFTER", "layers.logprob_processor.LogprobResult.write_output_to"),
+        ("http", "AFTER", f"{manager}.__init__"),
+        ("server_info", "AFTER", "managers.scheduler.Scheduler.get_internal_state"),
+        ("metrics", "AFTER", f"{reporter}.__post_init__"),
+        ("update_metrics", "AFTER", f"{stats}.log_stats"),
+        ("prefix_hits", "BEFORE", f"{rows}.alloc"),
+    )
+    found: dict[str, tuple[Target, ...]] = {}
+    for hook, kind, path in places:
+        found[hook] = (*found.get(hook, ()), Target(f"sglang.srt.{path}", kind))
+    return found
 
 
 def install(
@@ -168,12 +109,7 @@ def install(
     make_backend: Hook,
     scheduler_methods: Mapping[str, Hook],
 ) -> None:
-    """Register everything with SGLang.
-
-    Args:
-        hooks: one function per name of `targets`.
-        scheduler_methods: what `collective_rpc` may call.
-    """
+    """Register everything with SGLang."""
     from sglang.srt import server_args
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
 

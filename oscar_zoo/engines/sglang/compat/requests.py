@@ -20,19 +20,16 @@ def generates(request: Any) -> bool:
 
 @functools.cache
 def sampling_parameters() -> frozenset[str]:
-    """The names of all sampling parameters of this release."""
     from sglang.srt.sampling.sampling_params import SamplingParams
 
     return frozenset(SamplingParams.__struct_fields__)
 
 
 def vocabulary(tokenizer_manager: Any) -> int:
-    """The number of tokens of the model."""
     return int(tokenizer_manager.model_config.vocab_size)
 
 
 def context(tokenizer_manager: Any) -> int:
-    """Tokens of the context."""
     return int(tokenizer_manager.model_config.context_len)
 
 
@@ -42,17 +39,14 @@ def http_server() -> Any:
 
 
 def has_responses() -> bool:
-    """Whether the HTTP server of this process answers OpenAI's Responses API.
-
-    SGLang leaves it out where it cannot be set up, and its routes answer 500 then.
-    """
+    """Whether the HTTP server of this process answers OpenAI's Responses API. SGLang leaves it out
+    where it cannot be set up, and its routes answer 500 then."""
     return hasattr(http_server().app.state, "openai_serving_responses")
 
 
 def name_fields(field_of: Callable[[str], str | None]) -> None:
     """Let answers of the OpenAI-compatible routes to bad requests name the field, as OpenAI's own
-    do.
-    """
+    do."""
     from sglang.srt.entrypoints.openai.serving_base import OpenAIServingBase
 
     answer = OpenAIServingBase.create_error_response
@@ -117,10 +111,8 @@ def guard_grammars(
     forget: Callable[[Any], None],
 ) -> None:
     """Let `guarded` wrap the compiler of grammars and `followed` what follows one, and `forget` see
-    each cache that has grown.
-
-    SGLang 0.5.17 ends with the first grammar that it follows without a GPU.
-    """
+    each cache that has grown. SGLang 0.5.17 ends with the first grammar that it follows without a
+    GPU."""
     try:
         from sglang.srt.constrained import base_grammar_backend, xgrammar_backend
     except ImportError:  # a server without grammars

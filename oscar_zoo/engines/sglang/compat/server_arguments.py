@@ -1,18 +1,28 @@
-"""SGLang's server arguments: their parser, when they may change, and what was decided in the
-end."""
+"""SGLang's server arguments: their parser, when they may change, what was decided in the end, and
+an engine that is made of them in one of our own programs."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from oscar_zoo.engines.sglang.compat import releases
 
+ABOUT_IMAGES = (
+    "is_multimodal",
+    "is_audio_model",
+    "is_image_understandable_model",
+    "is_audio_understandable_model",
+    "is_multimodal_chunked_prefill_supported",
+    "is_multimodal_piecewise_cuda_graph_supported",
+    "is_multimodal_breakable_cuda_graph_supported",
+)
+"""What SGLang's configuration of a model says about images and sound."""
+
 
 def add_dtype_choice(parser: argparse.ArgumentParser, dtype: str) -> None:
-    """Let `--kv-cache-dtype` accept `dtype`."""
     for action in parser._actions:
         if (
             action.dest == "kv_cache_dtype"
@@ -48,7 +58,6 @@ def shown_backend(server_args: Any, name: str) -> Iterator[None]:
 
 
 def architectures(server_args: Any) -> tuple[str, ...]:
-    """What the `config.json` of the model calls its classes."""
     return tuple(model_config(server_args).hf_config.architectures or ())
 
 
@@ -70,3 +79,26 @@ def published_dtype() -> str | None:
         return str(get_server_args().kv_cache_dtype)
     except ValueError:
         return None
+
+
+def leave_out_images(model_config: Any) -> None:
+    """Say of a model that has images unless told otherwise what SGLang says of one without."""
+    for name in ABOUT_IMAGES:
+        if hasattr(model_config, name):
+            setattr(model_config, name, False)
+
+
+def open_engine(arguments: Sequence[str]) -> Any:
+    """An engine with the settings of a server's command line, `--oscar-*` flags included."""
+    import sglang
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+
+    load_plugins()  # before the command line is read, because plugins add flags to it
+    return sglang.Engine(server_args=prepare_server_args(list(arguments)))
+
+
+def release() -> str:
+    import sglang
+
+    return str(sglang.__version__)

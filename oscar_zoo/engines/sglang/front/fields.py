@@ -12,6 +12,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from oscar_zoo.engines.sglang.front.messages import Refused
+
 MOST_DEPTH = 64
 """Levels of a body."""
 MOST_NESTED, MOST_VALUES = 500_000, 2_000_000
@@ -94,12 +96,11 @@ OF_THE_CALL = frozenset(
 """Arguments of the function that renders a chat, which SGLang sets itself."""
 
 
-class Wrong(Exception):
+class Wrong(Refused):
     """Why a body is refused, in one sentence; `field` is what it is about, if it is about one."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
-        super().__init__(message)
-        self.field = field
+        super().__init__(400, message, "invalid_value", field)
 
 
 def read(content: bytes) -> Any:
@@ -164,8 +165,7 @@ def _check_template(given: Any) -> None:
 
 def own_ids(body: dict[str, Any]) -> dict[str, str]:
     """Put ids of ours, which are no beginnings of each other, in the place of those that a client
-    chose. SGLang ends all requests whose ids begin with the one that it is told to end.
-    """
+    chose. SGLang ends all requests whose ids begin with the one that it is told to end."""
     given = body.get("rid")
     if given is None:
         return {}

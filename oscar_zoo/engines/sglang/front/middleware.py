@@ -8,11 +8,17 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from oscar_zoo.engines.sglang.front import addresses, answers, fields
-from oscar_zoo.engines.sglang.front.answers import Send
-from oscar_zoo.engines.sglang.front.bodies import MOST_BODY, TOO_LARGE, Body, Receive
-from oscar_zoo.engines.sglang.front.routes import ADMINISTRATION, Routes
-from oscar_zoo.engines.sglang.front.settings import FrontSettings
+from oscar_zoo.engines.sglang.front import access, fields, messages
+from oscar_zoo.engines.sglang.front.access import ADMINISTRATION, FrontSettings, Routes
+from oscar_zoo.engines.sglang.front.messages import (
+    CLOSE,
+    MOST_BODY,
+    TOO_LARGE,
+    Body,
+    Receive,
+    Refused,
+    Send,
+)
 
 Scope = dict[str, Any]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -35,20 +41,15 @@ ONCE = frozenset(
     b" transfer-encoding sec-fetch-site".split()
 )
 """Headers that decide something: of two of them different readers take different ones."""
-CLOSE = [(b"connection", b"close")]
-"""The rest of a body that was refused is not read."""
 CLOSED = "does not exist here. Routes that change a server are closed; see docs/security.md"
+NEEDS_KEY = "This server needs its API key: Authorization: Bearer KEY."
 
 
 @dataclass
 class Start:
-    """What happens while a server starts.
+    """What happens while a server starts."""
 
-    Attributes:
-        freezes: SGLang asks itself for `/freeze_gc`, without a key where it has none.
-    """
-
-    freezes: bool = False
+    freezes: bool = False  # SGLang asks itself for `/freeze_gc`, without a key where it has none
 
 
 class Front:
@@ -74,7 +75,7 @@ class Front:
         self._app, self._settings, self._routes, self._facts = app, settings, routes, dict(facts)
         self._bodies: dict[Body, int] = {}
         self._answering: set[object] = set()
-        self._names = addresses.Names(settings.host, has_key=settings.key is not None)
+        self._names = access.Names(settings.host, has_key=settings.key is not None)
         self._administration = Routes.of(ADMINISTRATION)
         self._client_keys = [
             key.encode()
@@ -83,7 +84,6 @@ class Front:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or let SGLang do so."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
@@ -93,76 +93,61 @@ class Front:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers: dict[bytes, bytes] = dict(scope["headers"])
-        path, method = _path(scope), scope["method"]
-        twice = _twice(scope["headers"])
-        if twice is not None:
-            await answers.refuse(send, 400, f"{twice} stands there twice.", code="invalid_header")
-            return
-        known = self._known(headers)
-        refusal = self._foreign(headers, known=known)
-        if refusal is not None:
-            await answers.refuse(send, 403, refusal, code="forbidden")
-            return
-        cors = self._cors(headers)
-        send = answers.with_headers(send, cors) if cors else send
-        if cors and method == "OPTIONS":
-            await answers.answer(send, 204, None, _preflight(headers))
-        elif path == PATH and method == "GET":
-            number = {"requests": len(self._answering)} if known else {}
-            await answers.answer(send, 200, self._facts | number)
-        elif self._administration.has(path, method) and self._administers(scope, headers):
-            await self._app(scope, receive, send)
-        elif not self._routes.has(path, method):
-            await answers.refuse(send, 404, f"{method} {path[:100]} {CLOSED}.", code="not_found")
-        elif self._settings.key is not None and not known and path not in WITHOUT_KEY:
-            await answers.refuse(
-                send,
-                401,
-                "This server needs its API key: Authorization: Bearer KEY.",
-                code="invalid_api_key",
-                headers=[(b"www-authenticate", b"Bearer")],
-            )
-        else:
-            one = object()
-            if method == "POST":  # other routes are answered at once
-                self._answering.add(one)
-                send = answers.when_ended(send, lambda: self._answering.discard(one))
-            try:
-                await self._ask(scope, headers, path, receive, send)
-            finally:
-                self._answering.discard(one)
+        try:
+            headers: dict[bytes, bytes] = dict(scope["headers"])
+            path, method = _path(scope), scope["method"]
+            _check_once(scope["headers"])
+            known = self._known(headers)
+            foreign = self._foreign(headers, known=known)
+            if foreign is not None:
+                raise Refused(403, foreign, "forbidden")
+            cors = self._cors(headers)
+            send = messages.with_headers(send, cors) if cors else send
+            if cors and method == "OPTIONS":
+                await messages.answer(send, 204, None, _preflight(headers))
+            elif path == PATH and method == "GET":
+                number = {"requests": len(self._answering)} if known else {}
+                await messages.answer(send, 200, self._facts | number)
+            elif self._administration.has(path, method) and self._administers(scope, headers):
+                await self._app(scope, receive, send)
+            elif not self._routes.has(path, method):
+                raise Refused(404, f"{method} {path[:100]} {CLOSED}.", "not_found")
+            elif self._settings.key is not None and not known and path not in WITHOUT_KEY:
+                bearer = [(b"www-authenticate", b"Bearer")]
+                raise Refused(401, NEEDS_KEY, "invalid_api_key", headers=bearer)
+            else:
+                one = object()
+                if method == "POST":  # other routes are answered at once
+                    self._answering.add(one)
+                    send = messages.when_ended(send, lambda: self._answering.discard(one))
+                try:
+                    await self._ask(scope, headers, path, receive, send)
+                finally:
+                    self._answering.discard(one)
+        except Refused as refused:
+            await messages.refuse(send, refused)
 
     async def _ask(
         self, scope: Scope, headers: Mapping[bytes, bytes], path: str, receive: Receive, send: Send
     ) -> None:
         """Let SGLang answer: without what only the front needs to know, and bounded."""
-        reason = self._off(path)
-        if reason is not None:
-            await answers.refuse(send, 501, reason, code="not_implemented")
-            return
+        off = self._off(path)
+        if off is not None:
+            raise Refused(501, off, "not_implemented")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > MOST_BODY:
-            await answers.refuse(send, 413, TOO_LARGE.message, code=TOO_LARGE.code, headers=CLOSE)
-            return
+            raise Refused(*TOO_LARGE, headers=CLOSE)
         body = Body(receive, self._bodies)
         try:
-            refusal = await body.read()
-            if refusal is not None:
-                await answers.refuse(
-                    send, refusal.status, refusal.message, code=refusal.code, headers=CLOSE
-                )
-                return
-            try:
-                ids = self._read(path, body)
-            except fields.Wrong as wrong:
-                await answers.refuse(send, 400, str(wrong), code="invalid_value", param=wrong.field)
-                return
+            reason = await body.read()
+            if reason is not None:
+                raise Refused(*reason, headers=CLOSE)
+            ids = self._read(path, body)
             if path in WITH_SECRETS:
-                send = answers.without(send, self._settings.secrets)
-            send = answers.refused_stream(send)
-            send = answers.with_ids(send, ids) if ids else send
-            passed = answers.when_begun(send, body.release)
+                send = messages.without(send, self._settings.secrets)
+            send = messages.refused_stream(send)
+            send = messages.with_ids(send, ids) if ids else send
+            passed = messages.when_begun(send, body.release)
             length = str(len(body.content)).encode()
             await self._app({**scope, "headers": self._passed(scope, length)}, body, passed)
         finally:
@@ -205,7 +190,7 @@ class Front:
             )
         origin = headers[b"origin"].decode("latin-1") if b"origin" in headers else None
         site = headers.get(b"sec-fetch-site")
-        if not addresses.may_ask(origin, site, host, self._settings.origins):
+        if not access.may_ask(origin, site, host, self._settings.origins):
             return (
                 f"Pages of {(origin or 'another origin')[:100]} may not ask this server. Open it"
                 " for them: oscar-zoo serve --allow-origin URL."
@@ -220,13 +205,12 @@ class Front:
         return [(b"access-control-allow-origin", origin), (b"vary", b"Origin")]
 
     def _known(self, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether a request carries a key of this server."""
         given = _given_key(headers)
         return any(secrets.compare_digest(given, key) for key in self._client_keys)
 
     def _administers(self, scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
         """Whether a request carries the administration key and comes from this machine."""
-        if not addresses.is_loopback((scope.get("client") or (None,))[0]):
+        if not access.is_loopback((scope.get("client") or (None,))[0]):
             return False
         if self._start.freezes and _path(scope) == FREEZE:
             return True
@@ -234,14 +218,13 @@ class Front:
         return key is not None and secrets.compare_digest(_given_key(headers), key.encode())
 
 
-def _twice(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
-    """A header of `ONCE` that is there more than once."""
+def _check_once(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Refuse a request that has a header of `ONCE` more than once."""
     seen: set[bytes] = set()
     for name, _ in headers:
         if name in seen:
-            return name.decode("latin-1")
+            raise Refused(400, f"{name.decode('latin-1')} stands there twice.", "invalid_header")
         seen |= {name} & ONCE
-    return None
 
 
 def _path(scope: Scope) -> str:

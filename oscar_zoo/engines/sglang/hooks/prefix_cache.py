@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from oscar_zoo.engines.sglang import worker
-from oscar_zoo.engines.sglang.compat import request_rows, state_checkpoints
-from oscar_zoo.engines.sglang.fired_hooks import FIRED
+from oscar_zoo.engines.sglang.compat import scheduling
+from oscar_zoo.engines.sglang.worker import FIRED
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
 
 
@@ -21,46 +21,46 @@ def tail(result: int, tree: Any, request: Any = None) -> int | None:
     if "kv_dtype" not in FIRED or worker.served()[0].window_on_hit.value != "recompute":
         return None
     FIRED.add("tail")
-    rows = request_rows.pool_beside(tree)
+    rows = scheduling.pool_beside(tree)
     sinks = _sinks(rows)
     if sinks is None:
         return max(int(result), worker.served()[0].recent.value)
-    prompt = sinks.asking if request is None else request_rows.prompt(request, sinks.width)
+    prompt = sinks.asking if request is None else scheduling.prompt(request, sinks.width)
     ring = rows.oscar_rings.chosen if sinks.asking is not None else None
     left = None if ring is None or prompt is None else prompt.length - ring.end
-    return max(int(result), sinks.reprefill_tail(prompt, request_rows.page_size(tree), left))
+    return max(int(result), sinks.reprefill_tail(prompt, scheduling.page_size(tree), left))
 
 
 def match(original: Any, self: Any, tree: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Remember the request whose prefix is looked up, and have a state saved where later prompts
     can use it. The next pass of a long prompt comes without a look into the prefix cache."""
     tree = kwargs.pop("tree_cache", tree)
-    rows = request_rows.pool_beside(tree)
+    rows = scheduling.pool_beside(tree)
     sinks = _sinks(rows)
     if sinks is None:
         result = original(self, tree, *args, **kwargs)
-        state_checkpoints.name_place(self)
+        scheduling.name_place(self)
         return result
     FIRED.add("match")
-    sinks.asking = request_rows.prompt(self, sinks.width)
+    sinks.asking = scheduling.prompt(self, sinks.width)
     rings = rows.oscar_rings
-    self.oscar_ring = rings.chosen = rings.choose(sinks.asking.scope, request_rows.tokens(self))
+    self.oscar_ring = rings.chosen = rings.choose(sinks.asking.scope, scheduling.tokens(self))
     try:
         result = original(self, tree, *args, **kwargs)
     finally:
         sinks.asking = rings.chosen = None
     if worker.served()[0].window_on_hit.value == "recompute":
-        state_checkpoints.save_early(self, tree, worker.served()[0].recent.value)
+        scheduling.save_early(self, tree, worker.served()[0].recent.value)
     return result
 
 
 def alloc(original: Any, self: Any, request: Any) -> Any:
-    """Tell the windows which rows have a new owner; see `window_store`."""
+    """Tell the windows which rows have a new owner; see `stores`."""
     hand_out = getattr(self, "oscar_hand_out", None)  # put there by our attention backend
     if hand_out is None:
         return original(self, request)
     FIRED.add("alloc")
-    result, new_rows = request_rows.newly_allocated(original, self, request)
+    result, new_rows = scheduling.newly_allocated(original, self, request)
     hand_out(new_rows)
     return result
 
@@ -71,9 +71,9 @@ def admit(result: Any, self: Any, requests: Any) -> None:
     sinks = _sinks(self)
     if sinks is not None and result is not None:
         FIRED.add("admit")
-        sinks.admit(result, (request_rows.prompt(request, sinks.width) for request in requests))
+        sinks.admit(result, (scheduling.prompt(request, sinks.width) for request in requests))
         for row, request in zip(result, requests, strict=True):
-            ring, length = getattr(request, "oscar_ring", None), request_rows.all_tokens(request)
+            ring, length = getattr(request, "oscar_ring", None), scheduling.all_tokens(request)
             self.oscar_rings.expect(row, ring, length)
 
 
@@ -83,12 +83,12 @@ def release(original: Any, self: Any, request: Any) -> Any:
     if sinks is None:
         return original(self, request)
     FIRED.add("release")
-    prompt = request_rows.prompt(request, sinks.width)
-    result, rows = request_rows.freed(original, self, request)
+    prompt = scheduling.prompt(request, sinks.width)
+    result, rows = scheduling.freed(original, self, request)
     for row in rows:
         sinks.release(row, prompt)
         if "match" in FIRED:  # else nobody asks for a ring
-            self.oscar_rings.ended(row, prompt.scope, *request_rows.asked_and_said(request))
+            self.oscar_rings.ended(row, prompt.scope, *scheduling.asked_and_said(request))
     return result
 
 

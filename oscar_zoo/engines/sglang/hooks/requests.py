@@ -9,12 +9,12 @@ from typing import Any
 
 from oscar_zoo.engines.sglang import setting_flags
 from oscar_zoo.engines.sglang.bounds import request as bounds
-from oscar_zoo.engines.sglang.compat import requests, server_arguments, versions
-from oscar_zoo.engines.sglang.fired_hooks import FIRED
-from oscar_zoo.engines.sglang.front import settings
-from oscar_zoo.engines.sglang.front.connections import Connections
+from oscar_zoo.engines.sglang.compat import releases, requests, server_arguments
+from oscar_zoo.engines.sglang.front import access
+from oscar_zoo.engines.sglang.front.access import open_routes
+from oscar_zoo.engines.sglang.front.messages import Connections
 from oscar_zoo.engines.sglang.front.middleware import Front, Start
-from oscar_zoo.engines.sglang.front.routes import open_routes
+from oscar_zoo.engines.sglang.worker import FIRED
 from oscar_zoo.errors import UsageError
 
 RESPONSES = "/v1/responses/"
@@ -45,10 +45,19 @@ def _unfit(error: Exception) -> UsageError:
 
 
 def prompt(tokenizer_manager: Any, request: Any, input_ids: Any, *_: Any, **__: Any) -> None:
-    """Refuse tokens that the model does not have, wherever they come from."""
-    if _checked():
-        vocabulary = requests.vocabulary(tokenizer_manager)
-        bounds.check_prompt(request, input_ids, vocabulary)
+    """Refuse tokens that the model does not have, wherever they come from, and media where SGLang
+    has no processor of them and would leave them out without a word. The model of such a server
+    reads text only, or its images need attention to later tokens, as those of Gemma 3 do."""
+    if not _checked():
+        return
+    no_media = getattr(tokenizer_manager, "mm_processor", None) is None
+    if no_media and request.contains_mm_input():
+        raise UsageError(
+            "a request with images, video or audio does not work with an INT2 KV cache: this model"
+            " is served with text only, and would answer as if they were not there. Instead: send"
+            " the text alone."
+        )
+    bounds.check_prompt(request, input_ids, requests.vocabulary(tokenizer_manager))
 
 
 class NoLogprobs(list[float]):
@@ -83,23 +92,23 @@ def http(_result: None, tokenizer_manager: Any, *_: Any, **__: Any) -> None:
 
 def _put_in_front() -> None:
     """Put our front before the HTTP server, if its starter or its user wants one."""
-    wanted = os.environ.get(setting_flags.OPTIONS["front"].variable, settings.OFF)
-    if wanted == settings.OFF:
+    wanted = os.environ.get(setting_flags.OPTIONS["front"].variable, access.OFF)
+    if wanted == access.OFF:
         return
-    if wanted == settings.ON:
+    if wanted == access.ON:
         host, key, administration_key = requests.http_arguments()
-        chosen = settings.FrontSettings(
+        chosen = access.FrontSettings(
             host, key=key, engine_key=key, administration_key=administration_key
         )
     else:
         try:
-            chosen = settings.FrontSettings.read(Path(wanted))
+            chosen = access.FrontSettings.read(Path(wanted))
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise UsageError(
                 f"--oscar-front {wanted} cannot be read ({type(error).__name__}).",
                 hint="oscar-zoo serve writes this file; without it, say on",
             ) from None
-    version = versions.sglang_version()
+    version = releases.sglang_version()
     facts = {"front": chosen.id or None, "sglang": version, "needs_key": chosen.key is not None}
     routes = open_routes(version, engine_api=chosen.engine_api)
     start = Start()

@@ -1,28 +1,31 @@
-"""Hooks on what users ask of a server: its arguments, its model, and the parameters of a request.
-They add defaults or refuse."""
+"""Hooks on what users ask of a server: its arguments and its model. They add defaults or refuse."""
 
 from __future__ import annotations
 
 import argparse
+import errno
+import ipaddress
 import logging
 import os
+import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.engines.sglang import (
     compile_ahead,
-    concurrency,
-    fork_environment,
-    loopback_store,
-    model_refusals,
     refusals,
     setting_flags,
+    settings,
+    sizing,
     worker,
 )
-from oscar_zoo.engines.sglang.compat import images, server_arguments, sliding_windows
-from oscar_zoo.engines.sglang.flags import ITEMSIZES
+from oscar_zoo.engines.sglang.compat import memory, server_arguments
+from oscar_zoo.engines.sglang.sizing import ITEMSIZES
+from oscar_zoo.engines.sglang.worker import FIRED
 from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.models import config_file
 
@@ -45,13 +48,15 @@ DRAFT_BACKEND = "flashinfer"
 USUAL_DRAFTS = 12
 """Most drafts of a request that SGLang chooses by itself."""
 MOST_COMMON_KV_HEADS = 8
+INTERFACE = "lo"
+VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Which interface the processes of a group talk over."""
 INTERPRET = "TRITON_INTERPRET"
 """SGLang's allocator runs Triton kernels with a backend that is not its own. Without a GPU they
 need this variable. Triton reads it when a worker imports the kernels, and workers inherit it."""
 
 
 def add_cli_args(_result: None, parser: argparse.ArgumentParser) -> None:
-    """Add the dtype `int2` and the `--oscar-*` flags."""
     server_arguments.add_dtype_choice(parser, setting_flags.DTYPE)
     group = parser.add_argument_group("INT2 KV cache (oscar-zoo)")
     for option in setting_flags.OPTIONS.values():
@@ -72,7 +77,10 @@ def set_defaults(args: Any, *_: Any, **__: Any) -> None:
     worker.served.cache_clear()  # an earlier engine of this process may have had other settings
     os.environ[setting_flags.MODEL] = str(args.model_path)
     _take_backend(args)
-    _take_draft_backend(args)
+    # A draft model, whose cache is SGLang's own, has a backend of SGLang.
+    algorithm = str(args.speculative_algorithm or "NGRAM").upper()
+    if algorithm != "NGRAM" and args.speculative_draft_attention_backend is None:
+        args.speculative_draft_attention_backend = DRAFT_BACKEND
     if args.max_running_requests is None:
         args.max_running_requests = _requests(args)
     if args.cuda_graph_backend_prefill is None and args.cuda_graph_config is None:
@@ -106,32 +114,15 @@ def _take_backend(args: Any) -> None:
         args.attention_backend = setting_flags.BACKEND
 
 
-def _take_draft_backend(args: Any) -> None:
-    """Let a draft model, whose cache is SGLang's own, have a backend of SGLang."""
-    algorithm = str(args.speculative_algorithm or "NGRAM").upper()
-    if algorithm != "NGRAM" and args.speculative_draft_attention_backend is None:
-        args.speculative_draft_attention_backend = DRAFT_BACKEND
-
-
 def _requests(args: Any) -> int:
-    layout = concurrency.Layout.make(
-        tp=args.tp_size or 1,
-        pp=args.pp_size or 1,
-        dp=args.dp_size or 1,
-        dp_attention=bool(args.enable_dp_attention),
-        attn_dp=getattr(args, "attn_dp_size", None) or 1,
-    )
-    memory = (
-        None if args.device == "cpu" else concurrency.gpu_memory(args.base_gpu_id or 0, layout.gpus)
-    )
+    layout = sizing.Layout.of_arguments(args)
+    memory = None if args.device == "cpu" else sizing.gpu_memory(args.base_gpu_id or 0, layout.gpus)
     try:
         chosen, artifact = worker.served()
-    except OscarZooError:
-        memory = (
-            None  # `check_server_args` says what is wrong, when the arguments themselves are right
-        )
+    except OscarZooError:  # `check_server_args` says it, when the arguments themselves are right
+        memory = None
     if memory is None:
-        return concurrency.UNKNOWN * layout.workers
+        return sizing.UNKNOWN * layout.workers
     more = (args.speculative_num_draft_tokens or USUAL_DRAFTS) if args.speculative_algorithm else 0
     windows = Windows(sink=chosen.sink.value, recent=chosen.recent.value + more)
     token = layout.token_bytes(
@@ -140,7 +131,7 @@ def _requests(args: Any) -> int:
         dims=artifact.k.head_dim + artifact.v.head_dim,
         itemsize=ITEMSIZES.get(str(args.dtype), 2),
     )
-    return concurrency.usual_requests(memory, token, windows, layout)
+    return sizing.usual_requests(memory, token, windows, layout)
 
 
 def _kv_heads(model: str) -> int:
@@ -159,14 +150,14 @@ def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
             raise UsageError(
                 f"{flags[0]} needs --kv-cache-dtype int2.", hint="add it, or leave the flag out"
             )
-        idle = fork_environment.present(os.environ)
+        idle = settings.present(os.environ)
         if idle:
             logger.warning("%s have no effect without --kv-cache-dtype int2.", ", ".join(idle))
         return
     resolved = server_arguments.resolved(args)
     refusals.check_server(resolved, os.environ, eager_only=worker.eager_only(args))
     if resolved.nnodes == 1:
-        loopback_store.use_loopback()
+        use_loopback()
     if resolved.device == "cpu":
         os.environ.setdefault(INTERPRET, "1")
     chosen, artifact = worker.served()
@@ -193,30 +184,99 @@ def model(
     **__: Any,
 ) -> None:
     """Refuse a model that cannot be served, or not with this artifact, before its
-    weights are loaded. Leave out images where only text is served or calibrated with.
-    """
+    weights are loaded. Leave out images where only text is served or calibrated with."""
     if model_path not in (None, args.model_path) or is_draft_model:
         return
     compressed = args.kv_cache_dtype == setting_flags.DTYPE
     if (
         compressed
         and args.enable_multimodal is None
-        and result.hf_config.model_type in model_refusals.TEXT_ONLY
+        and result.hf_config.model_type in refusals.TEXT_ONLY
     ):
-        images.leave_out_images(result)
+        server_arguments.leave_out_images(result)
     if compressed:
         worker.check_model(result, args)
-        sliding_windows.use_two_pools(result)
+        memory.use_two_pools(result)
 
 
-def sampling(_result: None, params: Any, *_: Any, **__: Any) -> None:
-    """Refuse a request that an INT2 cache cannot answer. The server goes on."""
+# The store by which the workers of one machine find each other is on loopback alone: torch listens
+# on every interface, whatever address it is given, and its store obeys everybody who connects.
+
+
+def rendezvous(*given: Any, **named: Any) -> None:
     if server_arguments.published_dtype() == setting_flags.DTYPE:
-        refusals.check_request(params)
+        FIRED.add("rendezvous")
+        if any(means_loopback(str(one)) for one in (*given, *named.values())):
+            bind_stores()
 
 
-def media(tokenizer_manager: Any, request: Any, *_: Any, **__: Any) -> None:
-    """Refuse images where SGLang would leave them out without a word. The server goes on."""
-    alone = getattr(tokenizer_manager, "mm_processor", None) is None
-    if alone and server_arguments.published_dtype() == setting_flags.DTYPE:
-        refusals.check_media(request)
+def use_loopback() -> None:
+    """Let worker processes that are started later talk over loopback, unless the user chose an
+    interface."""
+    if Path("/sys/class/net", INTERFACE).exists():
+        for variable in VARIABLES:
+            os.environ.setdefault(variable, INTERFACE)
+
+
+def means_loopback(method: str) -> bool:
+    """Whether a rendezvous, such as `tcp://127.0.0.1:29500`, is on loopback."""
+    try:
+        return ipaddress.ip_address(urlsplit(method).hostname or "").is_loopback
+    except ValueError:
+        return urlsplit(method).hostname == "localhost"
+
+
+def bind_stores() -> None:
+    """From now on, stores of this process that are on loopback listen there and nowhere else."""
+    import torch.distributed
+
+    stock = torch.distributed.TCPStore
+    if getattr(stock, "oscar_loopback", False):
+        return
+    ours = _loopback_store(stock)
+    for name in ("torch.distributed", "torch.distributed.rendezvous"):
+        module = sys.modules[name]
+        if getattr(module, "TCPStore", None) is stock:
+            module.TCPStore = ours  # type: ignore[attr-defined]
+
+
+def _loopback_store(stock: Any) -> Any:
+    class LoopbackStore(stock):  # type: ignore[misc]
+        """torch's store, which takes a socket that listens."""
+
+        oscar_loopback = True
+
+        def __init__(
+            self,
+            host_name: str,
+            port: int,
+            world_size: int | None = None,
+            is_master: bool = False,
+            *given: Any,
+            **named: Any,
+        ) -> None:
+            if is_master and means_loopback(f"tcp://{host_name}"):
+                listening = _listening(host_name, port, any_port=world_size == 1)
+                named["master_listen_fd"], port = listening
+            super().__init__(host_name, port, world_size, is_master, *given, **named)
+
+    return LoopbackStore
+
+
+def _listening(host: str, port: int, *, any_port: bool) -> tuple[int, int]:
+    """The number of a socket that listens on loopback, which torch closes, and its port.
+    `any_port`: take another port where this one is taken. It was chosen before it is bound, so
+    another process can be faster; nobody else must know it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as found:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((host, port))
+            found.listen(128)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not any_port:
+                raise
+        else:
+            port = found.getsockname()[1]
+            return found.detach(), port
+    return _listening(host, 0, any_port=False)

@@ -14,11 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from oscar_zoo.engines.sglang import fork_environment, refusal, refusals
+from oscar_zoo.engines.sglang import refusals, settings
 from oscar_zoo.engines.sglang.launch.plan import DRAFT_MODEL
 from oscar_zoo.engines.sglang.launch.user_flags import Flag, UserFlags
+from oscar_zoo.engines.sglang.refusals import BRANCHES, BREADTH
 from oscar_zoo.engines.sglang.setting_flags import BACKEND, OPTIONS
-from oscar_zoo.engines.sglang.speculation_refusals import BRANCHES, BREADTH
 from oscar_zoo.errors import PathNotFound, UnsupportedMachine, UsageError
 from oscar_zoo.models.config_file import read_config
 
@@ -41,7 +41,7 @@ GRAPHS = re.compile(r"cuda_graph_backend_(?P<phase>prefill|decode)")
 def check_flags(flags: UserFlags, device: str) -> None:
     """Refuse engine flags that the server would refuse on `device`, `cpu` or `cuda`."""
     config = _configuration(flags, device)
-    refusal.check_rows(config, refusals.SERVER, UsageError)
+    refusals.check_server(config, {}, eager_only=False)
     _check_fraction(flags.text(MEMORY))
     _check_drafts(getattr(config, "speculative_algorithm", None), flags, device)
     for option in OPTIONS.values():
@@ -103,7 +103,7 @@ def needs_gpu(option: str) -> UnsupportedMachine:
 def check_environment(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Refuse variables that the server would refuse; `environ` is its whole environment."""
     refusals.check_server(SimpleNamespace(), environ, eager_only=False)
-    return fork_environment.check(environ)
+    return tuple(settings.check_names(environ))
 
 
 def _configuration(flags: UserFlags, device: str) -> SimpleNamespace:

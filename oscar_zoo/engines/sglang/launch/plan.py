@@ -18,12 +18,11 @@ from pathlib import Path
 
 from oscar_zoo import children
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.engines.sglang.flags import device_flags, device_switches
-from oscar_zoo.engines.sglang.front.settings import ON
+from oscar_zoo.engines.sglang.front.access import ON
 from oscar_zoo.engines.sglang.launch.user_flags import SERVED_NAME, TENSOR_PARALLEL, UserFlags
-from oscar_zoo.engines.sglang.layer_values import CodeBits, layers_text
-from oscar_zoo.engines.sglang.setting_flags import OPTIONS
+from oscar_zoo.engines.sglang.setting_flags import OPTIONS, CodeBits, layers_text
 from oscar_zoo.engines.sglang.settings import ArtifactSource
+from oscar_zoo.engines.sglang.sizing import device_flags, device_switches
 from oscar_zoo.errors import PortInUse, UsageError
 
 LOOPBACK = "127.0.0.1"
@@ -34,16 +33,32 @@ DEFAULT_PORT = 30000
 class ServeOptions:
     """What the caller decided.
 
-    Attributes:
-        model: local folder or Hugging Face id, at `revision`.
-        recipe: serving recipe in force.
-        device: `cpu` or `cuda`.
-        gpu: number of the first GPU.
-        tensor_parallel: number of GPUs, unless `flags` say one.
-        host, port: where to listen; port 0 is any free one.
-        name: how the server calls the artifact to those who ask.
-        served_name: what requests call the model, unless `flags` say it.
-        flags: engine flags of the user.
+        Attributes:
+            model: local folder or Hugging Face id, at `revision`.
+            recipe: serving recipe in force.
+            device: `cpu` or `cuda`.
+            gpu: number of the first GPU.
+            tensor_parallel: number of GPUs, unless `flags` say one.
+    <<<<<<< main
+            host, port: where to listen; port 0 is any free one.
+    ||||||| base
+            host, port: where to listen.
+            kernels: private folder of compiled kernels, kept from one start to the next.
+            revision: commit of the model on its hub.
+            config_file: file with keys in the engine's own configuration format, or `None`.
+            front: file with the settings of the front, or `on`; see `front.settings`.
+            copy_of: digest of the artifact, where the rotations are a copy of it with other bytes.
+    =======
+            host, port: where to listen.
+            kernels: private folder of compiled kernels, kept from one start to the next.
+            revision: commit of the model on its hub.
+            config_file: file with keys in the engine's own configuration format, or `None`.
+            front: file with the settings of the front, or `on`; see `front.access`.
+            copy_of: digest of the artifact, where the rotations are a copy of it with other bytes.
+    >>>>>>> eng
+            name: how the server calls the artifact to those who ask.
+            served_name: what requests call the model, unless `flags` say it.
+            flags: engine flags of the user.
     """
 
     model: str

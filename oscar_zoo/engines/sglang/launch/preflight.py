@@ -12,11 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from oscar_zoo.artifact.specs import Geometry, Windows
-from oscar_zoo.engines.sglang import concurrency, config_refusals
-from oscar_zoo.engines.sglang.compat.versions import COUNTS_ALL_CPU_RANKS, installed_from
-from oscar_zoo.engines.sglang.concurrency import Layout
-from oscar_zoo.engines.sglang.flags import ITEMSIZES, SizeFlags, device_flags
-from oscar_zoo.engines.sglang.head_split import splits
+from oscar_zoo.engines.sglang import refusals, sizing
+from oscar_zoo.engines.sglang.compat.releases import COUNTS_ALL_CPU_RANKS, installed_from
+from oscar_zoo.engines.sglang.sizing import ITEMSIZES, Layout, SizeFlags, device_flags, splits
 from oscar_zoo.errors import NotEnoughMemory, UnsupportedMachine
 from oscar_zoo.models import hardware, weight_files
 from oscar_zoo.models.config_file import ConfigFile, refuse_chosen_code
@@ -107,7 +105,7 @@ class ServerDemand:
         on_cpu = device_flags(self.device).get("--max-running-requests")
         if on_cpu is not None:
             return int(on_cpu)
-        return concurrency.usual_requests(self.memory, self.token, self.windows, self.layout)
+        return sizing.usual_requests(self.memory, self.token, self.windows, self.layout)
 
     def demand(self) -> Demand:
         """The least that one device has to hold."""
@@ -127,7 +125,7 @@ def check_folder(folder: Path, model_id: str) -> ConfigFile:
     """Refuse a folder that is no model, or one of a kind that an INT2 cache cannot serve."""
     refuse_chosen_code(folder, model_id)
     config = ConfigFile.of_folder(folder)
-    config_refusals.check_config(config, model_id)
+    refusals.check_config(config, model_id)
     weight_files.check_model_folder(folder)
     check_weight_files(folder)
     return config

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from oscar_zoo.engines.sglang.flags import SizeFlags
+from oscar_zoo.engines.sglang.sizing import SizeFlags
 from oscar_zoo.errors import UsageError
 
 DENIED_FLAGS = {

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from oscar_zoo.engines.sglang import refusals
-from oscar_zoo.engines.sglang.flags import SizeFlags
 from oscar_zoo.engines.sglang.launch import flag_refusals
 from oscar_zoo.engines.sglang.launch.flag_refusals import check_flags
 from oscar_zoo.engines.sglang.launch.user_flags import TENSOR_PARALLEL, UserFlags
 from oscar_zoo.engines.sglang.setting_flags import BACKEND
+from oscar_zoo.engines.sglang.sizing import SizeFlags
 from oscar_zoo.errors import InvalidModel, PathNotFound, UnsupportedMachine, UsageError
 
 

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oscar_zoo.artifact.specs import Geometry, Windows
-from oscar_zoo.engines.sglang import config_refusals
-from oscar_zoo.engines.sglang.compat import versions
-from oscar_zoo.engines.sglang.concurrency import Layout
+from oscar_zoo.engines.sglang import refusals
+from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.engines.sglang.launch.preflight import CORES, check_devices
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.sizing import Layout
 from oscar_zoo.errors import (
     InvalidModel,
     NotEnoughMemory,
@@ -33,7 +33,7 @@ from oscar_zoo.models import config_file
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.models.weight_files import stored_weights
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.runtime.window_store import WindowShape
+from oscar_zoo.runtime.stores import WindowShape
 
 GB = 10**9
 read = config_file.ConfigFile.of_folder
@@ -258,10 +258,10 @@ def test_what_sglang_would_read_otherwise_is_refused(
     written.write_text(json.dumps(values))
     config = config_file.ConfigFile.of_folder(tmp_path)
     if refused is None:
-        config_refusals.check_config(config, "x")
+        refusals.check_config(config, "x")
     else:
         with pytest.raises(UnsupportedModel, match=refused):
-            config_refusals.check_config(config, "x")
+            refusals.check_config(config, "x")
 
 
 @pytest.mark.parametrize(
@@ -318,10 +318,10 @@ def test_a_window_counts_when_it_is_shorter_than_the_context(
         block = model_block(config, model_id="x", revision=None, config_sha256="0" * 64)
         assert block.attention_layers == layers
     if layers is not None:
-        config_refusals.check_config(config, "x")
+        refusals.check_config(config, "x")
         return
     with pytest.raises(UnsupportedModel, match="every layer has a sliding window"):
-        config_refusals.check_config(config, "x")
+        refusals.check_config(config, "x")
 
 
 def machine(folder: Path, *, gpus: int = 0, cpulists: tuple[str, ...] = ("0-3",)) -> Path:
@@ -359,7 +359,7 @@ def test_replicas_count_on_a_cpu_where_sglang_counts_them(
 ) -> None:
     folder = machine(tmp_path)
     told = {"sglang": "0.5.17"}
-    monkeypatch.setattr(versions, "version", told.__getitem__)
+    monkeypatch.setattr(releases, "version", told.__getitem__)
     check(folder, Layout(replicas=2), "cpu")
     told["sglang"] = "0.5.21"
     with pytest.raises(UnsupportedMachine, match="need 2 GPUs"):
@@ -373,7 +373,7 @@ def test_all_gpus_count_whatever_sglang_counts_on_a_cpu(
     """SGLang 0.5.17 gives only the ranks of one group a part of the CPU."""
     folder = machine(tmp_path)
     for release, ranks in (("0.5.17", 2), ("0.5.21", 4)):
-        monkeypatch.setattr(versions, "version", {"sglang": release}.__getitem__)
+        monkeypatch.setattr(releases, "version", {"sglang": release}.__getitem__)
         with pytest.raises(UnsupportedMachine, match="need 4 GPUs") as caught:
             check(folder, Layout(tp=2, pp=2), "cpu")
         assert f"1 of {ranks} ranks" in caught.value.message

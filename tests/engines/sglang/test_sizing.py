@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from tiny_artifacts import payload, write_folder
 
 from oscar_zoo.artifact.specs import Geometry, Windows
-from oscar_zoo.engines.sglang import concurrency, worker
-from oscar_zoo.engines.sglang.concurrency import Layout
+from oscar_zoo.engines.sglang import sizing, worker
 from oscar_zoo.engines.sglang.hooks import server_args
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.sizing import Layout, check_heads, splits
+from oscar_zoo.errors import UsageError
 
 ROWS = ("0, GPU-aa, NVIDIA H200, 143771, 140000", "1, GPU-bb, NVIDIA L40S, 46068, 40000")
 WINDOWS = Windows(sink=64, recent=256)
@@ -47,7 +48,7 @@ UNSET = {
 
 
 def usual(mib: int, model: dict[str, int] = QWEN3_8B, layout: Layout = Layout()) -> int:  # noqa: B008
-    return concurrency.usual_requests(mib << 20, layout.token_bytes(**model), WINDOWS, layout)
+    return sizing.usual_requests(mib << 20, layout.token_bytes(**model), WINDOWS, layout)
 
 
 @pytest.fixture(autouse=True)
@@ -159,12 +160,12 @@ def test_gpus_that_the_server_does_not_see_do_not_count(
     machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert concurrency.gpu_memory(0, 2) == 46068 << 20
+    assert sizing.gpu_memory(0, 2) == 46068 << 20
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-aa")
-    assert concurrency.gpu_memory(0, 1) is None
+    assert sizing.gpu_memory(0, 1) is None
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setenv("PATH", "/nowhere")
-    assert concurrency.gpu_memory(0, 2) is None
+    assert sizing.gpu_memory(0, 2) is None
 
 
 @pytest.mark.parametrize(
@@ -190,3 +191,42 @@ def test_flags_say_how_a_server_is_spread() -> None:
 @given(st.integers(0, 1 << 20), st.integers(0, 1 << 20))
 def test_a_larger_gpu_never_runs_fewer(less: int, more: int) -> None:
     assert 16 <= usual(less) <= usual(less + more) <= 128
+
+
+def heads(query: int, kv: int) -> Geometry:
+    return Geometry(
+        num_layers=1,
+        num_q_heads=query,
+        num_kv_heads=kv,
+        head_dim=64,
+        v_head_dim=64,
+        attention_layers=(0,),
+    )
+
+
+@pytest.mark.parametrize(
+    ("geometry", "numbers"),
+    [
+        (heads(40, 8), [1, 2, 4, 8, 40]),  # Qwen3-14B
+        (heads(24, 8), [1, 2, 4, 8, 24]),  # Llama-3.2-3B
+        (heads(64, 4), [1, 2, 4, 8, 16, 32, 64]),  # Qwen3-235B-A22B
+        (heads(16, 2), [1, 2, 4, 8, 16]),  # Qwen3.5-35B-A3B
+        (heads(28, 4), [1, 2, 4, 28]),  # Qwen2.5-7B
+        (heads(6, 1), [1, 2, 3, 6]),
+    ],
+)
+def test_every_rank_has_as_many_heads_or_a_copy_of_one(
+    geometry: Geometry, numbers: list[int]
+) -> None:
+    assert [number for number in range(1, 70) if splits(geometry, number)] == numbers
+
+
+def test_the_workers_of_dp_attention_each_split_all_heads() -> None:
+    check_heads("M", heads(40, 8), Layout(tp=10, workers=5), option="--tp {}")
+    with pytest.raises(UsageError, match="5 GPUs of a worker cannot share the 40 query") as error:
+        check_heads("M", heads(40, 8), Layout(tp=10, workers=2), option="--tp {}")
+    assert str(error.value.hint).endswith("--tp 8")
+
+
+def test_replicas_and_groups_do_not_split_heads() -> None:
+    check_heads("M", heads(40, 8), Layout(tp=8, pp=5, replicas=3), option="--tp {}")

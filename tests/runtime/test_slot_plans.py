@@ -1,8 +1,5 @@
-"""The division of memory between states and tokens of a hybrid model.
-
-It fits, it keeps the engine's proportion, and it gives more requests and tokens than the engine's
-own share.
-"""
+"""The division of memory between token slots and states, and between both pools of a model with
+sliding windows: it fits, keeps the proportion of the engine, and all savings become token slots."""
 
 from __future__ import annotations
 
@@ -10,8 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from oscar_zoo.runtime.memory_plan import SLOT_TABLES, States
-from oscar_zoo.runtime.state_plan import TOKENS_PER_PREFIX, StateDemand, StatePlan
+from oscar_zoo.runtime.memory_plan import SLIDING_TABLES, SLOT_TABLES
+from oscar_zoo.runtime.slot_plans import (
+    TOKENS_PER_PREFIX,
+    SlidingDemand,
+    SlidingPlan,
+    StateDemand,
+    StatePlan,
+)
 
 GB = 10**9
 NEXT = StateDemand(
@@ -101,11 +104,6 @@ def test_no_state_is_so_large_that_fewer_tokens_are_left(state: int, requests: i
         assert known.least_tokens(memory) == replace(known, state=0).least_tokens(memory)
 
 
-def test_large_states_leave_about_the_least_tokens() -> None:
-    few = replace(NEXT, requests=8)
-    assert few.tokens(45 * GB, few.divide(45 * GB)) < 1.02 * few.least_tokens(45 * GB)
-
-
 def test_a_limit_of_tokens_limits_states() -> None:
     plan = replace(LFM2, most_tokens=6000).divide(10 * GB)
     assert plan.slots == 64 * 3 + 6000 // TOKENS_PER_PREFIX + 1
@@ -116,6 +114,58 @@ def test_one_request_is_planned_even_when_nothing_fits() -> None:
     assert NEXT.divide(0) == StatePlan(NEXT.per_request, 1)
 
 
-def test_what_is_said() -> None:
-    said = States(slots=9, nbytes=20_000_000, requests=3).describe()
-    assert said.startswith("9 state slots of 2.000 MB") and "= 20.0 MB, for 3 requests" in said
+def demand(
+    *, full: int, sliding: int, heads: int, dim: int, window: int, requests: int
+) -> SlidingDemand:
+    """A model in 16 bits, with so many layers of each kind, prefilled 8192 tokens at a time."""
+    plain = 2 * heads * dim * 2
+    held = window + 256 + 2
+    return SlidingDemand(
+        token=full * 2 * heads * (dim // 4 + 4) + SLOT_TABLES,
+        plain_token=full * plain,
+        sliding=sliding * plain + SLIDING_TABLES,
+        ratio=0.8,
+        one_request=held + 2 * 8192,
+        all_requests=requests * held + 2 * 8192,
+    )
+
+
+GEMMA = demand(full=8, sliding=40, heads=8, dim=256, window=1024, requests=64)
+OLMO = demand(full=8, sliding=24, heads=32, dim=128, window=4096, requests=32)
+GPT_OSS = demand(full=18, sliding=18, heads=8, dim=64, window=128, requests=256)
+MODELS = pytest.mark.parametrize("model", [GEMMA, OLMO, GPT_OSS], ids=["gemma", "olmo", "gpt-oss"])
+
+
+def used(model: SlidingDemand, plan: SlidingPlan) -> int:
+    return plan.tokens * model.token + plan.sliding * model.sliding
+
+
+@MODELS
+@pytest.mark.parametrize("memory", [20 * GB, 100 * GB])
+def test_savings_become_token_slots(model: SlidingDemand, memory: int) -> None:
+    plan = model.divide(memory)
+    assert memory - model.token - model.sliding < used(model, plan) <= memory
+    before = memory / (model.plain_token + model.ratio * model.sliding)
+    assert plan.sliding == pytest.approx(model.ratio * before, abs=1)
+    assert plan.tokens > 5.5 * before
+    assert plan.ratio == plan.sliding / plan.tokens < 0.15
+
+
+@MODELS
+def test_little_memory_is_enough_for_one_request_or_shared_evenly(model: SlidingDemand) -> None:
+    enough = 1.2 * model.one_request * (model.sliding + model.token)
+    assert model.divide(enough).sliding == model.one_request
+    least = model.divide(0.5 * enough)
+    assert 0 <= least.tokens - least.sliding <= model.sliding / model.token + 1
+    assert used(model, least) <= 0.5 * enough
+
+
+@MODELS
+def test_with_few_token_slots_running_requests_keep_their_windows(model: SlidingDemand) -> None:
+    plan = model.divide(100 * GB)
+    limited = model.limit(plan, 200_000)
+    assert limited.tokens == 200_000
+    assert limited.sliding == min(200_000, plan.sliding, model.all_requests)
+    assert used(model, limited) <= 100 * GB
+    assert model.limit(plan, plan.tokens) == replace(plan, tokens=plan.tokens)
+    assert model.limit(plan, 100).sliding == 100

@@ -1,19 +1,59 @@
-"""Layers with a sliding window in SGLang: which ones a model has, and the pool of their own.
+"""How SGLang divides memory beside tokens with full attention: states of layers that keep no keys
+and values, and slots of layers with a sliding window.
 
-Of some models SGLang keeps these layers in a pool whose slots it frees behind the window. Of others
-it keeps every token in every layer and only masks. With an INT2 cache all of them have the first
-kind: the second would leave most of the memory to layers that need little of it.
+Of some models SGLang keeps the layers with a window in a pool whose slots it frees behind the
+window. Of others it keeps every token in every layer and only masks. With an INT2 cache all of them
+have the first kind: the second would leave most of the memory to layers that need little of it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from oscar_zoo.engines.sglang import sizing
 from oscar_zoo.engines.sglang.compat import releases
 from oscar_zoo.models import geometry
 
-STOCK_RATIO = 0.8
-"""SGLang's own `--swa-full-tokens-ratio`."""
+GIB = 1 << 30
+"""SGLang counts free memory in these."""
+
+
+def schedule() -> Any:
+    """SGLang's settings of what runs at a time: `max_mamba_cache_size`, the state slots of this
+    worker after it divided its memory; `mamba_full_memory_ratio`, memory of states to memory of
+    uncompressed tokens; `max_total_tokens`, if the user limited them."""
+    from sglang.srt.runtime_context import get_schedule
+
+    return get_schedule()
+
+
+def decided() -> bool:
+    """Whether the number of state slots is not for us to choose. The user named it; or there is no
+    prefix cache, and SGLang takes one per request; or there are pipeline stages, whose different
+    layers would make different plans, while all of them need one."""
+    from sglang.srt.runtime_context import get_memory, get_parallel
+
+    return (
+        schedule().max_mamba_cache_size is not None
+        or bool(get_memory().disable_radix_cache)
+        or int(get_parallel().pp_size) > 1
+    )
+
+
+def choose_slots(configurator: Any, number: int) -> None:
+    """Name the state slots of this worker before SGLang divides its memory, as
+    `--max-mamba-cache-size` does for all data-parallel workers together."""
+    from sglang.srt.runtime_context import get_context
+
+    owner = configurator if releases.ATTENTION_DP.here(configurator) else configurator.ps
+    total = number * int(owner.attn_dp_size)
+    get_context().override("oscar_int2", max_mamba_cache_size=total)
+
+
+def per_request(configurator: Any) -> int:
+    """State slots of a running request: its own, those that it saves for the prefix cache, and
+    those that they replace."""
+    return int(configurator._calculate_mamba_ratio())
 
 
 def split(model_config: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -29,8 +69,8 @@ def split(model_config: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     kinds = getattr(text, "layer_types", None) or ()
     if geometry.SLIDING_ATTENTION not in {*kinds} - geometry.full_kinds(text):
         return None
-    windowed = [kind == geometry.SLIDING_ATTENTION for kind in kinds]
-    return _places(windowed, True), _places(windowed, False)
+    sliding = [i for i, kind in enumerate(kinds) if kind == geometry.SLIDING_ATTENTION]
+    return tuple(sliding), tuple(i for i in range(len(kinds)) if i not in sliding)
 
 
 def use_two_pools(model_config: Any) -> None:
@@ -46,21 +86,17 @@ def use_two_pools(model_config: Any) -> None:
 
 def given_ratio() -> float | None:
     """`--swa-full-tokens-ratio`; `None` if the user did not choose one."""
-    from sglang.srt.runtime_context import get_schedule
-
-    schedule = get_schedule()
-    if releases.RATIO_GIVEN.here(schedule):
-        given = bool(getattr(schedule, releases.RATIO_GIVEN.new))
+    chosen = schedule()
+    if releases.RATIO_GIVEN.here(chosen):
+        given = bool(getattr(chosen, releases.RATIO_GIVEN.new))
     else:
-        given = schedule.swa_full_tokens_ratio != STOCK_RATIO
-    return float(schedule.swa_full_tokens_ratio) if given else None
+        given = chosen.swa_full_tokens_ratio != sizing.SLIDING_RATIO
+    return float(chosen.swa_full_tokens_ratio) if given else None
 
 
 def longest_piece(owner: Any) -> int:
     """Tokens that one forward pass adds to a request, at most."""
-    from sglang.srt.runtime_context import get_schedule
-
-    size = get_schedule().chunked_prefill_size
+    size = schedule().chunked_prefill_size
     return int(size) if size and size > 0 else int(owner.model_config.context_len)
 
 
@@ -90,7 +126,3 @@ def set_sizes(pools: Any, *, token: float, sliding: float, ratio: float) -> None
     pools._swa_full_tokens_ratio = ratio
     pools._draft_full_layers_num = pools._draft_swa_layers_num = 0  # counted in `token`
     pools._cell_size = token + ratio * sliding
-
-
-def _places(values: list[bool], wanted: bool) -> tuple[int, ...]:
-    return tuple(i for i, value in enumerate(values) if value is wanted)

@@ -1,23 +1,28 @@
-"""The BF16 windows: per row a ring of the last tokens of a request, and sink blocks with first
-tokens that rows share.
+"""What is cached: every token as INT2 in the slot that the engine gave it, and the BF16 windows:
+per row a ring of the last tokens of a request, and sink blocks with first tokens that rows share.
 
-Position `p` of a request lies at `p % ring_rows` of its ring. `ring_start` is the first position
-that the current owner of a row wrote there, and `sink_from` the first position that its block
-`sink_block` holds. Nothing before them may be read. A row has a new owner exactly when the engine
-handed it out (`fresh`). Nothing is inferred from lengths, because another request can match by
-chance. `sink_blocks` decides which row gets which block, and `kept_rings` whose ring a new owner
-takes over.
+`oscar_kernels.cache` describes the records. A slot is complete once it is written, so any request
+may read any slot of a shared prefix. Position `p` of a request lies at `p % ring_rows` of its ring.
+Nothing before `ring_start` and `sink_from` may be read: the first position that the current owner
+of a row wrote to its ring, and the first one that its block `sink_block` holds. A row has a new
+owner exactly when the engine handed it out (`fresh`); another request can match lengths by chance.
+`sink_blocks` decides which row gets which block, and `kept_rings` whose ring a new owner takes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from oscar_kernels.cache import WindowState
+from oscar_kernels import quantizer
+from oscar_kernels.cache import LayerCache, WindowState
+from oscar_kernels.spec import QuantSpec, code_bytes, row_bytes
 from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
 
@@ -26,36 +31,115 @@ COPY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
+class SlotShape:
+    """Size of the store of one worker."""
+
+    # What a row of keys and of values is, for every local layer. Layers differ in bits and clip
+    # only.
+    specs: tuple[tuple[QuantSpec, QuantSpec], ...]
+    num_slots: int  # slots, the dummy page included
+    num_kv_heads: int  # local KV heads
+
+    @classmethod
+    def alike(
+        cls, num_layers: int, num_slots: int, num_kv_heads: int, k: QuantSpec, v: QuantSpec
+    ) -> Self:
+        return cls(((k, v),) * num_layers, num_slots, num_kv_heads)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.specs)
+
+    @property
+    def k(self) -> QuantSpec:
+        """Keys of the first layer: the channels and groups of all of them."""
+        return self.specs[0][0]
+
+    @property
+    def v(self) -> QuantSpec:
+        """Values of the first layer: the channels and groups of all of them."""
+        return self.specs[0][1]
+
+    def token_bytes(self) -> int:
+        """Bytes of one token over all layers and heads."""
+        rows = (row_bytes(spec) for both in self.specs for spec in both)
+        return self.num_kv_heads * sum(rows)
+
+
+def zeros(size: tuple[int, ...], dtype: torch.dtype, device: str | torch.device) -> Tensor:
+    """Zeros, which on a CPU take no memory before they are written."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    blank = np.zeros(math.prod(size) * dtype.itemsize, np.uint8)  # `torch.zeros` writes every page
+    return torch.from_numpy(blank).view(dtype).view(size)
+
+
+class SlotStore:
+    """Codes and affine parameters of all slots, one pair of tensors per layer.
+
+    Slots are numbered by the engine's allocator. Its first page is a dummy that padding writes."""
+
+    def __init__(self, shape: SlotShape, device: str | torch.device) -> None:
+        self.shape = shape
+        codes = [code_bytes(k) + code_bytes(v) for k, v in shape.specs]
+        affine = [2 * (k.num_groups + v.num_groups) for k, v in shape.specs]
+        self.codes = self.rows(codes, torch.uint8, device)
+        self.affine = self.rows(affine, quantizer.SCALE_DTYPES[shape.k.scale_dtype], device)
+
+    def rows(
+        self, widths: Sequence[int], dtype: torch.dtype, device: str | torch.device
+    ) -> list[Tensor]:
+        """Zeros `[num_slots, num_kv_heads, width]`, one tensor per layer. On a CPU the system gives
+        a page when it is first written, so that a store of many gigabytes is there at once."""
+        size = (self.shape.num_slots, self.shape.num_kv_heads)
+        return [zeros((*size, width), dtype, device) for width in widths]
+
+    def layer(self, index: int, windows: WindowStore) -> LayerCache:
+        """The cache of one layer: its slots, with the windows that lie on top of them."""
+        return LayerCache(
+            *self.shape.specs[index],
+            self.codes[index],
+            self.affine[index],
+            windows.ring_k[index],
+            windows.ring_v[index],
+            windows.sink_k[index],
+            windows.sink_v[index],
+            windows.shape.recent,
+        )
+
+    def move(self, target: Tensor, source: Tensor) -> None:
+        """Copy slots `source` to `target`, in all layers."""
+        for buffer in self.buffers():
+            buffer[target] = buffer[source]
+
+    def buffers(self) -> Iterator[Tensor]:
+        yield from self.codes
+        yield from self.affine
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers())
+
+
+@dataclass(frozen=True)
 class WindowShape:
-    """Size of the store of one worker.
+    """Size of the store of one worker. Row 0 is the engine's padding row and a dummy here too, as
+    is block 0."""
 
-    Row 0 is the engine's padding row and a dummy here too, as is block 0.
-
-    Attributes:
-        num_layers: local layers.
-        num_rows: rows, the padding row included.
-        num_kv_heads: local KV heads.
-        k_head_dim, v_head_dim: channels of a row.
-        sink: tokens of a sink block.
-        recent: tokens of the window that is read from a ring.
-        dtype: of the rows.
-        idle: sink blocks beyond one per row; they keep the first tokens of finished requests.
-        drafts: most tokens that a step writes before it is known which of them stay; 1 without
-            speculative decoding.
-        ranks: ranks that share the heads of a layer, to a multiple of which an engine may pad the
-            requests of a step.
-    """
-
-    num_layers: int
-    num_rows: int
-    num_kv_heads: int
-    k_head_dim: int
+    num_layers: int  # local layers
+    num_rows: int  # rows, the padding row included
+    num_kv_heads: int  # local KV heads
+    k_head_dim: int  # both: channels of a row
     v_head_dim: int
-    sink: int
-    recent: int
-    dtype: torch.dtype
-    idle: int = 0
+    sink: int  # tokens of a sink block
+    recent: int  # tokens of the window that is read from a ring
+    dtype: torch.dtype  # of the rows
+    idle: int = 0  # sink blocks beyond one per row; they keep the first tokens of finished requests
+    # Most tokens that a step writes before it is known which of them stay; 1 without speculative
+    # decoding.
     drafts: int = 1
+    # Ranks that share the heads of a layer, to a multiple of which an engine may pad the requests
+    # of a step.
     ranks: int = 1
 
     def __post_init__(self) -> None:
@@ -84,7 +168,6 @@ class WindowShape:
 
     @property
     def num_blocks(self) -> int:
-        """Sink blocks, the dummy included."""
         return self.num_rows + self.idle
 
     @property
@@ -156,12 +239,9 @@ class WindowStore:
         return fresh
 
     def begin(self, prefixes: Mapping[int, int]) -> None:
-        """New owners start.
-
-        The ring of a row holds none of its `prefixes[row]` cached tokens, but for those of a kept
-        ring. A sink block may hold the first ones. This runs on the forward stream, in front of the
-        step that brings their first tokens.
-        """
+        """New owners start. The ring of a row holds none of its `prefixes[row]` cached tokens, but
+        for those of a kept ring. A sink block may hold the first ones. This runs on the forward
+        stream, in front of the step that brings their first tokens."""
         if not prefixes:
             return
         places = self.sinks.begin(list(prefixes.items()))
@@ -201,11 +281,9 @@ class WindowStore:
                 part[:, targets] = part[:, sources]
 
     def buffers(self) -> Iterator[Tensor]:
-        """Every tensor of the store."""
         yield from (self.ring_k, self.ring_v, self.sink_k, self.sink_v)
         yield from (self.ring_start, self.sink_from, self.sink_block)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole store, as allocated."""
         return sum(buffer.nbytes for buffer in self.buffers())

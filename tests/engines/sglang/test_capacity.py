@@ -8,11 +8,9 @@ from dataclasses import replace
 import pytest
 
 from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.engines.sglang.capacity import Cache
-from oscar_zoo.engines.sglang.pool_plan import Planner
+from oscar_zoo.engines.sglang.capacity import Cache, Planner
 from oscar_zoo.models.other_layers import STATES_PER_REQUEST, OtherLayers
-from oscar_zoo.runtime.sliding_plan import SlidingDemand
-from oscar_zoo.runtime.state_plan import StateDemand
+from oscar_zoo.runtime.slot_plans import SlidingDemand, StateDemand
 
 GB = 10**9
 PLAIN, STATE, ROW = 20_480, 64_389_120, 384 * 20_480

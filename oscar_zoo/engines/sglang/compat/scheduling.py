@@ -1,0 +1,190 @@
+"""A scheduler of SGLang: its model runner, its part of `/server_info` and of metrics; requests, the
+rows of its slot table that they own, and the prefix cache beside it.
+
+With states, a prefix hit ends at a saved one. SGLang saves the last one it can, near the end of the
+prompt. A hit that leaves the recent window to prefill must end earlier, so it would fall back to a
+much older state, or to none: so one is saved early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oscar_zoo.engines.sglang.compat import releases
+from oscar_zoo.runtime.sink_blocks import PromptKey
+
+
+def model_runner(scheduler: Any) -> Any:
+    return scheduler.tp_worker.model_runner
+
+
+def add_internal_state(output: Any, name: str, value: Any) -> None:
+    """Add plain values to the answer of a worker for `/server_info`."""
+    output.internal_state[name] = value
+
+
+@dataclass(frozen=True)
+class MetricsOutlet:
+    """Where a worker's metrics go."""
+
+    collector: Any  # SGLang's own metrics of this worker; ours are updated when it logs its stats
+    runner: Any  # the model runner
+    labels: dict[str, Any]  # labels of every metric
+    gauge: Callable[..., Any]  # both: classes that write where SGLang's `/metrics` reads
+    counter: Callable[..., Any]
+    used_tokens: Callable[[], float]  # both: SGLang's last counts of token slots
+    evictable_tokens: Callable[[], float]
+
+
+def metrics_outlet(reporter: Any) -> MetricsOutlet | None:
+    """The outlet of a scheduler process; `None` if SGLang exports nothing, as without
+    `--enable-metrics` or on other ranks."""
+    if not reporter.current_scheduler_metrics_enabled:
+        return None
+    # SGLang imports it late too, after it has chosen the folder that all processes write to.
+    from prometheus_client import Counter, Gauge
+
+    collector = reporter.metrics_collector
+    return MetricsOutlet(
+        collector=collector,
+        runner=model_runner(reporter.scheduler),
+        labels=dict(collector.labels),
+        gauge=collector._gauge_cls or Gauge,
+        counter=collector._counter_cls or Counter,
+        used_tokens=lambda: reporter.stats.kv_used_tokens,
+        evictable_tokens=lambda: reporter.stats.kv_evictable_tokens,
+    )
+
+
+def newly_allocated(original: Callable[..., Any], pool: Any, request: Any) -> tuple[Any, list[int]]:
+    """Call SGLang's row allocator; return its result, and the rows that got a new owner. Where
+    SGLang has no `releases.ALLOCATE_ROWS`, only the generation counter tells which rows these are.
+    It is compared over this one call, because `clear` sets it to zero."""
+    if releases.ALLOCATE_ROWS.here(pool):
+        rows = original(pool, request)
+        return rows, list(rows or ())
+    before = pool.req_generation.clone()
+    rows = original(pool, request)
+    return rows, (
+        pool.req_generation != before
+    ).nonzero().flatten().tolist() if rows is not None else []
+
+
+def freed(original: Callable[..., Any], pool: Any, request: Any) -> tuple[Any, list[int]]:
+    """Let SGLang free the row of a request; return its result, and the rows that became free.
+    SGLang adds them at the end of its list. Where it also takes rows from there, they are moved to
+    the other end, so that the row that has been free for longest is taken first."""
+    free = pool.free_slots
+    before = len(free)
+    result, rows = original(pool, request), list(free[before:])
+    if rows and releases.ALLOCATE_ROWS.here(pool):
+        del free[before:]
+        free[:0] = rows
+    return result, rows
+
+
+def rows_in_use(req_to_token_pool: Any) -> int:
+    return int(req_to_token_pool.size) - int(req_to_token_pool.available_size())
+
+
+def prompt(request: Any, width: int) -> PromptKey:
+    """What the tokens of a request, prompt and answer, say about its first `width`.
+
+    SGLang puts the id of a LoRA adapter into the extra key, and up to 0.5.17 the salt of the cache;
+    named here too, so that nothing depends on that. Placeholders of images are hashes of their
+    content. Tokens that stand for embeddings of the caller say nothing.
+    """
+    asked, answered = request.origin_input_ids, request.output_ids
+    ids = tuple(asked[:width])
+    ids += tuple(answered[: width - len(ids)])
+    names = ("extra_key", "lora_id", "cache_salt")
+    opaque = any(
+        getattr(request, name, None) is not None
+        for name in ("input_embeds", "positional_embed_overrides")
+    )
+    scope = None if opaque else tuple(getattr(request, name, None) for name in names)
+    return PromptKey(scope, ids, len(asked) + len(answered))
+
+
+def asked_and_said(request: Any) -> tuple[Sequence[int], Sequence[int]]:
+    """The tokens of a request: those of its prompt, and those of its answer so far."""
+    return request.origin_input_ids, request.output_ids
+
+
+def tokens(request: Any) -> Sequence[int]:
+    asked, said = asked_and_said(request)
+    return [*asked, *said] if said else asked
+
+
+def new_requests(requests: Any) -> Iterator[tuple[int, int]]:
+    """Tokens in all and cached tokens of every request that is about to get a row. Requests that
+    keep their row are skipped."""
+    for request in requests:
+        kv: Any = getattr(request, "kv", None)
+        keeps = kv.holds_kv if releases.HOLDS_KV.here(kv) else request.req_pool_idx is not None
+        if not keeps:
+            yield all_tokens(request), cached_tokens(request)
+
+
+def all_tokens(request: Any) -> int:
+    return len(request.origin_input_ids) + len(request.output_ids)
+
+
+def cached_tokens(request: Any) -> int:
+    """Tokens of a request that the prefix cache has, or that were prefilled already."""
+    if releases.PREFIX.here(request):
+        return int(request.prefix_len)
+    return len(request.prefix_indices)
+
+
+def pool_beside(tree: Any) -> Any:
+    """The pool of request rows beside a prefix cache; `None` if it has none."""
+    return getattr(tree, "req_to_token_pool", None)
+
+
+def page_size(tree: Any) -> int:
+    """Tokens of a page; hits of a prefix cache end at multiples of it."""
+    return int(getattr(tree, "page_size", 1))
+
+
+def save_early(request: Any, tree: Any, recent: int) -> None:
+    """Have the state of a prompt saved one recent window before its end. SGLang saves one state per
+    pass, and takes a place that we name as it takes the place where prompts branch. Where it found
+    such a place itself, that one stays."""
+    if getattr(pool_beside(tree), "enable_mamba_extra_buffer", False):
+        found = request.mamba_branching_seqlen is not None
+        request.oscar_early = None if found else (page_size(tree), recent)
+        name_place(request)
+
+
+def name_place(request: Any) -> None:
+    """Name the place for the next pass of a prompt that `save_early` saw. Places count from the
+    beginning of a pass, and a pass may begin anywhere."""
+    planned = getattr(request, "oscar_early", None)  # `save_early` put it there
+    if planned is None:
+        return
+    page_size, recent = planned
+    step, absolute = _grid(page_size)
+    latest = all_tokens(request) - recent
+    place = early_place(cached_tokens(request), latest, step)
+    off = place is None or (absolute and place % step != 0)
+    request.mamba_branching_seqlen = None if off else place
+
+
+def early_place(prefix: int, latest: int, step: int) -> int | None:
+    """The last place that is a whole number of steps behind `prefix` and not behind `latest`;
+    `None` if there is none."""
+    steps = (latest - prefix) // step
+    return prefix + steps * step if steps > 0 else None
+
+
+def _grid(page_size: int) -> tuple[int, bool]:
+    """Tokens between places where a state can be saved, counted from the beginning of a pass, and
+    whether such a place must also be a multiple of them."""
+    from sglang.srt import runtime_context
+
+    if releases.CHECKPOINT_GRID.here(runtime_context):
+        return int(runtime_context.mamba_checkpoint_grid(page_size)), False
+    return int(runtime_context.get_server_args().mamba_cache_chunk_size), True
