@@ -97,7 +97,7 @@ lint: $(STAMP)
 
 # Try every architecture with a small random model and write docs/models.md; MODELS_FLAGS="--only lfm2".
 models: $(STAMP)
-	$(BIN)/python tests/architectures/table.py $(MODELS_FLAGS)
+	$(BIN)/python contrib/models/table.py $(MODELS_FLAGS)
 
 # Put every promise to the test and write docs/reliability.md; RELIABILITY_FLAGS="--only kill".
 reliability: $(STAMP) $(VENV)/fuzzer

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hub_folders import put_version
+from hub_uses import put_version
 from measured_artifacts import measured_files
 from tiny_artifacts import payload, write_folder
 
@@ -44,7 +44,7 @@ def test_the_python_of_the_documentation_runs(
 
 def test_the_python_that_needs_torch_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
-    from random_qwen3 import write_model
+    from tiny_models import write_model
 
     write_model(tmp_path / "my-model")
     monkeypatch.chdir(tmp_path)

@@ -18,8 +18,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests/support"))
 
 from measured_artifacts import measured_manifest
-from sample_reports import sample_report
-from site_pages import QUALITY
+from site_pages import QUALITY, sample_report
 from tiny_artifacts import FILE_NAME, write_folder
 
 

@@ -20,7 +20,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "tests/support")]
 
 from hub_server import HubServer  # noqa: E402
-from pulling import pull  # noqa: E402
+from hub_uses import pull  # noqa: E402
 from tiny_artifacts import FILE_NAME, K_NAME, V_NAME, artifact_files  # noqa: E402
 
 from oscar_zoo import paths  # noqa: E402

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hub_folders import hub_with, put_version
-from measured_artifacts import measured_files
-from sample_scores import measured, write_scores
+from hub_uses import hub_with, put_version
+from measured_artifacts import measured, measured_files, write_scores
 from tiny_artifacts import write_folder
 
 from oscar_zoo.artifact.names import ArtifactId
@@ -104,7 +103,7 @@ def _scored(root: Path, do: Do) -> None:
 
 
 def _modelled(root: Path, do: Do) -> None:
-    from random_qwen3 import write_model
+    from tiny_models import write_model
 
     write_model(root / "model")
     lines = (f"The {n}th line of a text tells {n * n} stories of {n} towns." for n in range(120))

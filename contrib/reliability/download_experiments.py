@@ -13,7 +13,7 @@ from typing import Any
 
 from disk_faults import state
 from experiment import Found, Scale
-from hub_clients import HUB_2
+from hub_uses import HUB_2
 
 PROGRAM = Path(__file__).with_name("corruption_run.py")
 SAME_SIZE = 0.3

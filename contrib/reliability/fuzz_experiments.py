@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import real_files
+import tiny_artifacts
 from experiment import Found, Scale
 
 CHILD = Path(__file__).with_name("fuzz_child.py")
@@ -79,7 +79,9 @@ def _batches(scale: Scale, count: int | None = None) -> Iterator[Batch]:
     for first in range(0, count, chunk):
         yield Batch(first, min(count, first + chunk))
     if scale.whole:
-        files = [path for folder in real_files.folders() for path in sorted(folder.glob("*.pt"))]
+        files = [
+            path for folder in tiny_artifacts.folders() for path in sorted(folder.glob("*.pt"))
+        ]
         part = REAL // 4
         yield from (Batch(n, n + part, files) for n in range(0, REAL if files else 0, part))
 

@@ -17,9 +17,9 @@ from disk_faults import state
 from experiment import Found, Scale
 from hub_repositories import Kind, Repository
 from hub_server import HubServer
+from hub_uses import publish
 from many_commands import Done, Job, ManyCommands
 from measured_artifacts import measured_files
-from publishing import publish
 from tiny_artifacts import FILE_NAME, K_NAME, V_NAME, write_folder
 
 from oscar_zoo.artifact.names import ArtifactId

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import tiny_rotations as tiny
+import tiny_artifacts as tiny
 from experiment import Found, Scale
-from mistakes import MISTAKES, other_signs, spectra
+from mutants import MISTAKES, other_signs, spectra
 
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.statistics import LIMIT, compare, fingerprint_bytes, read_fingerprint

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from experiment import Found, Scale
-from hub_clients import HUB_2
 from hub_server import HubServer
+from hub_uses import HUB_2
 from publishing_child import Publisher
 from tiny_artifacts import FILE_NAME, manifest, payload, write_folder
 

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import real_files
-import tiny_rotations as tiny
+import tiny_artifacts
+import tiny_artifacts as tiny
 from experiment import Found, Scale
 
 from oscar_zoo.artifact.artifact_folder import verify_path
@@ -59,8 +59,8 @@ def by_its_code(scale: Scale) -> Found:
 def published_files(scale: Scale) -> Found:
     """Verify every published file that is here, with its pinned digest, and write it again."""
     violations, files, pinned = [], 0, 0
-    for folder in real_files.folders():
-        outcome = verify_path(folder, geometry=real_files.geometry(folder))
+    for folder in tiny_artifacts.folders():
+        outcome = verify_path(folder, geometry=tiny_artifacts.geometry(folder))
         name = f"{folder.parent.name}/{folder.name}"
         if not isinstance(outcome, Verified) or (outcome.level, outcome.grade) != (
             "numeric",

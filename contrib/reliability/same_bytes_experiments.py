@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import real_files
+import tiny_artifacts
 from experiment import Found, Scale
 from mutants import GOLDEN
 
@@ -27,7 +27,9 @@ for name in sys.argv[1:]:
 
 def reproducible(scale: Scale) -> Found:
     """Write files again in other processes; in the long form, compute every method twice."""
-    published = [path for folder in real_files.folders() for path in sorted(folder.glob("*.pt"))]
+    published = [
+        path for folder in tiny_artifacts.folders() for path in sorted(folder.glob("*.pt"))
+    ]
     files = [*sorted(GOLDEN.rglob("*.pt")), *published]
     written = [_written(files, seed) for seed in range(3 if scale.whole else 2)]
     violations = [

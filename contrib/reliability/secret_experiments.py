@@ -12,12 +12,11 @@ from typing import Any
 
 from disk_faults import state
 from experiment import Found, Scale
-from hub_clients import HUB_2
 from hub_repositories import Kind
 from hub_server import HubServer
+from hub_uses import HUB_2
 from many_commands import Done, Job, ManyCommands
-from measured_artifacts import measured_files
-from sample_scores import measured, write_scores
+from measured_artifacts import measured, measured_files, write_scores
 from tiny_artifacts import write_folder
 
 from oscar_zoo.artifact.names import ArtifactId

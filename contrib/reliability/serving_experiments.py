@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import swapping
-import tiny_rotations as tiny
+import tiny_artifacts as tiny
 from experiment import Found, Scale
 from tiny_artifacts import write_folder
 

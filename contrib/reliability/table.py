@@ -20,11 +20,11 @@ import lying_hub_experiments
 import mathematics_experiments
 import race_experiments
 import reading_experiments
-import real_files
 import request_experiments
 import same_bytes_experiments
 import secret_experiments
 import serving_experiments
+import tiny_artifacts
 from experiment import Experiment
 
 EXPERIMENTS = (
@@ -66,7 +66,7 @@ EXPERIMENTS = (
         "published-files",
         "Files that were published elsewhere pass, with the digests that were seen.",
         reading_experiments.published_files,
-        real_files.absent,
+        tiny_artifacts.absent,
     ),
     Experiment(
         "S6",

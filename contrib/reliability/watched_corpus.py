@@ -14,7 +14,7 @@ sys.modules["torch"] = None  # type: ignore[assignment]
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "tests/support")]
 
 import hostile  # noqa: E402
-import tiny_rotations as tiny  # noqa: E402
+import tiny_artifacts as tiny  # noqa: E402
 
 from oscar_zoo.artifact.verify import verify_files  # noqa: E402
 from oscar_zoo.artifact.writer import rotation_bytes  # noqa: E402

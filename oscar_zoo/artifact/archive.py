@@ -55,56 +55,20 @@ class _Entry:
     size: int
     offset: int
 
-
-def _bad(reason: str, message: str) -> NoReturn:
-    raise MalformedFile(f"zip.{reason}", message)
+    def __str__(self) -> str:
+        return _show(self.name)
 
 
 def read_archive(data: bytes, *, what: str) -> dict[str, memoryview]:
-    """The records of an untrusted archive by name, without the root folder.
-
-    They are views into `data`; nothing is copied.
-
-    Args:
-        data: the whole file.
-    """
-    entries, directory = _directory(data, what)
-    view = memoryview(data)
-    records: dict[bytes, memoryview] = {}
-    folded: set[bytes] = set()
-    position = 0
-    for entry in entries:
-        if entry.name.lower() in folded:
-            _bad("duplicate", f"{what}: the record {_show(entry.name)} exists twice.")
-        folded.add(entry.name.lower())
-        if entry.offset != position:
-            _bad(
-                "gap",
-                f"{what}: {_show(entry.name)} starts at byte {entry.offset}, expected {position}.",
-            )
-        start = _local_header(data, entry, directory, what)
-        records[entry.name] = view[start : start + entry.size]
-        if zlib.crc32(records[entry.name]) != entry.crc:
-            _bad("crc", f"{what}: the record {_show(entry.name)} is damaged (CRC-32 differs).")
-        position = start + entry.size
-        if entry.flags & _STREAMED:
-            position = _descriptor(data, entry, position, directory, what)
-    if position != directory:
-        _bad(
-            "gap",
-            f"{what}: {directory - position} bytes before the central directory belong to no"
-            " record.",
-        )
-    return _named(records, what)
+    """The records of a whole untrusted archive by name, without the root folder. They are views
+    into `data`; nothing is copied."""
+    return _Archive(data, what).records()
 
 
 def write_archive(root: str, records: Iterable[tuple[str, bytes]]) -> bytes:
-    """The only archive of `records` in this order under `root`.
-
-    Records are stored and aligned, without time stamps.
-
-    `torch.load` and `read_archive` both read it; the same records give the same bytes everywhere.
-    """
+    """The only archive of `records` in this order under `root`: stored, aligned, without time
+    stamps. `torch.load` and `read_archive` both read it; the same records give the same bytes
+    everywhere."""
     body, directory, count = bytearray(), bytearray(), 0
     for name, content in records:
         path = f"{root}/{name}".encode("ascii")
@@ -121,190 +85,176 @@ def write_archive(root: str, records: Iterable[tuple[str, bytes]]) -> bytes:
     return bytes(body + directory + end)
 
 
-def _directory(data: bytes, what: str) -> tuple[list[_Entry], int]:
-    """All directory entries and the offset at which the directory starts."""
-    last = len(data) - _END.size
-    if not data.startswith(b"PK\3\4"):
-        _bad("prefix", f"{what} does not start with an archive record.")
-    if last < 0 or data[last : last + 4] != b"PK\5\6":
-        if 0 <= data.rfind(b"PK\5\6", max(0, last - 65535)) < last:
-            _bad("suffix", f"{what} has bytes after the end of its archive.")
-        raise MalformedFile(
-            "file.truncated",
-            f"{what} is cut off: no archive end in {len(data)} bytes.",
-            hint="fetch it again",
-        )
-    _, disk, start_disk, here, count, size, offset, comment = _END.unpack_from(data, last)
-    if comment:
-        _bad("comment", f"{what} has an archive comment.")
-    if disk or start_disk or here != count:
-        _bad("disk", f"{what} is an archive of several parts.")
-    if not 1 <= count <= MAX_RECORDS:
-        _bad("records", f"{what} has {count} records, 1 to {MAX_RECORDS} are read.")
-    end = _end64(data, last, (count, size, offset), what)
-    if offset + size != end:
-        _bad("end", f"{what}: the central directory ends at {offset + size}, expected {end}.")
-    return _entries(data, (offset, end, count), what), offset
+class _Archive:
+    """An archive that is read; `end` is where its central directory starts."""
 
+    def __init__(self, data: bytes, what: str) -> None:
+        self.data, self.what, self.end = data, what, 0
 
-def _end64(data: bytes, last: int, classic: tuple[int, int, int], what: str) -> int:
-    """Offset of the first byte after the central directory.
+    def bad(self, reason: str, message: str) -> NoReturn:
+        raise MalformedFile(f"zip.{reason}", f"{self.what}{message}.")
 
-    The zip64 records, if there are any, must repeat the classic ones.
-    """
-    locator = last - _LOCATOR.size
-    if locator < 0 or data[locator : locator + 4] != b"PK\6\7":
-        return last
-    record = locator - _END64.size
-    wanted = (b"PK\6\6", _END64.size - 12, 0x031E, 45, 0, 0, classic[0], *classic)
-    if (
-        record < 0
-        or _LOCATOR.unpack_from(data, locator) != (b"PK\6\7", 0, record, 1)
-        or _END64.unpack_from(data, record) != wanted
-    ):
-        _bad("zip64", f"{what}: the zip64 end record does not agree with the classic one.")
-    return record
+    def records(self) -> dict[str, memoryview]:
+        view = memoryview(self.data)
+        records: dict[bytes, memoryview] = {}
+        folded: set[bytes] = set()
+        position = 0
+        for entry in self.directory():
+            if entry.name.lower() in folded:
+                self.bad("duplicate", f": the record {entry} exists twice")
+            folded.add(entry.name.lower())
+            if entry.offset != position:
+                self.bad("gap", f": {entry} starts at byte {entry.offset}, expected {position}")
+            start = self.local_header(entry)
+            records[entry.name] = view[start : start + entry.size]
+            if zlib.crc32(records[entry.name]) != entry.crc:
+                self.bad("crc", f": the record {entry} is damaged (CRC-32 differs)")
+            position = start + entry.size
+            if entry.flags & _STREAMED:
+                position = self.descriptor(entry, position)
+        if position != self.end:
+            left = f"{self.end - position} bytes before the central directory"
+            self.bad("gap", f": {left} belong to no record")
+        return self.named(records)
 
-
-def _entries(data: bytes, where: tuple[int, int, int], what: str) -> list[_Entry]:
-    position, end, count = where
-    entries: list[_Entry] = []
-    while position < end:
-        if (
-            position + _ENTRY.size > end
-            or data[position : position + 4] != b"PK\1\2"
-            or len(entries) == count
-        ):
-            _bad("directory", f"{what}: the central directory is broken at byte {position}.")
-        fields = _ENTRY.unpack_from(data, position)
-        name_size, offset = fields[10], fields[16]
-        name = data[position + _ENTRY.size : position + _ENTRY.size + name_size]
-        _check_entry(fields, name, what)
-        entries.append(_Entry(name, fields[3], fields[7], fields[8], offset))
-        position += _ENTRY.size + name_size
-    if position != end or len(entries) != count:
-        _bad(
-            "directory",
-            f"{what}: the central directory lists {len(entries)} records and promises {count}.",
-        )
-    return entries
-
-
-def _check_entry(fields: tuple[int, ...], name: bytes, what: str) -> None:
-    (
-        _,
-        made_by,
-        needed,
-        flags,
-        method,
-        time,
-        date,
-        _,
-        stored,
-        size,
-        _,
-        extra,
-        comment,
-        disk,
-        internal,
-        external,
-        _,
-    ) = fields
-    if _NAME.fullmatch(name) is None:
-        _bad("name", f"{what}: a record name is empty, too long or not printable ASCII.")
-    if flags not in _FLAGS:
-        _bad(
-            "flags",
-            f"{what}: {_show(name)} has the flags 0x{flags:04x} (encrypted, patched or unknown).",
-        )
-    if method or stored != size:
-        _bad(
-            "method",
-            f"{what}: {_show(name)} is compressed (method {method}); only stored records are read.",
-        )
-    if internal or external:
-        _bad("attributes", f"{what}: {_show(name)} has file attributes.")
-    if disk:
-        _bad("disk", f"{what} is an archive of several parts.")
-    if extra or comment or time or date or needed or made_by not in (0, 0x031E):
-        _bad(
-            "field",
-            f"{what}: {_show(name)} has a time, comment, version or extra field that no writer"
-            " sets.",
-        )
-
-
-def _local_header(data: bytes, entry: _Entry, directory: int, what: str) -> int:
-    """Check one local header against its directory entry; offset of the first byte of data."""
-    head = entry.offset
-    if head + _LOCAL.size > directory:
-        _bad("header", f"{what}: {_show(entry.name)} has no local header.")
-    magic, *fields, name_size, extra_size = _LOCAL.unpack_from(data, head)
-    sizes = [0, 0, 0] if entry.flags & _STREAMED else [entry.crc, entry.size, entry.size]
-    start: int = head + _LOCAL.size + name_size
-    if (
-        magic != b"PK\3\4"
-        or fields != [0, entry.flags, 0, 0, 0, *sizes]
-        or data[start - name_size : start] != entry.name
-    ):
-        _bad(
-            "header",
-            f"{what}: the local header of {_show(entry.name)} does not agree with the central"
-            " directory.",
-        )
-    if start + extra_size + entry.size > directory:
-        _bad("size", f"{what}: {_show(entry.name)} is larger than the file.")
-    extra = data[start : start + extra_size]
-    pad = extra_size - 4
-    if extra and (
-        not 0 <= pad < 2 * ALIGNMENT or extra != b"FB" + struct.pack("<H", pad) + b"Z" * pad
-    ):
-        _bad(
-            "padding",
-            f"{what}: {_show(entry.name)} has an extra field that is no alignment padding.",
-        )
-    return start + int(extra_size)
-
-
-def _descriptor(data: bytes, entry: _Entry, position: int, directory: int, what: str) -> int:
-    """Check the data descriptor at `position`; offset of the first byte after it."""
-    after = position + _DESCRIPTOR.size
-    wanted = (b"PK\7\x08", entry.crc, entry.size, entry.size)
-    if after > directory or _DESCRIPTOR.unpack_from(data, position) != wanted:
-        _bad(
-            "descriptor",
-            f"{what}: the data descriptor of {_show(entry.name)} does not agree with the"
-            " directory.",
-        )
-    return after
-
-
-def _named(records: Mapping[bytes, memoryview], what: str) -> dict[str, memoryview]:
-    """Drop the one root folder from the names.
-
-    Every name is checked against the allow-list, and every marker against its content.
-    """
-    result: dict[str, memoryview] = {}
-    root = next(iter(records)).split(b"/", 1)[0]
-    if root in (b"", b".", b"..") or b"\\" in root:
-        _bad("name", f"{what}: the root folder {_show(root)} is not a name.")
-    for full, content in records.items():
-        head, slash, tail = full.partition(b"/")
-        name = tail.decode("ascii")
-        if head != root or not slash:
-            _bad("name", f"{what}: {_show(full)} is not inside the one root folder {_show(root)}.")
-        if name != PICKLE and name not in MARKERS and _DATA_NAME.fullmatch(name) is None:
-            _bad(
-                "name",
-                f"{what}: a record named {_show(full)} does not belong into a rotation file.",
+    def directory(self) -> list[_Entry]:
+        """All directory entries; sets where the directory starts."""
+        data, last = self.data, len(self.data) - _END.size
+        if not data.startswith(b"PK\3\4"):
+            self.bad("prefix", " does not start with an archive record")
+        if last < 0 or data[last : last + 4] != b"PK\5\6":
+            if 0 <= data.rfind(b"PK\5\6", max(0, last - 65535)) < last:
+                self.bad("suffix", " has bytes after the end of its archive")
+            raise MalformedFile(
+                "file.truncated",
+                f"{self.what} is cut off: no archive end in {len(data)} bytes.",
+                hint="fetch it again",
             )
-        if name in MARKERS and MARKERS[name].fullmatch(content[:64]) is None:
-            _bad("marker", f"{what}: the record {name} has unknown content.")
-        result[name] = content
-    for name in (PICKLE, "version"):
-        if name not in result:
-            _bad("missing", f"{what}: the record {name} is missing.")
-    return result
+        _, disk, start_disk, here, count, size, offset, comment = _END.unpack_from(data, last)
+        if comment:
+            self.bad("comment", " has an archive comment")
+        if disk or start_disk or here != count:
+            self.bad("disk", " is an archive of several parts")
+        if not 1 <= count <= MAX_RECORDS:
+            self.bad("records", f" has {count} records, 1 to {MAX_RECORDS} are read")
+        end = self.end64(last, (count, size, offset))
+        if offset + size != end:
+            self.bad("end", f": the central directory ends at {offset + size}, expected {end}")
+        self.end = offset
+        return self.entries(offset, end, count)
+
+    def end64(self, last: int, classic: tuple[int, int, int]) -> int:
+        """Offset of the first byte after the central directory. The zip64 records, if there are
+        any, must repeat the classic ones."""
+        locator = last - _LOCATOR.size
+        if locator < 0 or self.data[locator : locator + 4] != b"PK\6\7":
+            return last
+        record = locator - _END64.size
+        wanted = (b"PK\6\6", _END64.size - 12, 0x031E, 45, 0, 0, classic[0], *classic)
+        if (
+            record < 0
+            or _LOCATOR.unpack_from(self.data, locator) != (b"PK\6\7", 0, record, 1)
+            or _END64.unpack_from(self.data, record) != wanted
+        ):
+            self.bad("zip64", ": the zip64 end record does not agree with the classic one")
+        return record
+
+    def entries(self, position: int, end: int, count: int) -> list[_Entry]:
+        data, entries = self.data, list[_Entry]()
+        while position < end:
+            if (
+                position + _ENTRY.size > end
+                or data[position : position + 4] != b"PK\1\2"
+                or len(entries) == count
+            ):
+                self.bad("directory", f": the central directory is broken at byte {position}")
+            fields = _ENTRY.unpack_from(data, position)
+            name_size, offset = fields[10], fields[16]
+            name = data[position + _ENTRY.size : position + _ENTRY.size + name_size]
+            self.check_entry(fields, name)
+            entries.append(_Entry(name, fields[3], fields[7], fields[8], offset))
+            position += _ENTRY.size + name_size
+        if position != end or len(entries) != count:
+            found = f"lists {len(entries)} records and promises {count}"
+            self.bad("directory", f": the central directory {found}")
+        return entries
+
+    def check_entry(self, fields: tuple[int, ...], name: bytes) -> None:
+        _, made_by, needed, flags, method, time, date, _, stored, size, *rest = fields
+        _, extra, comment, disk, internal, external, _ = rest
+        if _NAME.fullmatch(name) is None:
+            self.bad("name", ": a record name is empty, too long or not printable ASCII")
+        shown = _show(name)
+        if flags not in _FLAGS:
+            why = "(encrypted, patched or unknown)"
+            self.bad("flags", f": {shown} has the flags 0x{flags:04x} {why}")
+        if method or stored != size:
+            how = f"compressed (method {method}); only stored records are read"
+            self.bad("method", f": {shown} is {how}")
+        if internal or external:
+            self.bad("attributes", f": {shown} has file attributes")
+        if disk:
+            self.bad("disk", " is an archive of several parts")
+        if extra or comment or time or date or needed or made_by not in (0, 0x031E):
+            what = "a time, comment, version or extra field that no writer sets"
+            self.bad("field", f": {shown} has {what}")
+
+    def local_header(self, entry: _Entry) -> int:
+        """Check one local header against its directory entry; offset of the first byte of data."""
+        head = entry.offset
+        if head + _LOCAL.size > self.end:
+            self.bad("header", f": {entry} has no local header")
+        magic, *fields, name_size, extra_size = _LOCAL.unpack_from(self.data, head)
+        sizes = [0, 0, 0] if entry.flags & _STREAMED else [entry.crc, entry.size, entry.size]
+        start: int = head + _LOCAL.size + name_size
+        if (
+            magic != b"PK\3\4"
+            or fields != [0, entry.flags, 0, 0, 0, *sizes]
+            or self.data[start - name_size : start] != entry.name
+        ):
+            other = "does not agree with the central directory"
+            self.bad("header", f": the local header of {entry} {other}")
+        if start + extra_size + entry.size > self.end:
+            self.bad("size", f": {entry} is larger than the file")
+        extra = self.data[start : start + extra_size]
+        pad = extra_size - 4
+        if extra and (
+            not 0 <= pad < 2 * ALIGNMENT or extra != b"FB" + struct.pack("<H", pad) + b"Z" * pad
+        ):
+            self.bad("padding", f": {entry} has an extra field that is no alignment padding")
+        return start + int(extra_size)
+
+    def descriptor(self, entry: _Entry, position: int) -> int:
+        """Check the data descriptor at `position`; offset of the first byte after it."""
+        after = position + _DESCRIPTOR.size
+        wanted = (b"PK\7\x08", entry.crc, entry.size, entry.size)
+        if after > self.end or _DESCRIPTOR.unpack_from(self.data, position) != wanted:
+            other = "does not agree with the directory"
+            self.bad("descriptor", f": the data descriptor of {entry} {other}")
+        return after
+
+    def named(self, records: Mapping[bytes, memoryview]) -> dict[str, memoryview]:
+        """Drop the one root folder from the names. Every name is checked against the allow-list,
+        and every marker against its content."""
+        result: dict[str, memoryview] = {}
+        root = next(iter(records)).split(b"/", 1)[0]
+        if root in (b"", b".", b"..") or b"\\" in root:
+            self.bad("name", f": the root folder {_show(root)} is not a name")
+        for full, content in records.items():
+            head, slash, tail = full.partition(b"/")
+            name = tail.decode("ascii")
+            if head != root or not slash:
+                self.bad("name", f": {_show(full)} is not inside the one root folder {_show(root)}")
+            if name != PICKLE and name not in MARKERS and _DATA_NAME.fullmatch(name) is None:
+                where = "does not belong into a rotation file"
+                self.bad("name", f": a record named {_show(full)} {where}")
+            if name in MARKERS and MARKERS[name].fullmatch(content[:64]) is None:
+                self.bad("marker", f": the record {name} has unknown content")
+            result[name] = content
+        for name in (PICKLE, "version"):
+            if name not in result:
+                self.bad("missing", f": the record {name} is missing")
+        return result
 
 
 def _show(name: bytes) -> str:

@@ -51,15 +51,9 @@ def verify_path(
     strict: bool = False,
     max_bytes: int = MAX_PAYLOAD_BYTES,
 ) -> Outcome:
-    """Verify one rotation file, or an artifact folder that holds one K/V pair.
-
-    A manifest may be absent.
-
-    Args:
-        path: file or folder; not a symbolic link.
-        expected_digest: digest of the artifact, or sha256 of the one file; `sha256:` may be left
-            out.
-    """
+    """Verify one rotation file, or an artifact folder that holds one K/V pair, with a manifest or
+    without. `expected_digest` is that of the artifact, or sha256 of the one file; `sha256:` may be
+    left out."""
     files = read_path(path, max_bytes)
     if not isinstance(files, dict):
         return files
@@ -75,8 +69,7 @@ def verify_path(
 
 def read_path(path: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, bytes] | Outcome:
     """One rotation file, or what `read_folder` reads of a folder; what cannot be read is an
-    outcome.
-    """
+    outcome."""
     try:
         if path.is_dir():
             return read_folder(path, max_bytes)
@@ -89,9 +82,7 @@ def read_path(path: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, bytes
 
 def read_folder(folder: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, bytes] | Outcome:
     """The manifest and the files it lists, or without one a pair and its statistics; never a link.
-
-    Names are judged before anything is read, so a folder of many files costs no memory.
-    """
+    Names are judged before anything is read, so a folder of many files costs no memory."""
     if folder.is_symlink():
         raise MalformedFile("file.kind", f"{folder} is a symbolic link.")
     refuse_links(folder)
@@ -148,8 +139,7 @@ def other_files(folder: Path, names: Set[str]) -> list[str]:
 
 def refuse_links(folder: Path) -> None:
     """Refuse a folder whose manifest or rotation files are symbolic links, and say how to copy what
-    they lead to.
-    """
+    they lead to."""
     for path in sorted(folder.iterdir()):
         if path.is_symlink() and (path.name == FILE_NAME or is_payload(path.name)):
             text = path_text(folder)
@@ -186,10 +176,7 @@ def _not_one_pair(folder: Path, payload: Set[str]) -> Outcome | None:
 
 def find_artifacts(path: Path) -> list[Path]:
     """Folders that directly hold rotation files or a manifest, sorted: `path` and those below.
-
-    Hidden folders and symbolic links are skipped, and so are folders that vanish meanwhile. A file,
-    or a folder that does not exist, holds none.
-    """
+    Hidden folders and symbolic links are skipped, and so are folders that vanish meanwhile."""
     if not path.is_dir():
         return []
     found, todo = [], [path]
@@ -218,11 +205,8 @@ def is_artifact(folder: Path) -> bool:
 
 
 def artifact_of_model(tree: Path, model: str) -> Path:
-    """The folder of the one artifact for `model` at or below `tree`.
-
-    Args:
-        model: `NAME`, `ORG/NAME`, or the path of a model's folder.
-    """
+    """The folder of the one artifact at or below `tree` for `model`: `NAME`, `ORG/NAME`, or the
+    path of a model's folder."""
     if not tree.is_dir():
         raise PathNotFound.for_path(path_text(tree), "folder of rotations")
     found = find_artifacts(tree)
@@ -257,10 +241,8 @@ def choose_artifact(tree: Path, found: Sequence[Path], model: str) -> Path:
 
 
 def hub_id(model: str) -> str:
-    """The name of a model in lower case: `org/name` or `name`.
-
-    A folder is called by its name, and a cached model by its id.
-    """
+    """The name of a model in lower case, `org/name` or `name`; a folder is called by its name, and
+    a cached model by its id."""
     path = Path(model).expanduser()
     if not path.is_dir() and not is_path(model):
         return model.casefold()
@@ -273,10 +255,8 @@ def hub_id(model: str) -> str:
 
 def _holds_artifact(folder: Path, entries: Sequence[Path]) -> bool:
     """Whether the `entries` of `folder` that are no links have a manifest or rotation files.
-
     Content decides what a rotation file is, so any `.pt` file may be one. Beside a model only those
-    that are called K or V count: training leaves an `optimizer.pt` and a `scheduler.pt` there.
-    """
+    that are called K or V count: training leaves an `optimizer.pt` there."""
     names = {
         entry.name
         for entry in entries

@@ -140,10 +140,8 @@ def _measured(layer: LayerTransform) -> tuple[LayerTransform, _Measured | None]:
 
 
 def eigenvalues(rotations: RotationSet) -> CheckFinding | Problem:
-    """Eigenvalues must ascend and end positive, with at most noise below zero.
-
-    In Hadamard files, and only there, they are all 1.
-    """
+    """Eigenvalues must ascend and end positive, with at most noise below zero. In Hadamard files,
+    and only there, they are all 1."""
     if rotations.layers[0].eigenvalues is None:
         return CheckFinding("no eigenvalues in this file", "warning", ("eigenvalues.missing",))
     ones = rotations.objective == "hadamard"
@@ -179,10 +177,8 @@ def eigenvalues(rotations: RotationSet) -> CheckFinding | Problem:
 
 
 def content(rotations: RotationSet) -> CheckFinding | Problem:
-    """Matrices must be what the objective says.
-
-    An identity, a permutation, a plain Hadamard matrix or a repeated layer in disguise is refused.
-    """
+    """Matrices must be what the objective says: an identity, a permutation, a plain Hadamard matrix
+    or a repeated layer in disguise is refused."""
     declared = rotations.composition or rotations.objective
     seen: dict[bytes, int] = {}
 
@@ -215,9 +211,7 @@ def content(rotations: RotationSet) -> CheckFinding | Problem:
 
 def _placeholder(layer: LayerTransform, declared: str) -> Problem | None:
     """Where a matrix of the layer is an identity, a permutation or a Hadamard matrix, undeclared.
-
-    The first row tells almost every matrix apart; the others are compared whole.
-    """
+    The first row tells almost every matrix apart; the others are compared whole."""
     d, place = layer.forward.shape[-1], f"the matrix of layer {layer.layer_id}"
     h = hadamard(d)
     matrices = layer.forward.reshape(-1, d, d)
@@ -250,13 +244,9 @@ def _near(matrices: NDArray[np.float32], known: NDArray[np.float64]) -> NDArray[
 
 
 def localisation_score(rotations: RotationSet) -> float | None:
-    """Mean over layers of s = d/3 * mean over columns of sum(W^4), with W = R H.
-
-    `None` when the score means nothing for this set.
-
-    Keys score above 2, values above 1.15 in real files; a random rotation scores 1. A hint, never a
-    reason to refuse.
-    """
+    """Mean over layers of s = d/3 * mean over columns of sum(W^4), with W = R H; `None` where it
+    means nothing for this set. Keys score above 2, values above 1.15 in real files; a random
+    rotation scores 1. A hint, never a reason to refuse."""
     applies = rotations.orthogonal and rotations.composition in ("r_h", "r_h_pbr")
     if not applies or rotations.head_dim < LOCALISATION_MIN_DIM:
         return None
@@ -291,10 +281,8 @@ def localisation(sides: dict[str, RotationSet]) -> CheckFinding:
 
 
 def _distinct(rotations: RotationSet) -> Iterator[LayerTransform]:
-    """The layers, without those whose arrays are the same objects as those of an earlier layer.
-
-    A shared record is thus checked once.
-    """
+    """The layers, without those whose arrays are the same objects as those of an earlier layer: a
+    shared record is checked once."""
     seen: set[tuple[int, ...]] = set()
     for layer in rotations.layers:
         identity = tuple(map(id, _arrays(layer)))
@@ -317,13 +305,9 @@ def _inverse_error(layer: LayerTransform) -> NDArray[np.float64]:
 
 
 def _rounding_unit(layer: LayerTransform) -> NDArray[np.float64]:
-    """Per head, the largest 2 sqrt(sum_k r_ik^2 q_jk^2), at least 1.
-
-    Roundings of single terms add up like noise.
-
-    In this unit honest float32 copies of WUSH pairs are at 5e-8, as rotations are, for any
-    condition measured.
-    """
+    """Per head, the largest 2 sqrt(sum_k r_ik^2 q_jk^2), at least 1: roundings of single terms add
+    up like noise. In this unit honest float32 copies of WUSH pairs are at 5e-8, as rotations are,
+    for any condition measured."""
     if layer.partner is layer.forward:
         return np.ones(layer.forward.shape[:-2])
     squares = np.square(layer.forward) @ np.swapaxes(np.square(layer.partner), -2, -1)
@@ -346,10 +330,8 @@ def _not_inverse(
 
 
 def _spectral_norm(matrix: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Largest singular value per matrix, a few percent too small at most.
-
-    Power iteration on the fourth power of the Gram matrix, in float32.
-    """
+    """Largest singular value per matrix, a few percent too small at most, by power iteration on the
+    fourth power of the Gram matrix, in float32."""
     gram = matrix / _largest(matrix)
     scale, gram = _largest(matrix)[..., 0, 0], np.swapaxes(gram, -2, -1) @ gram
     fourth = gram
@@ -378,10 +360,8 @@ def _length(columns: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def over_cores(function: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-    """The results of `function` for `items`, in their order.
-
-    Work that was not begun is dropped when the caller stops early.
-    """
+    """The results of `function` for `items`, in their order. Work that was not begun is dropped
+    when the caller stops early."""
     with _one_blas_thread(), ThreadPoolExecutor(_workers()) as pool:
         yield from pool.map(function, items)
 

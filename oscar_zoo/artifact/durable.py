@@ -74,10 +74,7 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write `data` to `path` in one step.
-
-    A reader sees either the old content or the new one, never a part.
-    """
+    """Write `data` to `path` in one step: a reader sees either the old content or the new one."""
     tidy(path.parent)
     fresh = temp_path(path.parent)
     try:
@@ -103,11 +100,8 @@ def refuse_links(root: Path, *parts: str) -> Path:
 
 
 def check_private(*folders: Path, open_to: int = 0o022) -> None:
-    """Refuse folders of the cache into which others could put something; missing ones pass.
-
-    Args:
-        open_to: bits of a mode, one of which is enough to refuse it.
-    """
+    """Refuse folders of the cache into which others could put something, by any bit of `open_to` in
+    their mode; missing ones pass."""
     for folder in folders:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             status = folder.stat()
@@ -127,10 +121,8 @@ def check_private(*folders: Path, open_to: int = 0o022) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise `OSError` where `folder` takes no new file; nothing is left in it.
-
-    A file is created and removed, because rights alone do not tell what a file system refuses.
-    """
+    """Raise `OSError` where `folder` takes no new file. One is created and removed, because rights
+    alone do not tell what a file system refuses."""
     probe = temp_path(folder)
     try:
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -165,10 +157,7 @@ def make_folders(folder: Path, *, mode: int = 0o755) -> None:
 
 @contextlib.contextmanager
 def staged_folder(parent: Path, *, mode: int = 0o755) -> Iterator[Path]:
-    """A new `.tmp.*` folder in `parent`.
-
-    It is removed at the end unless it was renamed to its place.
-    """
+    """A new `.tmp.*` folder in `parent`, removed at the end unless it was renamed to its place."""
     tidy(parent)
     folder = temp_path(parent)
     os.mkdir(folder, mode)  # noqa: PTH102
@@ -179,11 +168,8 @@ def staged_folder(parent: Path, *, mode: int = 0o755) -> Iterator[Path]:
 
 
 def move_into_place(staged: Path, target: Path) -> bool:
-    """Rename the finished folder `staged` to `target`, never over content.
-
-    Returns:
-        False when `target` exists and is not an empty folder; `staged` is still there then.
-    """
+    """Rename the finished folder `staged` to `target`, never over content: where `target` is there
+    and no empty folder, it says so, and `staged` stays."""
     sync_folder(staged)
     try:
         os.rename(staged, target)  # noqa: PTH104
@@ -196,11 +182,8 @@ def move_into_place(staged: Path, target: Path) -> bool:
 
 
 def exchange(staged: Path, target: Path) -> bool:
-    """Swap the finished folder `staged` and the folder `target` in one step.
-
-    Returns:
-        False where the system cannot; nothing has changed then.
-    """
+    """Swap the finished folder `staged` and the folder `target` in one step. Where the system
+    cannot, it says so, and nothing has changed."""
     sync_folder(staged)
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     names = os.fsencode(staged), os.fsencode(target)
@@ -217,10 +200,7 @@ def write_files(folder: Path, files: Mapping[str, bytes], *, mode: int = 0o644) 
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove `folder` and its content.
-
-    A folder that is gone is ignored, and one that cannot be removed is left to `sweep`.
-    """
+    """Remove `folder` and its content; one that cannot be removed is left to `sweep`."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -242,11 +222,9 @@ def sweep(folder: Path, *, older_than: float = STALE_SECONDS) -> int:
 
 
 def is_leftover(name: str, info: os.stat_result, *, older_than: float = STALE_SECONDS) -> bool:
-    """Whether nobody works on the `.tmp.*` entry `name` of this user any more.
-
-    The process that made it is dead. Where it is not known, the entry is older than `older_than`
-    seconds. With a number that is not positive, living processes do not count either.
-    """
+    """Whether nobody works on the `.tmp.*` entry `name` of this user any more: the process that
+    made it is dead, or not known and the entry older than `older_than` seconds. With a number that
+    is not positive, living processes do not count either."""
     if not name.startswith(TEMP_PREFIX) or info.st_uid != os.getuid():
         return False
     life = life_of(name) if older_than > 0 else "unknown"
@@ -254,11 +232,9 @@ def is_leftover(name: str, info: os.stat_result, *, older_than: float = STALE_SE
 
 
 def tidy(folder: Path) -> None:
-    """Remove what killed processes left in any folder that is written to, once per process.
-
-    Only names that this library makes count, because others may keep `.tmp.*` files there. A
-    failure is none: it is not what was asked for.
-    """
+    """Remove what killed processes left in any folder that is written to, once per process. Only
+    names that this library makes count, because others may keep `.tmp.*` files there. A failure is
+    none: it is not what was asked for."""
     if folder in _tidied:
         return
     _tidied.add(folder)
@@ -305,7 +281,8 @@ def is_ours(name: str) -> bool:
 
 
 def life_of(name: str) -> Life:
-    """Whether the process that made `name` still runs."""
+    """Whether the process that made `name` still runs. It is known by its number, its start time,
+    and the place where the number counts, since a container has numbers of its own."""
     found = _NAME.fullmatch(name)
     if found is None or found[1] is None or found[1] != _place():
         return "unknown"
@@ -341,15 +318,10 @@ def _start(pid: int) -> str | None:
 def held(
     name: str, *, timeout: float = 600.0, shared: bool = False, root: Path | None = None
 ) -> Iterator[bool]:
-    """Hold the lock `name` while the body runs, and say whether it is held; not re-entrant.
-
-    Waiting ends at once on Ctrl-C. Where the file system has no locks, or the folder cannot be
-    written, the body runs without one; after `timeout` too.
-
-    Args:
-        timeout: seconds to wait for others.
-        root: the folder of the store; default the cache folder of this user.
-    """
+    """Hold the lock `name` while the body runs, and say whether it is held; not re-entrant. Waiting
+    ends at once on Ctrl-C. Where the file system has no locks, or the folder cannot be written, the
+    body runs without one; after `timeout` seconds too. `root` is the folder of the store, by
+    default the cache of this user."""
     path = (root or paths.cache_dir()) / "locks" / f"{sha256_hex(name.encode())[:16]}.lock"
     with held_file(path, timeout=timeout, shared=shared) as locked:
         yield locked
@@ -368,12 +340,8 @@ def held_file(path: Path, *, timeout: float, shared: bool = False) -> Iterator[b
 
 @contextlib.contextmanager
 def held_descriptor(descriptor: int, *, timeout: float, shared: bool = False) -> Iterator[State]:
-    """Hold an open lock file, and close it at the end.
-
-    Returns:
-        `held`; `late` when others held it until `timeout`; `none` where the file system has no
-        locks.
-    """
+    """Hold an open lock file, and close it at the end. `late` says that others held it until
+    `timeout`, and `none` that the file system has no locks."""
     try:
         state = _lock(
             descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, time.monotonic() + timeout

@@ -30,11 +30,7 @@ MAX_ARTIFACT_BYTES = 2 * MAX_PAYLOAD_BYTES
 
 
 def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-    """The content of a regular file, read once.
-
-    Args:
-        path: the file; its last part must not be a symbolic link.
-    """
+    """The content of a regular file, read once; its last part must not be a symbolic link."""
     descriptor, size = _open(path)
     with os.fdopen(descriptor, "rb") as stream:
         if size > max_bytes:
@@ -92,10 +88,8 @@ def refuse_mistaken(data: bytes, *, what: str) -> None:
 
 
 def mistaken_content(data: bytes) -> tuple[str, str, str] | None:
-    """Recognise content that hubs and people often give in place of a file.
-
-    Returns a reason, words for `it is ...` and a hint, or `None`.
-    """
+    """Recognise content that hubs and people often give in place of a file: a reason, words for `it
+    is ...` and a hint."""
     head = data[:256].lstrip().lower()
     if not data:
         return "file.empty", "empty", "fetch it again"

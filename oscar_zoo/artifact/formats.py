@@ -101,10 +101,8 @@ class RotationSet:
 
     @property
     def declared_role(self) -> Role | None:
-        """The side that the file claims, or `None` when it claims none.
-
-        An objective `qqt_*` claims K and `sst_*` claims V; format 3 names the side.
-        """
+        """The side that the file claims, or `None`. An objective `qqt_*` claims K and `sst_*`
+        claims V; format 3 names the side."""
         if self.role is not None:
             return self.role
         head = self.objective.split("_", 1)[0]
@@ -135,32 +133,23 @@ class RotationSet:
     def require_geometry(self, role: Role, geometry: Geometry, model_name: str) -> None:
         """Refuse to be used with another shape of model."""
         width = geometry.head_dim if role == "k" else geometry.v_head_dim
-        made_for: dict[str, int | tuple[int, ...] | None]
-        made_for = {
-            "head_dim": self.head_dim,
-            "layers": self.layer_ids,
-            "KV heads": self.num_kv_heads,
-        }
-        has: dict[str, int | tuple[int, ...]]
-        has = {
-            "head_dim": width,
-            "layers": geometry.attention_layers,
-            "KV heads": geometry.num_kv_heads,
-        }
-        for what, mine in made_for.items():
-            if mine is not None and mine != has[what]:
+        facts: tuple[tuple[str, int | tuple[int, ...] | None, int | tuple[int, ...]], ...] = (
+            ("head_dim", self.head_dim, width),
+            ("layers", self.layer_ids, geometry.attention_layers),
+            ("KV heads", self.num_kv_heads, geometry.num_kv_heads),
+        )
+        for what, mine, has in facts:
+            if mine is not None and mine != has:
                 raise GeometryMismatch(
                     f"this {role.upper()} rotation is for {what} {brief(mine)}; {model_name} has"
-                    f" {brief(has[what])}.",
+                    f" {brief(has)}.",
                     hint=f"artifacts that fit: oscar-zoo list --for {model_name}",
                 )
 
 
 def has_hadamard(d: int) -> bool:
-    """Whether `hadamard(d)` is known here: powers of two, and many multiples of 8.
-
-    Up to 256 these are all but 88, 136, 176, 184 and 232.
-    """
+    """Whether `hadamard(d)` is known here: powers of two, and many multiples of 8; up to 256 all
+    but 88, 136, 176, 184 and 232."""
     return d > 0 and (_odd(d) == 1 or (d % 8 == 0 and _root(2 * _odd(d) - 1) is not None))
 
 
@@ -171,13 +160,11 @@ def _require_hadamard(d: int) -> None:
 
 @lru_cache(maxsize=16)
 def hadamard(d: int) -> NDArray[np.float64]:
-    """A Hadamard matrix divided by sqrt(d), symmetric and orthogonal, whose first row is constant.
+    """A Hadamard matrix divided by sqrt(d), `[d, d]` float64, symmetric and orthogonal, whose first
+    row is constant; read-only, because it is cached.
 
     For a power of two it is Sylvester's. For another width it is the product of Sylvester's and of
     Paley's second construction, which is known for 12, 20, 28, 36 and others.
-
-    Returns:
-        `[d, d]` float64, read-only because it is cached.
     """
     _require_hadamard(d)
     odd = _odd(d)
@@ -267,10 +254,8 @@ def hadamard_name(geometry: Geometry) -> str:
 
 
 def hadamard_set(geometry: Geometry, role: Role) -> RotationSet:
-    """The data-free baseline: the Hadamard matrix in every attention layer.
-
-    Its eigenvalues are all 1, because no covariance stands behind the matrix.
-    """
+    """The data-free baseline: the Hadamard matrix in every attention layer. Its eigenvalues are all
+    1, because no covariance stands behind the matrix."""
     d = geometry.head_dim if role == "k" else geometry.v_head_dim
     matrix, ones = hadamard(d).astype(np.float32), np.ones(d, dtype=np.float32)
     return RotationSet(

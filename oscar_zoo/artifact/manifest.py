@@ -401,10 +401,8 @@ class Manifest(Spec):
         return self.model_copy(update={"registry": None})
 
     def to_bytes(self) -> bytes:
-        """The file form: sorted keys, one space of indent, final newline.
-
-        A value that was not set is not written.
-        """
+        """The file form: sorted keys, one space of indent, final newline; a value that was not set
+        is not written."""
         return strict_json.pretty_bytes(self.to_json())
 
     def to_json(self) -> dict[str, Any]:
@@ -418,11 +416,7 @@ class Manifest(Spec):
     @classmethod
     @malformed_hint("fetch the artifact again, or compute it again")
     def from_bytes(cls, data: bytes, *, what: str = FILE_NAME, registry: bool = False) -> Manifest:
-        """Parse an untrusted manifest.
-
-        Args:
-            data: the whole file.
-        """
+        """Parse a whole untrusted manifest."""
         value = strict_json.loads(data, what=what)
         if type(value) is not dict:
             raise MalformedFile("manifest.schema", f"{what} is not a JSON object.")
@@ -447,10 +441,8 @@ class Manifest(Spec):
 
 
 def is_payload(name: str) -> bool:
-    """Whether a file belongs to an artifact for which no manifest lists its files.
-
-    Rotation files, statistics and widths do.
-    """
+    """Whether a file belongs to an artifact for which no manifest lists its files: rotations,
+    statistics and widths do."""
     return name.endswith(SUFFIX) or name in (STATISTICS_NAME, WIDTHS_NAME)
 
 

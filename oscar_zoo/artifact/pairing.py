@@ -63,11 +63,8 @@ def assign(sides: Sequence[PairSide]) -> dict[Role, PairSide]:
 def roles(
     sides: Mapping[Role, PairSide], manifest: Manifest | None, *, strict: bool
 ) -> CheckFinding | Problem:
-    """K is K, V is V, and both come from one fit.
-
-    Args:
-        strict: refuse findings that are only warnings for an imported artifact.
-    """
+    """K is K, V is V, and both come from one fit. `strict` refuses what is only a warning for an
+    imported artifact."""
     problem = _contradiction(sides, manifest) or _different_fits(sides, manifest)
     if problem:
         return problem
@@ -93,10 +90,8 @@ def model(
     for role, side in sides.items():
         rotations, width = side.rotations, geometry.head_dim if role == "k" else geometry.v_head_dim
         if rotations.head_dim != width:
-            message = (
-                f"matrices of {rotations.head_dim} channels, the model's {role.upper()} heads have"
-                f" {width}"
-            )
+            heads = f"the model's {role.upper()} heads have {width}"
+            message = f"matrices of {rotations.head_dim} channels, {heads}"
             return Problem("model.head_dim", message, path=side.path)
         if rotations.num_kv_heads not in (None, geometry.num_kv_heads):
             message = f"{rotations.num_kv_heads} KV heads, the model has {geometry.num_kv_heads}"
@@ -108,33 +103,21 @@ def model(
 
 
 def layer_set(side: PairSide, geometry: Geometry | None, *, strict: bool) -> Problem | None:
-    """The layers are exactly the model's attention layers.
-
-    Without a model nothing is known about them: `strict` then demands 0 .. L-1, and `model` reports
-    the others.
-    """
+    """The layers are exactly the model's attention layers. Without a model nothing is known about
+    them: `strict` then demands 0 .. L-1, and `model` reports the others."""
     ids = side.rotations.layer_ids
     if geometry is None:
         if not strict or _without_gaps(ids):
             return None
         message = f"its layers are {_shown(ids)}: name the model to check against its layers"
         return Problem("layers.gaps", message, path=side.path)
-    missing, extra = (
-        sorted({*geometry.attention_layers} - {*ids}),
-        sorted({*ids} - {*geometry.attention_layers}),
-    )
-    if missing:
-        return Problem(
-            "layers.missing",
-            f"attention layer {missing[0]} is missing ({len(missing)} in all)",
-            side.path,
-        )
-    if extra:
-        return Problem(
-            "layers.extra",
-            f"layer {extra[0]} is no attention layer ({len(extra)} in all)",
-            side.path,
-        )
+    layers = {*geometry.attention_layers}
+    if missing := sorted(layers - {*ids}):
+        message = f"attention layer {missing[0]} is missing ({len(missing)} in all)"
+        return Problem("layers.missing", message, side.path)
+    if extra := sorted({*ids} - layers):
+        message = f"layer {extra[0]} is no attention layer ({len(extra)} in all)"
+        return Problem("layers.extra", message, side.path)
     return None
 
 

@@ -85,15 +85,8 @@ _CALIBRATION_3: Mapping[str, tuple[type, ...]] = {
 
 
 def read_rotation(data: bytes, *, what: str) -> RotationSet:
-    """Parse a rotation file of format_version 1, 2 or 3.
-
-    Args:
-        data: the whole file, untrusted.
-
-    Returns:
-        The content. Arrays are read-only float32 views into `data` (copies where it is not
-        aligned).
-    """
+    """Parse a whole untrusted rotation file of format_version 1, 2 or 3. Arrays are read-only
+    float32 views into `data`, or copies where it is not aligned."""
     _name_kind(data, what)
     records = archive.read_archive(data, what=what)
     top = pickle_reader.load(records[archive.PICKLE], what=what)
@@ -230,10 +223,8 @@ class _Builder:
         return value
 
     def transform(self) -> None:
-        """The set's name, whether it is orthogonal and centered, and its role.
-
-        Formats 1 and 2 say it in the objective, format 3 in the transform block.
-        """
+        """The set's name, whether it is orthogonal and centered, and its role. Formats 1 and 2 say
+        it in the objective, format 3 in the transform block."""
         self.orthogonal, self.centered = True, False
         self.role: Role | None = None
         hessian, _, composition = self.objective.partition("_")

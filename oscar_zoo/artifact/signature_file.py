@@ -73,11 +73,7 @@ class SignatureFile:
     @classmethod
     @malformed_hint("fetch it again, or ask its publisher to sign it again")
     def from_bytes(cls, data: bytes, what: str = SIGNATURE_NAME) -> Self:
-        """Parse an untrusted file.
-
-        Args:
-            data: the whole file.
-        """
+        """Parse a whole untrusted file."""
         bundle = validated(_Bundle, _json(data, what), code="signature.schema", what=what)
         envelope = bundle.dsse_envelope
         payload = _decoded(envelope.payload, what)

@@ -427,13 +427,9 @@ LONGEST_PLACE = 120
 
 
 def validated(kind: type[M], value: Any, *, code: str, what: str, hint: str | None = None) -> M:
-    """The model `kind` of a plain value, such as `strict_json.loads` gives.
-
-    Args:
-        kind: a strict model; the value goes through JSON once more, because strict validation of
-            Python values would refuse a list where a tuple is meant.
-        code: `reason` of the error, such as `manifest.schema`.
-    """
+    """The strict model `kind` of a plain value, such as `strict_json.loads` gives. The value goes
+    through JSON once more, because strict validation of Python values would refuse a list where a
+    tuple is meant. `code` is the `reason` of the error, such as `manifest.schema`."""
     try:
         return kind.model_validate_json(json.dumps(value, default=str))
     except ValidationError as error:
@@ -475,11 +471,8 @@ class Closed(GenerateJsonSchema):
 def check_groups(
     dims: tuple[int, int], group_size: int, model: str, *, option: str = "a group size of {}"
 ) -> None:
-    """Refuse groups that rows of a cache cannot be cut into.
-
-    Args:
-        dims: channels of a row of K and of a row of V.
-    """
+    """Refuse groups that rows of a cache cannot be cut into; `dims` are the channels of a row of K
+    and of V."""
     try:
         check_group_size(dims, group_size)
     except ValueError as error:

@@ -141,13 +141,8 @@ def sign_vectors(
 def fingerprint_bytes(
     matrices: Mapping[str, Matrix], layer_ids: Sequence[int], model_id: str, revision: str | None
 ) -> bytes:
-    """The fingerprint file.
-
-    Args:
-        matrices: name -> `[L, d, d]` or `[L, num_kv_heads, d, d]` float64, symmetric, undamped.
-        layer_ids: `L` decoder layer indices, in the order of the first axis.
-        revision: its commit, or `None`.
-    """
+    """The fingerprint file of undamped, symmetric matrices: name -> `[L, d, d]` or `[L,
+    num_kv_heads, d, d]` float64, of the `L` decoder layers `layer_ids`."""
     tensors: dict[str, NDArray[np.float32]] = {}
     for name, stack in matrices.items():
         shape = stack.shape
@@ -204,13 +199,9 @@ def compare(
     model_id: str,
     revision: str | None,
 ) -> FingerprintMatch | None:
-    """Compare every layer and head with the fingerprint.
-
-    Returns:
-        The worst relative errors (infinite when the shapes differ), or `None` when nothing can be
-        compared: no eigenvalues, an objective without a target, or a fingerprint without that
-            matrix.
-    """
+    """Compare every layer and head with the fingerprint: the worst relative errors, infinite when
+    the shapes differ, or `None` when nothing can be compared: no eigenvalues, an objective without
+    a target, or a fingerprint without that matrix."""
     name = target_matrix(rotations.objective)
     if (
         name is None
@@ -241,10 +232,8 @@ def compare(
 def _errors(
     layer: LayerTransform, objective: str, stored: Sequence[Matrix], signs: Matrix
 ) -> Matrix:
-    """Relative errors of trace, diagonal and sketch: `[(heads,) 3]`.
-
-    Ties allow several orders of eigenvectors, and the best of them counts.
-    """
+    """Relative errors of trace, diagonal and sketch, `[(heads,) 3]`. Ties allow several orders of
+    eigenvectors, and the best of them counts."""
     options = [_errors_of(basis, layer, stored, signs) for basis in _bases(layer, objective)]
     return np.asarray(np.min(options, axis=0))
 
@@ -273,12 +262,9 @@ def relative(value: Matrix, reference: Matrix) -> Matrix:
 
 
 def _bases(layer: LayerTransform, objective: str) -> Iterator[Matrix]:
-    """U of `forward` for ascending eigenvalues.
-
-    When some eigenvalues are equal, U of the stable order of ties is added.
-
-    Eigenvalues that differ in float64 may be equal in the file, so the ascending order comes first.
-    """
+    """U of `forward` for ascending eigenvalues, and where some are equal, of the stable order of
+    ties too. Eigenvalues that differ in float64 may be equal in the file, so the ascending order
+    comes first."""
     factors = _FACTORS.get(objective.partition("_")[2])
     if factors is None or layer.eigenvalues is None:
         return
@@ -330,12 +316,16 @@ class _Formula:
 def compare_wush(
     rotations: RotationSet, fingerprint: Mapping[str, NDArray[np.float32]], manifest: Manifest
 ) -> list[FingerprintMatch] | None:
-    """Compare every layer and head of one side with the fingerprint.
+    """Compare every layer and head of a WUSH file, one side, with the fingerprint. With E = H
+    diag(lambda)^(1/2) H, lambda in the order in which eigenvectors met the rows of H, and c^2 = (1
+    + gamma) tr M / tr lambda^(1/2), a layer implies both matrices it was made from: M = c^2 Q E Q^T
+    from the partner Q and Hs = c^-2 R E R^T from the forward matrix R, each with the damping that
+    the manifest records and that is undone here, because the fingerprint is of undamped matrices.
+    Source: WUSH-KV, section 4, solved for its inputs.
 
-    Returns:
-        Worst relative errors for M and for Hs, infinite when shapes differ or a trace is not
-        positive; `None` when nothing can be compared: no WUSH file per head, a manifest without its
-        damping, or a fingerprint without its matrices.
+    Gives the worst relative errors for M and for Hs, infinite when shapes differ or a trace is not
+    positive; `None` when nothing can be compared: no WUSH file per head, a manifest without its
+    damping, or a fingerprint without its matrices.
     """
     formula = _formula(rotations, manifest)
     role = rotations.declared_role

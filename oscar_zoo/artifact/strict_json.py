@@ -28,11 +28,7 @@ Json = Any
 def loads(
     data: bytes, *, what: str = "JSON", max_bytes: int = MAX_BYTES, infinite: bool = False
 ) -> Json:
-    """Parse untrusted JSON.
-
-    Args:
-        data: the whole document, strict UTF-8 without a byte-order mark.
-    """
+    """Parse a whole untrusted document, strict UTF-8 without a byte-order mark."""
     if len(data) > max_bytes:
         raise MalformedFile(
             "json.size", f"{what} has {len(data)} bytes, at most {max_bytes} are read."
@@ -62,10 +58,8 @@ def loads(
 
 
 def canonical_bytes(value: Json) -> bytes:
-    """The only byte form of `value`: sorted keys, separators `,` and `:`, UTF-8, no newline.
-
-    Refuses NaN.
-    """
+    """The only byte form of `value`: sorted keys, separators `,` and `:`, UTF-8, no newline, no
+    NaN."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()

@@ -41,10 +41,8 @@ def write(
     *,
     checksum: bool = False,
 ) -> bytes:
-    """The canonical file of float32 or float64 `tensors`, in sorted order of names.
-
-    `metadata` goes into the header, with a `CHECKSUM` where one is wanted.
-    """
+    """The canonical file of float32 or float64 `tensors`, in sorted order of names. `metadata` goes
+    into the header, with a `CHECKSUM` where one is wanted."""
     kept = dict(metadata or {})
     header: dict[str, Any] = {}
     content: list[bytes] = []
@@ -69,14 +67,8 @@ def write(
 
 
 def read(data: bytes, *, what: str) -> dict[str, NDArray[np.float32]]:
-    """Parse an untrusted file of float32 tensors without metadata.
-
-    Args:
-        data: the whole file.
-
-    Returns:
-        Read-only arrays by name.
-    """
+    """Parse a whole untrusted file of float32 tensors without metadata: read-only arrays by
+    name."""
     header, body = _split(data, what, MAX_HEADER)
     return {
         name: np.asarray(array, dtype=np.float32)
@@ -87,13 +79,9 @@ def read(data: bytes, *, what: str) -> dict[str, NDArray[np.float32]]:
 def read_with_metadata(
     data: bytes, *, what: str, max_header: int
 ) -> tuple[dict[str, NDArray[np.float64]], dict[str, str]]:
-    """Parse an untrusted file of float64 tensors with metadata.
-
-    At most `max_header` bytes of header are parsed. A `CHECKSUM` is checked where the file has one.
-
-    Returns:
-        Read-only arrays by name, which are views of `data`, and the metadata without a checksum.
-    """
+    """Parse a whole untrusted file of float64 tensors with metadata and at most `max_header` bytes
+    of header: read-only arrays by name, which are views of `data`, and the metadata. A `CHECKSUM`
+    is checked where the file has one, and left out."""
     header, body = _split(data, what, max_header)
     metadata = header.pop(METADATA, {})
     if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):

@@ -165,31 +165,22 @@ class Verification:
         if self.manifest is not None and (problem := self.unlisted(self.manifest)):
             return problem
         if self.manifest is None and WIDTHS_NAME in self.files:
-            return Problem(
-                "widths.no_manifest",
-                f"{WIDTHS_NAME} is there without {FILE_NAME}, whose recipe has these bits",
-                path=WIDTHS_NAME,
-            )
+            message = f"{WIDTHS_NAME} is there without {FILE_NAME}, whose recipe has these bits"
+            return Problem("widths.no_manifest", message, path=WIDTHS_NAME)
         wanted = [*(self.expected or ()), *((self.manifest and self.manifest.file_digests) or ())]
         for entry in wanted:
             if entry.path not in self.files:
-                return Problem(
-                    "missing_file", f"{entry.path} is listed and absent", path=entry.path
-                )
+                return _absent(entry.path)
             got = self.digests[entry.path]
             if got.size != entry.size:
                 return DigestMismatch(entry.path, f"{entry.size} bytes", f"{got.size} bytes")
             if got.sha256 != entry.sha256:
                 return DigestMismatch(entry.path, f"sha256:{entry.sha256}", f"sha256:{got.sha256}")
         if self.expected is not None:
-            for extra in sorted(
-                {entry.path for entry in self.payload()} - {entry.path for entry in self.expected}
-            ):
-                return Problem(
-                    "unlisted_file",
-                    f"{extra} is not among the files whose digests are known",
-                    path=extra,
-                )
+            known = {entry.path for entry in self.expected}
+            for extra in sorted({entry.path for entry in self.payload()} - known):
+                message = f"{extra} is not among the files whose digests are known"
+                return Problem("unlisted_file", message, path=extra)
         size = sum(entry.size for entry in self.payload())
         count = len(self.payload())
         summary = f"{count} file{'s' if count != 1 else ''}, {size:,} bytes"
@@ -199,9 +190,8 @@ class Verification:
 
     def container(self) -> _Result:
         if self.manifest is not None and self.manifest.kind != "rotation_pair":
-            return Unsupported(
-                self.manifest.kind, f"artifacts of kind {self.manifest.kind} cannot be served"
-            )
+            kind = self.manifest.kind
+            return Unsupported(kind, f"artifacts of kind {kind} cannot be served")
         for path in self.rotation_paths():
             try:
                 self.sets[path] = read_rotation(self.files[path], what=path)
@@ -217,15 +207,14 @@ class Verification:
     def schema(self) -> _Result:
         if self.deferred is not None:
             return self.deferred
-        if not self.sets or len(self.sets) > 2:
-            return Problem(
-                "ambiguous_pair", f"{len(self.sets)} rotation files: {', '.join(sorted(self.sets))}"
-            )
-        self.sides = pairing.assign(
-            [PairSide(path, found, self.label(path)) for path, found in sorted(self.sets.items())]
-        )
+        sets = sorted(self.sets.items())
+        if not 1 <= len(sets) <= 2:
+            message = f"{len(sets)} rotation files: {', '.join(sorted(self.sets))}"
+            return Problem("ambiguous_pair", message)
+        self.sides = pairing.assign([PairSide(name, x, self.label(name)) for name, x in sets])
         for side in self.sides.values():
-            if problem := self.uncovered(side) or self.disagrees(side):
+            uncovered = pairing.layer_set(side, self.known_geometry, strict=self.strict)
+            if problem := uncovered or self.disagrees(side):
                 return problem
         first = next(iter(self.sides.values())).rotations
         heads = f" x {first.num_kv_heads} heads" if first.num_kv_heads else ""
@@ -246,12 +235,10 @@ class Verification:
     def statistics(self) -> _Result:
         block = self.manifest.statistics if self.manifest is not None else None
         name = block.file if block is not None else STATISTICS_NAME
+        if name not in self.files and block is not None:
+            return Problem("statistics.missing", f"{name} is absent", path=name)
         if name not in self.files:
-            return (
-                Problem("statistics.missing", f"{name} is absent", path=name)
-                if block
-                else _unchecked()
-            )
+            return _unchecked()
         if self.manifest is None:
             return _unchecked("not checked: without a manifest the model is not known")
         try:
@@ -262,15 +249,11 @@ class Verification:
         found = []
         for side in self.sides.values():
             one = statistics.compare(side.rotations, fingerprint, *identity)
-            results = (
-                statistics.compare_wush(side.rotations, fingerprint, self.manifest)
-                if one is None
-                else [one]
-            )
-            if results is None:
-                return _unchecked(
-                    f"not checked: {side.rotations.objective} has no matrix in these statistics"
-                )
+            both = one or statistics.compare_wush(side.rotations, fingerprint, self.manifest)
+            if both is None:
+                objective = side.rotations.objective
+                return _unchecked(f"not checked: {objective} has no matrix in these statistics")
+            results = both if isinstance(both, list) else [both]
             for result in results:
                 if result.worst > statistics.LIMIT:
                     return _mismatch(side, result)
@@ -283,9 +266,8 @@ class Verification:
 
     @property
     def known_geometry(self) -> Geometry | None:
-        return self.geometry or (
-            self.manifest.model.geometry if self.manifest is not None else None
-        )
+        told = None if self.manifest is None else self.manifest.model.geometry
+        return self.geometry or told
 
     def payload(self) -> list[FileDigest]:
         if self.manifest is not None:
@@ -297,9 +279,7 @@ class Verification:
     def rotation_paths(self) -> list[str]:
         if self.manifest is not None:
             listed = [self.manifest.file("k_rotation"), self.manifest.file("v_rotation")]
-            return [
-                entry.path for entry in listed if entry is not None and entry.path in self.files
-            ]
+            return [entry.path for entry in listed if entry and entry.path in self.files]
         others = (FILE_NAME, STATISTICS_NAME, WIDTHS_NAME)
         names = [name for name in sorted(self.files) if name not in others]
         return [name for name in names if name.endswith(SUFFIX)] or names
@@ -307,7 +287,7 @@ class Verification:
     def unlisted(self, manifest: Manifest) -> Problem | None:
         listed = {entry.path for entry in manifest.files}
         for name in sorted(listed - self.files.keys()):
-            return Problem("missing_file", f"{name} is listed and absent", path=name)
+            return _absent(name)
         for name in sorted(self.files.keys() - listed):
             if name.endswith(PAYLOAD_SUFFIXES) or name == WIDTHS_NAME:
                 return Problem("unlisted_file", f"{name} is not in the manifest", path=name)
@@ -318,10 +298,6 @@ class Verification:
             entry = self.manifest.file("k_rotation")
             return "k" if entry is not None and entry.path == path else "v"
         return pairing.role_of_name(path) or pairing.role_of_name(self.name_hint)
-
-    def uncovered(self, side: PairSide) -> Problem | None:
-        """Where the layers of the file are not those of the model."""
-        return pairing.layer_set(side, self.known_geometry, strict=self.strict)
 
     def disagrees(self, side: PairSide) -> Problem | None:
         """Where the manifest describes the file wrongly."""
@@ -339,11 +315,8 @@ class Verification:
                 message = f"the manifest says {word} {theirs}, the file {ours}"
                 return Problem(f"manifest.{word}", message, path=side.path)
         if missing := set(side.rotations.requires) - set(self.manifest.recipe.requires):
-            return Problem(
-                "manifest.requires",
-                f"recipe.requires lacks {', '.join(sorted(missing))}",
-                path=side.path,
-            )
+            message = f"recipe.requires lacks {', '.join(sorted(missing))}"
+            return Problem("manifest.requires", message, path=side.path)
         return None
 
     def each(self, check: Callable[[RotationSet], CheckFinding | Problem]) -> _Result:
@@ -365,6 +338,10 @@ class Verification:
             )
         warnings = tuple(code for finding in findings for code in finding.warnings)
         return CheckFinding(detail, "warning" if warnings else "ok", warnings)
+
+
+def _absent(path: str) -> Problem:
+    return Problem("missing_file", f"{path} is listed and absent", path=path)
 
 
 def _unchecked(detail: str = _NO_STATISTICS) -> CheckFinding:
@@ -402,15 +379,5 @@ def _failed(
 
 
 def rejected(stage: str, problem: Problem, done: tuple[Check, ...]) -> Rejected:
-    """The outcome of a problem."""
-    return Rejected(
-        stage,
-        problem.code,
-        problem.message,
-        path=problem.path,
-        layer=problem.layer,
-        head=problem.head,
-        measured=problem.measured,
-        limit=problem.limit,
-        checks=done,
-    )
+    """The outcome of a problem, which has its other fields."""
+    return Rejected(stage, checks=done, **vars(problem))

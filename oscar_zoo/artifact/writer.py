@@ -25,11 +25,7 @@ ROOT = "archive"
 
 
 def rotation_bytes(rotations: RotationSet) -> bytes:
-    """The canonical file of `rotations`, format_version 1, 2 or 3 as the set says.
-
-    Args:
-        rotations: float32 arrays. Not modified.
-    """
+    """The canonical file of float32 `rotations`, format_version 1, 2 or 3 as the set says."""
     pickle = _Pickle(share=rotations.objective == "hadamard")
     pickle.value(_top(rotations))
     content = [(archive.PICKLE, pickle.finish()), ("byteorder", b"little")]

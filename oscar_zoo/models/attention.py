@@ -69,11 +69,8 @@ class Softmax:
 
     @classmethod
     def of_call(cls, query: Tensor, given: Mapping[str, Any]) -> Softmax:
-        """The softmax that a call of transformers' attention interface asks for.
-
-        Args:
-            query: `[B, num_q_heads, T, d]`.
-        """
+        """The softmax that a call of transformers' attention interface asks for; `query` is `[B,
+        num_q_heads, T, d]`."""
         scaling, sinks = given.get("scaling"), given.get("s_aux")
         if sinks is not None:
             wide = torch.promote_types(sinks.dtype, torch.float32)
@@ -91,14 +88,8 @@ class Softmax:
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
     def total(self, logits: Tensor) -> Tensor:
-        """The logarithm of the denominator.
-
-        Args:
-            logits: `[.., num_q_heads, T, R]`, capped, with `-inf` where a query does not read.
-
-        Returns:
-            `[.., num_q_heads, T, 1]`.
-        """
+        """The logarithm of the denominator, `[.., num_q_heads, T, 1]`, of capped `logits`, `[..,
+        num_q_heads, T, R]`, with `-inf` where a query does not read."""
         total = logits.logsumexp(-1, keepdim=True)
         if self.sinks is None:
             return total

@@ -55,9 +55,8 @@ class ChatTemplate:
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Any) -> ChatTemplate | None:
-        """The template that `tokenizer` would render with, or `None` of a tokenizer that renders
-        by code of its own and not by a template.
-        """
+        """The template that `tokenizer` would render with, or `None` of a tokenizer that renders by
+        code of its own and not by a template."""
         call = getattr(type(tokenizer), "apply_chat_template", None)
         if getattr(call, "__module__", None) != _TRANSFORMERS:
             return None
@@ -121,11 +120,8 @@ def check_template_of(model: str, revision: str | None) -> None:
 
 
 def check_template(folder: Path, where: str) -> None:
-    """Try the chat template of a model's folder with one short chat.
-
-    What the template says to it does not matter, and a template that behaves for this chat may
-    still misbehave for another.
-    """
+    """Try the chat template of a model's folder with one short chat. What the template says to it
+    does not matter, and one that behaves for this chat may still misbehave for another."""
     source = _template_in(folder)
     if source is None:
         return

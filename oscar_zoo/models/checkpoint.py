@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from oscar_zoo.errors import InvalidModel
 from oscar_zoo.models.weight_files import (
-    AGAIN,
     INDEX,
     SINGLE,
     check_all_there,
+    damaged,
     first_line,
     index_files,
 )
@@ -114,9 +114,7 @@ class CheckpointFile:
         try:
             own: list[Tensor] = [self._file.get_tensor(self.name)]
         except (SafetensorError, OSError) as error:
-            raise InvalidModel(
-                f"cannot read {self.name}: {first_line(error)}.", hint=AGAIN
-            ) from None
+            raise damaged(f"cannot read {self.name}: {first_line(error)}") from None
         return own if self._scale is None else own + self._scale._parts()
 
 
@@ -130,10 +128,9 @@ class PackedFile(CheckpointFile):
         )
         shape = unpacked_shape(*(one.shape for one in self._pair))
         if shape is None or any(one.dtype != torch.uint8 for one in self._pair):
-            raise InvalidModel(
+            raise damaged(
                 f"{blocks} and its scales have shapes {list(self._pair[0].shape)} and"
-                f" {list(self._pair[1].shape)}, which are not those of MXFP4.",
-                hint=AGAIN,
+                f" {list(self._pair[1].shape)}, which are not those of MXFP4"
             )
         self.name, self.shape = blocks.removesuffix(BLOCKS), shape
         self.dtype = torch.bfloat16
@@ -151,19 +148,13 @@ class PackedFile(CheckpointFile):
 def open_weights(
     folder: Path, *, block: tuple[int, int] | None = None
 ) -> dict[str, CheckpointFile]:
-    """Name -> tensor, for all weights of a checkpoint.
-
-    Args:
-        block: of float8 weights.
-    """
+    """Name -> tensor, for all weights of a checkpoint; `block` is that of float8 weights."""
     places = _places(folder)
     files = {path: _open(path) for path in dict.fromkeys(places.values())} if places else {}
     inside = {path: set(file.keys()) for path, file in files.items()}
     for name, path in places.items():
         if name not in inside[path]:
-            raise InvalidModel(
-                f"{path.name} of {folder} lacks {name}, which its index names.", hint=AGAIN
-            )
+            raise damaged(f"{path.name} of {folder} lacks {name}, which its index names")
     scales = {
         name: CheckpointFile(name, files[path])
         for name, path in places.items()
@@ -186,15 +177,9 @@ def open_weights(
 
 
 def dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
-    """`weight * scale`, each scale for one block; products in float32.
-
-    Args:
-        weight: `[..., rows, columns]` float8.
-        scale: `[..., ceil(rows / block[0]), ceil(columns / block[1])]`, or one number.
-
-    Returns:
-        bfloat16.
-    """
+    """`weight * scale` in bfloat16, products in float32: `weight` is `[..., rows, columns]` float8,
+    and `scale` one number, or one for each block, `[..., ceil(rows / block[0]), ceil(columns /
+    block[1])]`."""
     wide = weight.float()
     if scale.numel() == 1:
         return wide.mul_(scale.float().reshape(())).to(torch.bfloat16)
@@ -214,7 +199,7 @@ def _places(folder: Path) -> dict[str, Path]:
         return dict.fromkeys(_open(folder / SINGLE).keys(), folder / SINGLE)
     if not (folder / INDEX).is_file():
         found = sorted(path.name for path in folder.glob("*.safetensors"))
-        raise InvalidModel(f"{folder} has {', '.join(found[:3])} but no {INDEX}.", hint=AGAIN)
+        raise damaged(f"{folder} has {', '.join(found[:3])} but no {INDEX}")
     named = index_files((folder / INDEX).read_bytes(), str(folder / INDEX))
     places = {name: folder / file for name, file in named.items()}
     check_all_there(folder, set(places.values()))
@@ -225,9 +210,7 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
-        raise InvalidModel(
-            f"cannot load {path}: its weights: {first_line(error)}.", hint=AGAIN
-        ) from None
+        raise damaged(f"cannot load {path}: its weights: {first_line(error)}") from None
 
 
 def _check_scale(weight: CheckpointFile, scale: CheckpointFile, block: Sequence[int]) -> None:
@@ -289,10 +272,8 @@ class LazyTensor(Tensor):  # type: ignore[misc]
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation on shapes and record it.
-
-        Requests for a device are left out, because nothing here has one yet.
-        """
+        """Run an operation on shapes and record it. Requests for a device are left out, because
+        nothing here has one yet."""
         kwargs = {name: value for name, value in (kwargs or {}).items() if name != "device"}
         if (
             func._schema.is_mutable
@@ -321,11 +302,7 @@ def sources(tensor: LazyTensor) -> Iterator[TensorSource]:
 
 
 def materialize(tensor: LazyTensor, read: Callable[[Any], Tensor]) -> Tensor:
-    """The tensor itself.
-
-    Args:
-        read: gives the numbers of a source, on the device where to compute.
-    """
+    """The tensor itself; `read` gives the numbers of a source, on the device where to compute."""
     return _materialize(tensor, read, {})
 
 

@@ -39,34 +39,24 @@ GENERATION_NAME = "generation_config.json"
 
 
 DIVIDED = frozenset(
-    (
-        "arcee",
-        "granite",
-        "granitemoe",
-        "llama",
-        "mistral",
-        "mixtral",
-        "olmo2",
-        "olmoe",
-        "qwen2",
-        "qwen2_moe",
-        "smollm3",
-    )
+    "arcee granite granitemoe llama mistral mixtral olmo2 olmoe qwen2 qwen2_moe smollm3".split()
 )
 """Types whose head size is `hidden_size / num_attention_heads` unless the file says it; others have
 a default."""
+_Kind = tuple[str, Callable[[Any], bool]]
 
 
-MOST_LAYERS, MOST = 10_000, 2**31 - 1
-KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    **dict.fromkeys(["model_type"], ("a string", lambda value: isinstance(value, str))),
-    **dict.fromkeys(
-        ["architectures", "layer_types"],
-        (
-            "a list of strings",
-            lambda value: isinstance(value, list) and all(isinstance(one, str) for one in value),
-        ),
-    ),
+def _up_to(most: int) -> _Kind:
+    return f"1 to {most:,}", lambda value: type(value) is int and 0 < value <= most
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+KINDS: dict[str, _Kind] = {
+    "model_type": ("a string", lambda value: isinstance(value, str)),
+    **dict.fromkeys(["architectures", "layer_types"], ("a list of strings", _texts)),
     **dict.fromkeys(
         ["text_config", "rope_parameters", "rope_scaling", "quantization_config"],
         ("an object", lambda value: isinstance(value, dict)),
@@ -75,14 +65,8 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         ["head_dim", "num_attention_heads", "num_key_value_heads", "sliding_window"],
         ("a whole number", lambda value: type(value) is int),
     ),
-    **dict.fromkeys(
-        ["hidden_size", "vocab_size"],
-        (f"1 to {MOST:,}", lambda value: type(value) is int and 0 < value <= MOST),
-    ),
-    "num_hidden_layers": (
-        f"1 to {MOST_LAYERS:,}",
-        lambda value: type(value) is int and 0 < value <= MOST_LAYERS,
-    ),
+    **dict.fromkeys(["hidden_size", "vocab_size"], _up_to(2**31 - 1)),
+    "num_hidden_layers": _up_to(10_000),
 }
 """What some reader takes for granted of a value, in words and as a check. `null` is always good."""
 
@@ -115,13 +99,8 @@ CLASSES = {
 
 
 class ConfigFile:
-    """The values of a file as attributes.
-
-    The same code then reads this file and the configurations of transformers.
-
-    Args:
-        data: the bytes of the file.
-    """
+    """The values of a file, whose bytes are `data`, as attributes: the same code then reads this
+    file and the configurations of transformers."""
 
     def __init__(self, values: dict[str, Any], data: bytes = b"") -> None:
         self._values, self._data = dict(values), data
@@ -280,9 +259,7 @@ def _kernel_in(value: Any) -> str | None:
 
 def _pairs(path: Path, where: str) -> Iterator[tuple[str, Any]]:
     """Every key of a JSON file with its value, at any depth; a key that is set twice comes twice.
-
-    What is no JSON is left to its reader.
-    """
+    What is no JSON is left to its reader."""
     try:
         # resolved: files in the cache of a hub's client are links
         data = read_file(path.resolve(), max_bytes=MAX_BYTES)

@@ -32,45 +32,23 @@ GLOBAL = ("global_head_dim", "num_global_key_value_heads")
 """Where older releases write those of the full-attention layers of Gemma 4."""
 PER_LAYER_SINCE = (5, 15)
 """The first transformers known to read `per_layer_config`."""
-
-
-MIXED = (
-    "cohere2",
-    "exaone4",
-    "exaone_moe",
-    "gemma2",
-    "gemma3",
-    "gemma3_text",
-    "gemma4",
-    "gemma4_text",
-    "gemma4_unified",
-    "gemma4_unified_text",
-    "gpt_oss",
-    "mellum",
-    "olmo3",
+MIXED = tuple(
+    (
+        "cohere2 exaone4 exaone_moe gemma2 gemma3 gemma3_text gemma4 gemma4_text gemma4_unified "
+        "gemma4_unified_text gpt_oss mellum olmo3"
+    ).split()
 )
 """Model types with windows in some layers, whose files often do not say in which."""
 QK_NORM = frozenset(
     (
-        "gemma3_text",
-        "minimax_m2",
-        "olmo2",
-        "qwen3",
-        "qwen3_moe",
-        "qwen3_next",
-        "qwen3_5_text",
-        "qwen3_5_moe_text",
-    )
+        "gemma3_text minimax_m2 olmo2 qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text"
+    ).split()
 )
 OUTPUT_GATE = frozenset(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))
 NEITHER = frozenset(("gpt_oss", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe"))
 """Model types that normalise queries and keys, that gate the attention output, and that do neither,
 where no configuration key says it. For other types it is not known."""
-
-
 STOCK = "serve it with SGLang alone, without an INT2 cache"
-
-
 STATES = frozenset(("falcon_mamba", "mamba", "mamba2", "rwkv", "xlstm"))
 """Model types without any attention."""
 
@@ -78,13 +56,8 @@ STATES = frozenset(("falcon_mamba", "mamba", "mamba2", "rwkv", "xlstm"))
 def model_block(
     config: Any, *, model_id: str, revision: str | None, config_sha256: str
 ) -> ModelBlock:
-    """Describe a model from its configuration.
-
-    Args:
-        config: a `transformers` configuration (of the whole model; a text part is looked up).
-        revision: commit of a hub checkpoint; anything but 40 hex digits is recorded as unknown.
-        config_sha256: hex digest of the bytes of `config.json`.
-    """
+    """Describe a model from a `transformers` configuration of the whole of it. A `revision` that is
+    no commit is recorded as unknown; `config_sha256` is of the bytes of `config.json`."""
     text = config.get_text_config(decoder=True)
     refuse_other_caches(config, text, model_id)
     heads = _required(text, "num_attention_heads", model_id)
@@ -104,10 +77,8 @@ def model_block(
             revision=revision if revision and re.fullmatch(r"[0-9a-f]{40}", revision) else None,
             config_sha256=config_sha256,
             rope=_rope(text, head_dim),
-            qk_norm=_said_or_known(getattr(text, "use_qk_norm", None), text.model_type, QK_NORM),
-            output_gate=_said_or_known(
-                getattr(text, "attn_output_gate", None), text.model_type, OUTPUT_GATE
-            ),
+            qk_norm=_said_or_known(text, "use_qk_norm", QK_NORM),
+            output_gate=_said_or_known(text, "attn_output_gate", OUTPUT_GATE),
             weights=_weights(config, text),
             compatible_with=(),
         )
@@ -121,28 +92,19 @@ def model_block(
 
 
 def sliding_window(text: Any) -> int | None:
-    """How many tokens a sliding-window layer sees.
-
-    Returns:
-        `None` when there is no window, when the model does not use it, or when it covers the whole
-        context.
-    """
+    """How many tokens a sliding-window layer sees; `None` where there is no window, the model does
+    not use it, or it covers the whole context."""
     window = getattr(text, "sliding_window", None)
-    if (
-        not window
-        or getattr(text, "use_sliding_window", None) is False
-        or covers_context(window, text)
-    ):
+    if not window or getattr(text, "use_sliding_window", None) is False:
         return None
-    return int(window)
+    return None if covers_context(window, text) else int(window)
 
 
 def full_kinds(text: Any) -> frozenset[str]:
     """The names in `layer_types` of layers that see every token; `text` as in `sliding_window`."""
     window = getattr(text, "sliding_window", None)
-    return (
-        FULL_KINDS | {SLIDING_ATTENTION} if window and covers_context(window, text) else FULL_KINDS
-    )
+    whole = window and covers_context(window, text)
+    return FULL_KINDS | {SLIDING_ATTENTION} if whole else FULL_KINDS
 
 
 def layer_kinds(text: Any) -> Sequence[str] | None:
@@ -182,11 +144,9 @@ def no_full_attention(text: Any, model_id: str) -> UnsupportedModel:
 
 
 def layer_config(text: Any, layer: int) -> Any:
-    """The configuration of one layer.
-
-    Newer releases of transformers have one for every layer of Gemma 4, and write the values in
-    which a layer differs. Elsewhere it is `text`, the configuration of the language model.
-    """
+    """The configuration of one layer. Newer releases of transformers have one for every layer of
+    Gemma 4, and write the values in which a layer differs. Elsewhere it is `text`, the
+    configuration of the language model."""
     if getattr(text, "is_heterogeneous", False):
         return text.per_layer_config[layer]
     written = getattr(text, PER_LAYER, None)
@@ -195,11 +155,7 @@ def layer_config(text: Any, layer: int) -> Any:
 
 
 class OneLayer:
-    """The values of one layer as attributes, where a file gives them layer by layer.
-
-    Args:
-        own: values that the layer has in place of those of `text`.
-    """
+    """The values of one layer as attributes: those of `text`, and its `own` in their place."""
 
     def __init__(self, text: Any, own: dict[str, Any]) -> None:
         self._text, self._own = text, dict.fromkeys(GLOBAL) | own
@@ -207,6 +163,12 @@ class OneLayer:
     def __getattr__(self, name: str) -> Any:
         own = self.__dict__["_own"]
         return own[name] if name in own else getattr(self.__dict__["_text"], name)
+
+
+def number(text: Any, name: str) -> int:
+    """A whole number of a configuration, 0 where it has none of this name."""
+    value = getattr(text, name, None)
+    return value if isinstance(value, int) else 0
 
 
 def covers_context(window: int, text: Any) -> bool:
@@ -217,12 +179,9 @@ def covers_context(window: int, text: Any) -> bool:
 
 def float8_block(config: Any, model_id: str) -> tuple[int, int] | None:
     """Rows and columns that share a scale in a float8 checkpoint; `None` when it has no such
-    weights.
-    """
-    text = config.get_text_config(decoder=True)
-    given = getattr(config, "quantization_config", None) or getattr(
-        text, "quantization_config", None
-    )
+    weights."""
+    parts = (config, config.get_text_config(decoder=True))
+    given = next(filter(None, (getattr(one, "quantization_config", None) for one in parts)), None)
     if given is None:
         return None
     method = str(_entry(given, "quant_method") or "an unnamed method")
@@ -266,11 +225,9 @@ def _layers(text: Any, model_id: str) -> int:
 
 
 def _full_shape(text: Any, model_id: str, heads: int, layer: int) -> tuple[int, int]:
-    """Head width and KV heads of the full-attention layers, of which `layer` is one.
-
-    Those of Gemma 4 have values of their own, beside those of its sliding-window layers. `V` of
-    such a layer may be made from the weights of `K`; the cache holds both.
-    """
+    """Head width and KV heads of the full-attention layers, of which `layer` is one. Those of Gemma
+    4 have values of their own. `V` of such a layer may be made from the weights of `K`; the cache
+    holds both."""
     text = layer_config(text, layer)
     head_dim = getattr(text, "global_head_dim", None) or getattr(text, "head_dim", None)
     num_kv_heads = getattr(text, "num_key_value_heads", None)
@@ -318,10 +275,11 @@ def _rope(text: Any, head_dim: int) -> Rope | None:
     )
 
 
-def _said_or_known(said: bool | None, model_type: str, types: frozenset[str]) -> bool | None:
+def _said_or_known(text: Any, name: str, types: frozenset[str]) -> bool | None:
+    said, kind = getattr(text, name, None), text.model_type
     if said is not None:
         return bool(said)
-    return model_type in types if model_type in QK_NORM | OUTPUT_GATE | NEITHER else None
+    return kind in types if kind in QK_NORM | OUTPUT_GATE | NEITHER else None
 
 
 def _weights(config: Any, text: Any) -> WeightsInfo | None:
@@ -385,11 +343,8 @@ OTHER_CACHES = (
 
 
 def refuse_other_caches(config: Any, text: Any, model_id: str) -> None:
-    """Refuse a model that cannot have an INT2 cache.
-
-    Args:
-        config: a configuration, attributes only.
-    """
+    """Refuse a model that cannot have an INT2 cache; a configuration alone decides, so nothing is
+    read or downloaded for it."""
     kind = getattr(text, "model_type", None) or getattr(config, "model_type", "of no type")
     for row in OTHER_CACHES:
         if row.uses(config, text):
@@ -397,11 +352,8 @@ def refuse_other_caches(config: Any, text: Any, model_id: str) -> None:
 
 
 def refuse_widths(widths: tuple[int, int], name: str) -> None:
-    """Refuse a model with heads that no transform fits.
-
-    Args:
-        widths: channels of a row of K and of V.
-    """
+    """Refuse a model with heads that no transform fits; `widths` are the channels of a row of K and
+    of V."""
     for width in widths:
         if not has_hadamard(width):
             raise UnsupportedModel(
@@ -412,11 +364,9 @@ def refuse_widths(widths: tuple[int, int], name: str) -> None:
 
 
 def refuse_misread(text: Any, model_id: str) -> None:
-    """Refuse a model whose head sizes the installed transformers would replace by others.
-
-    Newer releases write `per_layer_config` for Gemma 4, and leave out the names that older ones
-    read. An older one takes its defaults without a word, and so does SGLang with it.
-    """
+    """Refuse a model whose head sizes the installed transformers would replace by others. Newer
+    releases write `per_layer_config` for Gemma 4, and leave out the names that older ones read. An
+    older one takes its defaults without a word, and so does SGLang with it."""
     here = installed()
     if here is None or reads_layers(here):
         return

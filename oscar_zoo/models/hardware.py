@@ -61,11 +61,8 @@ class Gpu:
 
 
 def gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
-    """Every GPU of this machine; none where the driver's tool is missing or does not work.
-
-    Args:
-        environ: only `PATH` and `LD_LIBRARY_PATH` are passed on.
-    """
+    """Every GPU of this machine; none where the driver's tool is missing or does not work. Only
+    `PATH` and `LD_LIBRARY_PATH` of `environ` are passed on."""
     try:
         return [_gpu(line) for line in _said(SMI, environ)]
     except ValueError:
@@ -74,8 +71,7 @@ def gpus(environ: Mapping[str, str] = os.environ) -> list[Gpu]:
 
 def compute_capabilities(environ: Mapping[str, str] = os.environ) -> list[tuple[int, int]]:
     """The compute capability of every GPU, such as `(9, 0)`; none where the driver's tool is too
-    old to tell.
-    """
+    old to tell."""
     found = [re.fullmatch(r"(\d+)\.(\d+)", line.strip()) for line in _said(CAPABILITIES, environ)]
     return [(int(one[1]), int(one[2])) for one in found if one] if all(found) else []
 
@@ -148,13 +144,9 @@ def default_device(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def pick_serving_device(wanted: str | None, *, check: bool = True) -> tuple[str, int]:
-    """Kind (`cpu` or `cuda`) and number of the device that a server runs on; needs no torch.
-
-    Args:
-        wanted: as the user wrote it, or `None` for the first GPU, else the CPU.
-        check: refuse a GPU that this machine does not have; off for a command that another machine
-            will run.
-    """
+    """Kind (`cpu` or `cuda`) and number of the device that a server runs on: the one `wanted`, or
+    the first GPU, else the CPU. `check` refuses a GPU that this machine does not have; it is off
+    for a command that another machine will run."""
     if wanted is None:
         return default_device(), 0
     kind, number = parse_device(wanted)
@@ -205,10 +197,8 @@ def _gpu(line: str) -> Gpu:
 
 
 def available_ram(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """Main memory that is free without swapping, in bytes.
-
-    It is the least of what the machine and every control group around this process allow.
-    """
+    """Main memory that is free without swapping, in bytes: the least of what the machine and every
+    control group around this process allow."""
     free = [_kilobytes(proc / "meminfo", "MemAvailable"), *_left_in_groups(proc, cgroup)]
     known = [one for one in free if one is not None]
     return (

@@ -53,10 +53,8 @@ class LayerCall:
 
 @dataclass
 class ReplayState:
-    """One sequence between two layers: its hidden states, and how each layer is called.
-
-    The hidden states have the shape `[1, T, hidden]`.
-    """
+    """One sequence between two layers: its hidden states, `[1, T, hidden]`, and how each layer is
+    called."""
 
     hidden: Tensor
     calls: Sequence[LayerCall]
@@ -74,12 +72,9 @@ class ReplayState:
 def advance_together(
     states: Sequence[ReplayState], layer: nn.Module, index: int, *, most_tokens: int
 ) -> None:
-    """Run one layer over sequences that are called alike, in batches.
-
-    Args:
-        most_tokens: of a batch; where two sequences have more, or the arguments of the layer do not
-            fit a batch, each sequence runs alone.
-    """
+    """Run one layer over sequences that are called alike, in batches of at most `most_tokens`.
+    Where two sequences have more, or the arguments of the layer do not fit a batch, each runs
+    alone."""
     room = most_tokens // states[0].hidden.shape[1] if states else 0
     if room < 2 or not states[0].calls[index].broadcasts:
         for state in states:
@@ -110,10 +105,8 @@ class ReplayPlan:
     item_bytes: int
 
     def prepare(self, forward: Forward, ids: Sequence[int]) -> ReplayState:
-        """The state of a sequence before the first layer.
-
-        It is recorded in a pass of the model in which the layers do nothing.
-        """
+        """The state of a sequence before the first layer, recorded in a pass of the model in which
+        the layers do nothing."""
         calls: list[LayerCall] = []
         hidden: Tensor | None = None
 
@@ -136,13 +129,9 @@ class ReplayPlan:
         return ReplayState(hidden, calls)
 
     def finish(self, whole: Callable[[], Result], state: ReplayState) -> Result:
-        """The output of `whole`, a pass of the whole model over the sequence of `state`.
-
-        No layer runs again: each returns the hidden states that are already known.
-
-        Args:
-            state: after the last layer.
-        """
+        """The output of `whole`, a pass of the whole model over the sequence of `state`, which is
+        after the last layer. No layer runs again: each returns the hidden states that are already
+        known."""
 
         def stand_in(index: int) -> Callable[..., Any]:
             def passed(*args: Any, **kwargs: Any) -> Any:
@@ -158,16 +147,9 @@ class ReplayPlan:
 def plan_replay(
     model: nn.Module, num_layers: int, ids: Sequence[int], *, forward: Forward, outline: Forward
 ) -> ReplayPlan | None:
-    """Find the layers of `model` and prove that they can run one after the other.
-
-    Args:
-        ids: of any sequence; its first tokens are tried.
-        forward: one pass of the whole model; called once.
-
-    Returns:
-        `None` when layers exchange more than hidden states, or nothing that looks like them was
-        found.
-    """
+    """Find the layers of `model` and prove, with the first tokens of any sequence `ids`, that they
+    can run one after the other; `None` when layers exchange more than hidden states, or nothing
+    that looks like them was found. `forward` is one pass of the whole model, and is called once."""
     probe = ids[:PROBE_TOKENS]
     other = [0 if any(probe) else 1] * len(
         probe
@@ -203,10 +185,8 @@ def find_stacks(model: nn.Module, length: int) -> Iterator[nn.ModuleList]:
 def _outputs(
     stacks: Sequence[nn.ModuleList], forward: Forward, ids: Sequence[int]
 ) -> list[tuple[nn.ModuleList, list[Any]]]:
-    """What each layer returns in a pass of the whole model.
-
-    The list is shorter than the stack when the layers do not run once each and in order.
-    """
+    """What each layer returns in a pass of the whole model; shorter than the stack when the layers
+    do not run once each and in order."""
     found: list[tuple[nn.ModuleList, list[Any]]] = [(layers, []) for layers in stacks]
 
     def keep(returned: list[Any], index: int) -> Callable[[nn.Module, Any, Any], None]:

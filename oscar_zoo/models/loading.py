@@ -106,18 +106,15 @@ def load_model(
     tokenizer = load_tokenizer(path_or_id, revision=block.revision or revision)
     model = _build(where, block.id, config, stored, dtype)
     wish = PlacementRequest(device, stream, workload or Workload(), free)
-    placed = place_model(model, block.id, block.num_layers, wish)
+    streamed, notes = place_model(model, block.id, block.num_layers, wish)
     kind = str(model.dtype).removeprefix("torch.")
-    return LoadedModel(model.eval(), tokenizer, block, kind, placed.streamed, placed.notes)
+    return LoadedModel(model.eval(), tokenizer, block, kind, streamed, notes)
 
 
 def check_weights(folder: Path) -> None:
     """Refuse a folder whose weights are not those of its `config.json`: the very check of
-    `load_model`, from headers alone.
-
-    What transformers does not run, or is quantized in a way that is not read here, passes: an
-    engine may know more.
-    """
+    `load_model`, from headers alone. What transformers does not run, or is quantized in a way that
+    is not read here, passes: an engine may know more."""
     where, read = str(folder), read_model_config(str(folder), None, None)
     try:
         blocks = float8_block(read.parsed, read.block.id)
@@ -174,11 +171,8 @@ def _build(
     stored: dict[str, checkpoint.CheckpointFile],
     dtype: Dtype,
 ) -> Any:
-    """Build the model around lazy weights.
-
-    transformers renames, joins and ties the `CheckpointFile`s as if they were tensors; no number is
-    read here.
-    """
+    """Build the model around lazy weights. transformers renames, joins and ties the
+    `CheckpointFile`s as if they were tensors; no number is read here."""
     for part in {id(one): one for one in (config, config.get_text_config(decoder=True))}.values():
         if getattr(part, "quantization_config", None) is not None:
             del part.quantization_config  # `stored` gives dequantized weights

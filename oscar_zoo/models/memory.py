@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from oscar_zoo.errors import NotEnoughMemory, UnsupportedMachine, UsageError
-from oscar_zoo.models.geometry import layer_config
+from oscar_zoo.models.geometry import layer_config, number
 from oscar_zoo.models.hardware import NAMES, available_ram, resident_set
 
 FreeMemory = Callable[[torch.device], int]
@@ -55,41 +55,29 @@ class Need:
 
 @dataclass(frozen=True)
 class Workload:
-    """The sequences that will run.
-
-    Attributes:
-        longest: tokens of the longest sequence.
-        tokens: of all sequences of a calibration, held between layers; 0 when only tasks are
-            measured.
-    """
+    """The sequences that will run: tokens of the longest one, and `tokens` of all sequences of a
+    calibration, held between layers; 0 when only tasks are measured."""
 
     longest: int = 0
     tokens: int = 0
 
 
 def work_bytes(config: Any, workload: Workload, itemsize: int) -> int:
-    """Memory for everything except the weights, in bytes, about.
-
-    It counts the activations of one sequence, the hidden states and one layer's rows of all
-    sequences, logits, and float64 sums.
-    """
-
-    def number(name: str, part: Any = config) -> int:
-        value = getattr(part, name, None)
-        return value if isinstance(value, int) else 0
-
-    last = layer_config(config, number("num_hidden_layers") - 1)
-    hidden, heads = number("hidden_size"), max(1, number("num_attention_heads"))
-    width = number("head_dim", last) or hidden // heads
-    kv_heads = number("num_key_value_heads", last) or heads
+    """Memory for everything except the weights, in bytes, about: the activations of one sequence,
+    the hidden states and one layer's rows of all sequences, logits, and float64 sums."""
+    layers = number(config, "num_hidden_layers")
+    last = layer_config(config, layers - 1)
+    hidden, heads = number(config, "hidden_size"), max(1, number(config, "num_attention_heads"))
+    width = number(last, "head_dim") or hidden // heads
+    kv_heads = number(last, "num_key_value_heads") or heads
     inner = max(
-        number("intermediate_size"),
-        number("moe_intermediate_size") * max(1, number("num_experts_per_tok")),
+        number(config, "intermediate_size"),
+        number(config, "moe_intermediate_size") * max(1, number(config, "num_experts_per_tok")),
     )
     one = 6 * hidden + 3 * inner + 4 * heads * width + 4 * kv_heads * width
-    logits = workload.longest * number("vocab_size") * (itemsize + 4)
+    logits = workload.longest * number(config, "vocab_size") * (itemsize + 4)
     rows = workload.tokens * (hidden + 2 * kv_heads * width) * itemsize
-    sums = 6 * 8 * width * width * kv_heads * number("num_hidden_layers") if workload.tokens else 0
+    sums = 6 * 8 * width * width * kv_heads * layers if workload.tokens else 0
     return workload.longest * one * itemsize + logits + rows + sums
 
 

@@ -30,10 +30,8 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def unreachable() -> str | None:
-    """Why Hugging Face cannot be reached, in a few words, or `None` when it can be.
-
-    Also `None`, without an attempt, in offline mode and where a proxy makes the connections.
-    """
+    """Why Hugging Face cannot be reached, in a few words, or `None` when it can be; also without an
+    attempt in offline mode and where a proxy makes the connections."""
     if _offline() or getproxies().keys() & {"http", "https", "all"}:
         return None
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # else every further try is a line

@@ -64,10 +64,8 @@ INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 
 
 def local_folder(path_or_id: str) -> Path | None:
-    """The local folder that `path_or_id` names, or `None` for a Hugging Face id.
-
-    A text is an id when it has the form `org/name` and no such folder exists.
-    """
+    """The local folder that `path_or_id` names, or `None` for a Hugging Face id: a text of the form
+    `org/name`, where no such folder exists."""
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -140,11 +138,7 @@ def unread_config(
     where: str, folder: Path | None, model_id: str, error: Exception
 ) -> OscarZooError:
     """The error to raise when the `config.json` of the model `where` could not be read because of
-    `error`.
-
-    Args:
-        folder: with the file, or `None` where it was not found.
-    """
+    `error`; `folder` has the file, if it was found."""
     told = unusable(where, "its config.json", error)
     if folder is None:
         return told
@@ -188,11 +182,8 @@ class ModelConfig:
 def inspect_model(
     path_or_id: str, *, revision: str | None = None, model_id: str | None = None
 ) -> ModelBlock:
-    """Describe a model from its `config.json` alone.
-
-    Args:
-        model_id: recorded as `id`; by default the Hugging Face id, or the name of the folder.
-    """
+    """Describe a model from its `config.json` alone. `model_id` is recorded as `id`; by default it
+    is the Hugging Face id, or the name of the folder."""
     return read_model_config(path_or_id, revision, model_id).block
 
 
@@ -229,10 +220,8 @@ def read_model_config(path_or_id: str, revision: str | None, model_id: str | Non
 
 
 def outline(config: Any, model_id: str) -> Any:
-    """The model with unread weights on the device in force; call it with `meta`.
-
-    Models with images are those of text and image together, and get text only.
-    """
+    """The model with unread weights on the device in force; call it with `meta`. Models with images
+    are those of text and image together, and get text only."""
     kind = type(config)
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         if kind in auto._model_mapping:
@@ -272,13 +261,8 @@ class ModelSize:
 
 
 def model_size(config: Any, model_id: str) -> ModelSize | None:
-    """Count the parameters of the model of a `transformers` configuration.
-
-    The model is built on the meta device, so its weights take no memory.
-
-    Returns:
-        The size, or `None` when this model class cannot be built that way.
-    """
+    """Count the parameters of the model of a `transformers` configuration, built on the meta
+    device, which takes no memory; `None` when this model class cannot be built that way."""
     try:
         with torch.device("meta"), silent_transformers():
             model = outline(config, model_id)

@@ -16,7 +16,14 @@ from typing import Any, Literal
 
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.models.geometry import MIXED, full_kinds, layer_config, layer_kinds, sliding_window
+from oscar_zoo.models.geometry import (
+    MIXED,
+    full_kinds,
+    layer_config,
+    layer_kinds,
+    number,
+    sliding_window,
+)
 
 STATES_PER_REQUEST = 5
 """State slots that a running request takes in SGLang at most: its own, and those that it saves for
@@ -75,20 +82,17 @@ class OtherLayers:
 
 
 def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLayers | None:
-    """What the layers outside `attention_layers` keep.
-
-    Returns:
-        `None` where the file does not say enough, or names layers that are not known here.
-    """
+    """What the layers outside `attention_layers` keep; `None` where the file does not say enough,
+    or names layers that are not known here."""
     text = config.get_text_config()
     kinds = layer_kinds(text)
-    number = len(kinds) if kinds else _number(text, "num_hidden_layers")
-    rest = sorted(set(range(number)) - set(attention_layers))
+    total = len(kinds) if kinds else number(text, "num_hidden_layers")
+    rest = sorted(set(range(total)) - set(attention_layers))
     both = _state(text)  # Falcon-H1: a state beside the attention of the same layer
     if not rest:
         if getattr(text, "model_type", "") not in BOTH:
             return OtherLayers()
-        return None if both is None else OtherLayers(state=number * both * STATES_PER_REQUEST)
+        return None if both is None else OtherLayers(state=total * both * STATES_PER_REQUEST)
     window = sliding_window(text)
     sliding = [layer for layer in rest if _slides(text, kinds, layer)] if window else []
     states = [layer for layer in rest if layer not in sliding and _has_state(text, kinds, layer)]
@@ -98,21 +102,18 @@ def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLa
     if not sliding or window is None:
         return OtherLayers(state=state)
     layer = layer_config(text, sliding[0])
-    heads = _number(layer, "swa_num_key_value_heads") or _number(layer, "num_key_value_heads")
-    width = _number(layer, "swa_head_dim") or _number(layer, "head_dim")
-    width = width or _number(text, "hidden_size") // max(1, _number(text, "num_attention_heads"))
-    values = _number(layer, "swa_v_head_dim") or _number(layer, "v_head_dim") or width
+    heads = number(layer, "swa_num_key_value_heads") or number(layer, "num_key_value_heads")
+    width = number(layer, "swa_head_dim") or number(layer, "head_dim")
+    width = width or number(text, "hidden_size") // max(1, number(text, "num_attention_heads"))
+    values = number(layer, "swa_v_head_dim") or number(layer, "v_head_dim") or width
     if not heads or not width:
         return None
     return OtherLayers(state, window, len(sliding), heads, width + values)
 
 
 def kept_by_others(text: Any, geometry: Geometry) -> Literal["states", "windows"] | None:
-    """What the layers without full attention keep; `None` where they keep nothing.
-
-    Args:
-        text: configuration of the language model, or something else with its `model_type`.
-    """
+    """What the layers without full attention keep; `None` where they keep nothing. `text` is the
+    configuration of the language model, or something else with its `model_type`."""
     kind = getattr(text, "model_type", None)
     if len(geometry.attention_layers) == geometry.num_layers:
         return "states" if kind in BOTH else None
@@ -133,7 +134,7 @@ def _has_state(text: Any, kinds: Sequence[str] | None, layer: int) -> bool:
 def _state(text: Any) -> int | None:
     """Bytes of the state of one layer; `None` where the file does not describe it."""
     for needed, shape in _SHAPES.items():
-        if _number(text, needed):
+        if number(text, needed):
             conv, numbers = shape(text)
             dtype = str(getattr(text, "mamba_ssm_dtype", None) or "float32")
             return 2 * conv + _BYTES.get(dtype, 4) * numbers
@@ -142,31 +143,31 @@ def _state(text: Any) -> int | None:
 
 def _linear(text: Any) -> tuple[int, int]:
     """Qwen3-Next and Qwen3.5: numbers of the convolution and of the state."""
-    heads, width = _number(text, "linear_num_value_heads"), _number(text, "linear_value_head_dim")
-    keys = _number(text, "linear_num_key_heads") * _number(text, "linear_key_head_dim")
+    heads, width = number(text, "linear_num_value_heads"), number(text, "linear_value_head_dim")
+    keys = number(text, "linear_num_key_heads") * number(text, "linear_key_head_dim")
     inputs = 2 * keys + heads * width
-    kept = max(0, _number(text, "linear_conv_kernel_dim") - 1)
-    return inputs * kept, heads * width * _number(text, "linear_key_head_dim")
+    kept = max(0, number(text, "linear_conv_kernel_dim") - 1)
+    return inputs * kept, heads * width * number(text, "linear_key_head_dim")
 
 
 def _nemotron(text: Any) -> tuple[int, int]:
-    heads, width = _number(text, "mamba_num_heads"), _number(text, "mamba_head_dim")
-    size = _number(text, "ssm_state_size")
-    inputs = heads * width + 2 * _number(text, "n_groups") * size
-    return inputs * max(0, _number(text, "conv_kernel") - 1), heads * width * size
+    heads, width = number(text, "mamba_num_heads"), number(text, "mamba_head_dim")
+    size = number(text, "ssm_state_size")
+    inputs = heads * width + 2 * number(text, "n_groups") * size
+    return inputs * max(0, number(text, "conv_kernel") - 1), heads * width * size
 
 
 def _mamba2(text: Any) -> tuple[int, int]:
     """Falcon-H1 and Granite 4."""
-    heads, size = _number(text, "mamba_n_heads"), _number(text, "mamba_d_state")
-    width = _number(text, "mamba_d_head")
-    inputs = heads * width + 2 * _number(text, "mamba_n_groups") * size
-    return inputs * max(0, _number(text, "mamba_d_conv") - 1), heads * width * size
+    heads, size = number(text, "mamba_n_heads"), number(text, "mamba_d_state")
+    width = number(text, "mamba_d_head")
+    inputs = heads * width + 2 * number(text, "mamba_n_groups") * size
+    return inputs * max(0, number(text, "mamba_d_conv") - 1), heads * width * size
 
 
 def _short_convolution(text: Any) -> tuple[int, int]:
     """LFM2 has no state beside the inputs of its convolutions."""
-    return _number(text, "hidden_size") * max(0, _number(text, "conv_L_cache") - 1), 0
+    return number(text, "hidden_size") * max(0, number(text, "conv_L_cache") - 1), 0
 
 
 _SHAPES: Mapping[str, Callable[[Any], tuple[int, int]]] = {
@@ -176,11 +177,6 @@ _SHAPES: Mapping[str, Callable[[Any], tuple[int, int]]] = {
     "conv_L_cache": _short_convolution,
 }
 """A key that a file of some kind has -> the shapes of its states."""
-
-
-def _number(text: Any, name: str) -> int:
-    value = getattr(text, name, None)
-    return value if isinstance(value, int) else 0
 
 
 @dataclass(frozen=True)
@@ -198,11 +194,8 @@ class MtpLayers:
 
 
 def mtp_layers(config: ConfigFile, names: Collection[str] | None) -> MtpLayers:
-    """Look for such layers.
-
-    Args:
-        names: of all weights, or `None` where they are not known.
-    """
+    """Look for such layers; `names` are those of all weights, or `None` where they are not
+    known."""
     text = config.get_text_config()
     kind, said = str(getattr(config, "model_type", None)), _said(config) or _said(text)
     begin = PROJECTIONS.get(kind)

@@ -51,44 +51,22 @@ class PlacementRequest:
     free: FreeMemory
 
 
-@dataclass(frozen=True)
-class Placed:
-    """The result of placing a model.
-
-    Attributes:
-        streamed: weights come from files, layer by layer.
-        notes: remarks for the user.
-    """
-
-    streamed: bool
-    notes: tuple[str, ...] = ()
-
-
-def place_model(model: Any, name: str, num_layers: int, wish: PlacementRequest) -> Placed:
-    """Read the weights of `model` to where they run."""
+def place_model(
+    model: Any, name: str, num_layers: int, wish: PlacementRequest
+) -> tuple[bool, tuple[str, ...]]:
+    """Read the weights of `model` to where they run; tells whether layers are read when they run,
+    and remarks for the user."""
     layers = decoder_layers(model, num_layers)
     need = need_of(model, layers, wish.workload)
     gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    if wish.device == AUTO and not wish.stream and len(gpus) > 0:
-        room = {gpu.index: max(0, wish.free(gpu) - need.work) for gpu in gpus}
-        room |= {"cpu": wish.free(torch.device("cpu"))}
-        device_map = spread(model, room)
+    if wish.device == AUTO and not wish.stream and gpus:
+        room_of = {gpu.index: max(0, wish.free(gpu) - need.work) for gpu in gpus}
+        device_map = spread(model, {**room_of, "cpu": wish.free(torch.device("cpu"))})
         if "disk" not in device_map.values():
             with memory_errors(name, gpus[0], wish.free):
                 place(model, device_map)
-            return Placed(False)
+            return False, ()
     device = torch.device(default_device() if wish.device == AUTO else wish.device)
-    return _on_one(model, name, layers, need, device, wish)
-
-
-def _on_one(
-    model: Any,
-    name: str,
-    layers: Sequence[nn.Module],
-    need: Need,
-    device: torch.device,
-    wish: PlacementRequest,
-) -> Placed:
     room = wish.free(device)
     fits, streams = need.whole() <= room, bool(layers) and need.streamed(device) <= room
     stream = wish.stream if wish.stream is not None else not fits and streams
@@ -98,33 +76,25 @@ def _on_one(
         )
     if not (streams if stream else fits):
         wanted = need.streamed(device) if stream else need.whole()
-        raise NotEnoughMemory.for_model(
-            name, wanted, str(device), room, hint=_what_works(model, need, device, wish)
-        )
+        hint = _what_works(model, need, device, wish)
+        raise NotEnoughMemory.for_model(name, wanted, str(device), room, hint=hint)
     with memory_errors(name, device, wish.free):
         if not stream:
             place(model, {"": device})
-            return Placed(False)
+            return False, ()
         Stream(model, layers, device)
     if fits:
-        return Placed(True)
+        return True, ()
     short = NotEnoughMemory.for_model(name, need.whole(), str(device), room, hint="").message
-    return Placed(
-        True,
-        (
-            (
-                f"{short.rstrip('.')}: its weights are read layer by layer, once for each cache"
-                " measured."
-            ),
-        ),
+    note = (
+        f"{short.rstrip('.')}: its weights are read layer by layer, once for each cache measured."
     )
+    return True, (note,)
 
 
 def decoder_layers(model: nn.Module, num_layers: int) -> Sequence[nn.Module]:
-    """The layers of the decoder, or an empty list when there are none.
-
-    Of several lists of that length it is the one with the most weights.
-    """
+    """The layers of the decoder, if there are any: of several lists of that length the one with the
+    most weights."""
     stacks = [list(stack) for stack in find_stacks(model, num_layers)]
     return max(stacks, key=lambda stack: sum(_bytes(slots(layer)) for layer in stack), default=[])
 
@@ -200,11 +170,7 @@ def slots(module: nn.Module, prefix: str = "") -> list[Slot]:
 
 
 def settle(places: Sequence[Slot], device_of: Callable[[str], torch.device]) -> None:
-    """Read the weights of `places`; tied ones stay tied.
-
-    Args:
-        device_of: path of a weight -> its device.
-    """
+    """Read the weights of `places`, each to the device of its path; tied ones stay tied."""
     tied: dict[int, list[Slot]] = {}
     for slot in places:
         tied.setdefault(id(slot.unread), []).append(slot)
@@ -229,34 +195,20 @@ def move_buffers(model: nn.Module, device: torch.device) -> None:
                 module._buffers[name] = buffer.to(device)
 
 
-def spread(model: Any, max_memory: Mapping[int | str, int] | None = None) -> dict[str, Any]:
-    """Decide with accelerate which part of a model belongs on which device.
-
-    GPUs are filled first, then main memory, then `disk`.
-
-    Args:
-        max_memory: bytes for weights, by GPU number and `cpu`; `None` for all that are free.
-    """
+def spread(model: Any, max_memory: Mapping[int | str, int]) -> dict[str, Any]:
+    """Decide with accelerate which part of a model belongs on which device: GPUs are filled first,
+    then main memory, then `disk`. `max_memory` is bytes for weights, by GPU number and `cpu`."""
     accelerate = _accelerate()
-    whole = getattr(model, "_no_split_modules", None)
-    balanced = accelerate.utils.get_balanced_memory(
-        model,
-        max_memory=dict(max_memory) if max_memory else None,
-        no_split_module_classes=list(whole or ()),
-    )
-    found: dict[str, Any] = accelerate.infer_auto_device_map(
-        model, max_memory=balanced, no_split_module_classes=list(whole or ())
-    )
+    kept = {"no_split_module_classes": list(getattr(model, "_no_split_modules", None) or ())}
+    balanced = accelerate.utils.get_balanced_memory(model, max_memory=dict(max_memory), **kept)
+    found: dict[str, Any] = accelerate.infer_auto_device_map(model, max_memory=balanced, **kept)
     return found
 
 
 def place(model: Any, device_map: Mapping[str, Any], offload_dir: str | None = None) -> None:
     """Read every weight to its device and let accelerate carry activations between them.
-
-    Args:
-        device_map: path of a module -> GPU number or name of a device, or `disk`; the longest path
-            that fits counts.
-    """
+    `device_map` is the path of a module -> GPU number or name of a device, or `disk`; the longest
+    path that fits counts."""
 
     def device_of(path: str) -> torch.device:
         fits = [
@@ -283,13 +235,7 @@ def _accelerate() -> Any:
 
 
 class Stream:
-    """Decoder layers that are read when they run.
-
-    Args:
-        model: with lazy weights; everything except the decoder layers is read now.
-        layers: of the decoder, in order.
-        device: where the model runs.
-    """
+    """Decoder `layers`, in order, that are read when they run. The rest of `model` is read now."""
 
     def __init__(self, model: nn.Module, layers: Sequence[nn.Module], device: torch.device) -> None:
         self._device = device
@@ -342,11 +288,8 @@ class Stream:
         )
 
     def _runs(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """The `forward` of a streamed layer.
-
-        It is replaced instead of hooked, so a replacement of the layer's computation needs no
-        weights.
-        """
+        """The `forward` of a streamed layer. It is replaced instead of hooked, so a replacement of
+        the layer's computation needs no weights."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             self.bring(number)

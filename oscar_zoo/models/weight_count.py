@@ -13,7 +13,7 @@ from fnmatch import translate
 from typing import Any
 
 from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.models.geometry import OUTPUT_GATE, layer_kinds
+from oscar_zoo.models.geometry import OUTPUT_GATE, layer_kinds, number
 from oscar_zoo.models.other_layers import BOTH
 
 _BF16 = 16.0
@@ -58,18 +58,18 @@ def weights_of_config(config: ConfigFile) -> int | None:
     """Bytes of all weights; `None` where the file lacks a size, or has layers that are not known
     here."""
     text = config.get_text_config()
-    hidden, vocabulary = _number(text, "hidden_size"), _number(text, "vocab_size")
-    layers, heads = _layers(text), _number(text, "num_attention_heads")
+    hidden, vocabulary = number(text, "hidden_size"), number(text, "vocab_size")
+    layers, heads = _layers(text), number(text, "num_attention_heads")
     experts = _experts(text)
-    inner = _number(text, "intermediate_size")
+    inner = number(text, "intermediate_size")
     if not (hidden and vocabulary and layers and heads) or not (inner or experts):
         return None
     mixers = mixer_numbers(text, layers)
     if mixers is None:
         return None
-    if experts and _number(text, "interleave_moe_layer_step") > 1:
+    if experts and number(text, "interleave_moe_layer_step") > 1:
         return None  # only some of their layers have experts
-    dense = min(layers, _number(text, "first_k_dense_replace")) if experts else layers
+    dense = min(layers, number(text, "first_k_dense_replace")) if experts else layers
     shared = _shared(text)
     sparse, expert = range(dense, layers), _expert_size(text)
     parts = [
@@ -108,26 +108,26 @@ def weights_of_name(name: str) -> int | None:
 
 def _layers(text: Any) -> int:
     kinds = layer_kinds(text)
-    return len(kinds) if kinds else _number(text, "num_hidden_layers")
+    return len(kinds) if kinds else number(text, "num_hidden_layers")
 
 
 def _experts(text: Any) -> int:
     names = ("num_experts", "n_routed_experts", "num_local_experts")
-    return next((_number(text, name) for name in names if _number(text, name)), 0)
+    return next((number(text, name) for name in names if number(text, name)), 0)
 
 
 def _expert_size(text: Any) -> int:
-    return _number(text, "moe_intermediate_size") or _number(text, "intermediate_size")
+    return number(text, "moe_intermediate_size") or number(text, "intermediate_size")
 
 
 def _shared(text: Any) -> int:
     """Inner width of the experts that every token passes."""
-    widths = max(_number(text, name) for name in _SHARED)
-    return widths or max(_number(text, name) for name in _SHARED_COUNTS) * _expert_size(text)
+    widths = max(number(text, name) for name in _SHARED)
+    return widths or max(number(text, name) for name in _SHARED_COUNTS) * _expert_size(text)
 
 
 def _shared_name(text: Any) -> str:
-    return "mlp.shared_expert" + ("s" if any(_number(text, one) for one in _SHARED_COUNTS) else "")
+    return "mlp.shared_expert" + ("s" if any(number(text, one) for one in _SHARED_COUNTS) else "")
 
 
 def _names(layers: Iterable[int], module: str) -> list[str]:
@@ -135,7 +135,7 @@ def _names(layers: Iterable[int], module: str) -> list[str]:
 
 
 def _mixers(text: Any, layers: int) -> list[str]:
-    kinds, interval = layer_kinds(text), _number(text, "full_attention_interval")
+    kinds, interval = layer_kinds(text), number(text, "full_attention_interval")
     kinds = kinds or [
         "linear_attention" if interval and (layer + 1) % interval else "" for layer in range(layers)
     ]
@@ -151,12 +151,9 @@ class _UnknownFormat(Exception):
 
 
 class _Rules:
-    """How many bits the numbers of a matrix have, by its name.
-
-    Args:
-        groups: patterns of names, and the bits of what they match; the first that matches counts.
-        skipped: patterns of names that stay in 16 bits.
-    """
+    """How many bits the numbers of a matrix have, by its name: `groups` are patterns of names, and
+    the bits of what they match, the first of which counts; what matches `skipped` stays in 16
+    bits."""
 
     def __init__(
         self, groups: Iterable[tuple[Iterable[str], float]], skipped: Iterable[str]
@@ -267,14 +264,9 @@ def _pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(translate(f"*.{pattern.strip('.')}.*"))
 
 
-def _number(text: Any, name: str) -> int:
-    value = getattr(text, name, None)
-    return value if isinstance(value, int) else 0
-
-
 def mixer_numbers(text: Any, layers: int) -> int | None:
     """Numbers in all `layers` together; `None` where a layer's kind is not known."""
-    kinds, interval = layer_kinds(text), _number(text, "full_attention_interval")
+    kinds, interval = layer_kinds(text), number(text, "full_attention_interval")
     states = layers - layers // interval if interval else 0
     if kinds is not None:
         if any(kind in _UNKNOWN for kind in kinds):
@@ -283,7 +275,7 @@ def mixer_numbers(text: Any, layers: int) -> int | None:
     attention = layers - states
     if getattr(text, "model_type", "") in BOTH:
         states = attention = layers
-    one = next((count(text) for key, count in _SHAPES.items() if _number(text, key)), None)
+    one = next((count(text) for key, count in _SHAPES.items() if number(text, key)), None)
     if states and one is None:
         return None
     return attention * _attention(text) + states * (one or 0)
@@ -291,29 +283,29 @@ def mixer_numbers(text: Any, layers: int) -> int | None:
 
 def _attention(text: Any) -> int:
     """Queries, keys, values and output; a gate of the output is as large as the queries."""
-    hidden, heads = _number(text, "hidden_size"), _number(text, "num_attention_heads")
-    width = _number(text, "head_dim") or hidden // heads
+    hidden, heads = number(text, "hidden_size"), number(text, "num_attention_heads")
+    width = number(text, "head_dim") or hidden // heads
     gated = getattr(text, "attn_output_gate", None)
     if gated is None:
         gated = getattr(text, "model_type", "") in OUTPUT_GATE
-    keys = 2 * (_number(text, "num_key_value_heads") or heads)
+    keys = 2 * (number(text, "num_key_value_heads") or heads)
     return hidden * width * ((3 if gated else 2) * heads + keys)
 
 
 def _linear(text: Any) -> int:
     """Qwen3-Next and Qwen3.5: queries, keys, values and a gate; two numbers per head; output."""
-    heads = _number(text, "linear_num_value_heads")
-    values = heads * _number(text, "linear_value_head_dim")
-    keys = _number(text, "linear_num_key_heads") * _number(text, "linear_key_head_dim")
-    return _number(text, "hidden_size") * (2 * keys + 3 * values + 2 * heads)
+    heads = number(text, "linear_num_value_heads")
+    values = heads * number(text, "linear_value_head_dim")
+    keys = number(text, "linear_num_key_heads") * number(text, "linear_key_head_dim")
+    return number(text, "hidden_size") * (2 * keys + 3 * values + 2 * heads)
 
 
 def _mamba2(text: Any) -> int:
     """Falcon-H1 and Granite 4: inputs, a gate, what the states read, a step per head; output."""
-    heads = _number(text, "mamba_n_heads")
-    inner = heads * _number(text, "mamba_d_head")
-    read = 2 * _number(text, "mamba_n_groups") * _number(text, "mamba_d_state")
-    return _number(text, "hidden_size") * (3 * inner + read + heads)
+    heads = number(text, "mamba_n_heads")
+    inner = heads * number(text, "mamba_d_head")
+    read = 2 * number(text, "mamba_n_groups") * number(text, "mamba_d_state")
+    return number(text, "hidden_size") * (3 * inner + read + heads)
 
 
 _SHAPES: Mapping[str, Callable[[Any], int]] = {

@@ -18,7 +18,6 @@ from oscar_zoo.models.weight_count import quantization
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_INDEX = 1 << 27
-AGAIN = "the checkpoint is incomplete or damaged; download it again"
 _LENGTH = 8
 """Bytes in front of a header, which say its length."""
 
@@ -39,10 +38,8 @@ POINTER = b"version https://git-lfs"
 
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be loaded or served, before anything reads its weights.
-
-    Its `config.json` is checked elsewhere.
-    """
+    """Refuse a folder that cannot be loaded or served, before anything reads its weights. Its
+    `config.json` is checked elsewhere."""
     if not any(folder.glob("*.safetensors")):
         others = sorted(
             p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf")
@@ -89,12 +86,9 @@ def check_is_file(path: Path) -> None:
 
 
 def stored_weights(folder: Path, file: ConfigFile) -> tuple[int, str | None]:
-    """Bytes of the weight files of a folder, links followed, and the type of their numbers.
-
-    Returns:
-        The bytes, 0 where a file of the index is missing, and a type as `config.json` writes it, or
-        `None` when they are quantized.
-    """
+    """Bytes of the weight files of a folder, links followed, 0 where a file of the index is
+    missing, and the type of their numbers as `config.json` writes it, or `None` when they are
+    quantized."""
     config = file.as_written
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
     said = [part.get(name) for part in parts for name in ("dtype", "torch_dtype")]
@@ -106,10 +100,7 @@ def stored_weights(folder: Path, file: ConfigFile) -> tuple[int, str | None]:
 
 
 def check_weight_files(folder: Path) -> None:
-    """Refuse a folder whose weights a server would fail to load.
-
-    Looked at are those of `weight_files`.
-    """
+    """Refuse a folder whose weights, those of `weight_files`, a server would fail to load."""
     files = weight_files(folder)
     check_all_there(folder, files)
     for path in files:
@@ -121,15 +112,13 @@ def check_weight_files(folder: Path) -> None:
         except OSError as error:
             raise StorageError.for_os(f"cannot read {path}", error) from None
         if len(header) < length:
-            raise InvalidModel(
-                f"cannot load {path}: it has {size:,} bytes, which is less than its header.",
-                hint=AGAIN,
+            raise damaged(
+                f"cannot load {path}: it has {size:,} bytes, which is less than its header"
             )
         wanted = _LENGTH + length + _data_bytes(header, path)
         if size != wanted:
-            raise InvalidModel(
-                f"cannot load {path}: it has {size:,} bytes, and its header says {wanted:,}.",
-                hint=AGAIN,
+            raise damaged(
+                f"cannot load {path}: it has {size:,} bytes, and its header says {wanted:,}"
             )
 
 
@@ -137,9 +126,8 @@ def check_all_there(folder: Path, files: Collection[Path]) -> None:
     """Refuse a `folder` without all `files` of its index."""
     missing = sorted(path.name for path in files if not path.is_file())
     if missing:
-        raise InvalidModel(
-            f"{folder} lacks {len(missing)} of {len(files)} weight files, {missing[0]} first.",
-            hint=AGAIN,
+        raise damaged(
+            f"{folder} lacks {len(missing)} of {len(files)} weight files, {missing[0]} first"
         )
 
 
@@ -152,9 +140,7 @@ def _data_bytes(header: bytes, path: Path) -> int:
             default=0,
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise InvalidModel(
-            f"cannot load {path}: it has no safetensors header.", hint=AGAIN
-        ) from None
+        raise damaged(f"cannot load {path}: it has no safetensors header") from None
 
 
 def stored_names(folder: Path) -> frozenset[str] | None:
@@ -167,7 +153,7 @@ def stored_names(folder: Path) -> frozenset[str] | None:
             return None
         data = index.read_bytes()
     except OSError as error:
-        raise InvalidModel(f"cannot read the weights of {folder}: {error}.", hint=AGAIN) from None
+        raise damaged(f"cannot read the weights of {folder}: {error}") from None
     return frozenset(index_files(data, str(index)))
 
 
@@ -180,22 +166,26 @@ def index_files(index: bytes, what: str) -> dict[str, str]:
         ):
             raise ValueError("its weight_map names no files")
     except (MalformedFile, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise InvalidModel(
-            f"{what} is no index of weights: {first_line(error)}.", hint=AGAIN
-        ) from None
+        raise damaged(f"{what} is no index of weights: {first_line(error)}") from None
     return dict(named)
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights: `SINGLE`, else those that `INDEX` names, there or not, else
-    every safetensors file.
-    """
+    every safetensors file."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
         return sorted(folder.glob("*.safetensors"))
     named = index_files((folder / INDEX).read_bytes(), str(folder / INDEX))
     return [folder / file for file in sorted(set(named.values()))]
+
+
+def damaged(what: str) -> InvalidModel:
+    """The error for a checkpoint; `what` is wrong with it, without a full stop."""
+    return InvalidModel(
+        f"{what}.", hint="the checkpoint is incomplete or damaged; download it again"
+    )
 
 
 def first_line(error: Exception) -> str:
@@ -214,7 +204,7 @@ def _names_in(file: Path) -> frozenset[str]:
     try:
         named = strict_json.loads(header, what=str(file), max_bytes=LARGEST_INDEX)
     except MalformedFile as error:
-        raise InvalidModel(f"cannot load {file}: {first_line(error)}.", hint=AGAIN) from None
+        raise damaged(f"cannot load {file}: {first_line(error)}") from None
     if not isinstance(named, dict):
-        raise InvalidModel(f"cannot load {file}: its header names no weights.", hint=AGAIN)
+        raise damaged(f"cannot load {file}: its header names no weights")
     return frozenset(named) - {"__metadata__"}

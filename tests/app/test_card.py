@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from hub_folders import HARD
+from cli_output import Cli
+from hub_uses import HARD, publish
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from own_cli import Cli
-from publishing import publish
-from sample_scores import gpqa, write_scores
+from measured_artifacts import gpqa, write_scores
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo import card

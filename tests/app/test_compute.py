@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from architectures import write_architecture
-from random_qwen3 import EXAMPLE, write_model
+from tiny_models import EXAMPLE, write_model
 
 from oscar_zoo.app.compute import CALIB_TOKENS, compute, compute_artifact, options_of
 from oscar_zoo.app.compute_plan import plan_computing

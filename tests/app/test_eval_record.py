@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from cli_output import parsed
-from random_qwen3 import write_model
-from sample_scores import gpqa, write_scores
+from measured_artifacts import gpqa, write_scores
+from tiny_models import write_model
 
 import oscar_zoo
 from oscar_zoo.artifact.names import ArtifactId

@@ -22,8 +22,8 @@ from oscar_zoo.observer import SILENT
 def test_a_sweep_uses_two_ranks_where_there_are_two_gpus(
     monkeypatch: pytest.MonkeyPatch, device: str | None, gpus: int, ranks: set[int]
 ) -> None:
-    monkeypatch.setattr(evaluate_server.nvidia_smi, "default_device", lambda: "cuda")
-    monkeypatch.setattr(evaluate_server.nvidia_smi, "visible", lambda cards: range(gpus))
+    monkeypatch.setattr(evaluate_server.hardware, "default_device", lambda: "cuda")
+    monkeypatch.setattr(evaluate_server.hardware, "visible", lambda cards: range(gpus))
     wanted = sweep(device)
     assert {one.tp for one in wanted} == ranks
     assert {(one.chunk, one.page_size) for one in wanted} == {

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from random_moments import describe, random_moments
-from random_qwen3 import EXAMPLE
+from tiny_models import EXAMPLE
 
 from oscar_zoo.app.fit import FitRequest, merge_moments, run
 from oscar_zoo.artifact.specs import Clip

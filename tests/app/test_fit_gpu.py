@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from own_cli import Cli
+from cli_output import Cli
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo import fit_gpu

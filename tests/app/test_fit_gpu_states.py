@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from own_cli import Cli, numbers
+from cli_output import Cli, numbers
 
 from oscar_zoo import fit_gpu
 from oscar_zoo.engines.sglang.launch.preflight import ServerDemand, check_memory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hub_folders import HARD, hub_with
+from hub_uses import HARD, hub_with
 from measured_artifacts import measured_files
 from tiny_artifacts import artifact_files, write_folder
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import fake_sglang
 import pytest
+import served_model
 from served_model import all_children, cmdline
 from tiny_artifacts import artifact_files, write_folder
 
@@ -57,7 +57,7 @@ class Listener(Silent):
 def test_a_server_lives_as_long_as_its_block(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port, listener = fake_sglang.take_its_place(monkeypatch, dies=False), Listener()
+    port, listener = served_model.take_its_place(monkeypatch, dies=False), Listener()
     before = signal.getsignal(signal.SIGINT)
     with oscar_zoo.serve(**arguments(artifact, port), observer=listener) as server:
         assert server.url == f"http://127.0.0.1:{port}/v1" and server.log.is_file()
@@ -78,11 +78,11 @@ def test_the_log_of_a_stopped_server_ends_with_that(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SGLang says of its processes that they crashed with exit code -15."""
-    port = fake_sglang.take_its_place(monkeypatch, dies=False)
+    port = served_model.take_its_place(monkeypatch, dies=False)
     with oscar_zoo.serve(**arguments(artifact, port)) as server:
         pass
     assert server.log.read_text().splitlines()[-1] == STOPPED.decode().strip()
-    port = fake_sglang.take_its_place(monkeypatch, dies=True)
+    port = served_model.take_its_place(monkeypatch, dies=True)
     with oscar_zoo.serve(**arguments(artifact, port)) as server:
         with pytest.raises(ServerFailed):
             server.wait()
@@ -90,7 +90,7 @@ def test_the_log_of_a_stopped_server_ends_with_that(
 
 
 def test_stop_ends_it_without_a_block(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    port = fake_sglang.take_its_place(monkeypatch, dies=False)
+    port = served_model.take_its_place(monkeypatch, dies=False)
     server = oscar_zoo.serve(**arguments(artifact, port))
     with pytest.raises(PortInUse, match=f"port {port} is taken"):
         oscar_zoo.serve(**arguments(artifact, port))
@@ -100,7 +100,7 @@ def test_stop_ends_it_without_a_block(artifact: Path, monkeypatch: pytest.Monkey
 
 def test_another_thread_may_start_one(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Signals belong to the main thread, and a thread that ends must not end the server."""
-    port = fake_sglang.take_its_place(monkeypatch, dies=False)
+    port = served_model.take_its_place(monkeypatch, dies=False)
     started: list[oscar_zoo.RunningServer] = []
     thread = threading.Thread(
         target=lambda: started.append(oscar_zoo.serve(**arguments(artifact, port)))
@@ -115,7 +115,7 @@ def test_another_thread_may_start_one(artifact: Path, monkeypatch: pytest.Monkey
 def test_a_server_that_ends_by_itself_says_why(
     artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = fake_sglang.take_its_place(monkeypatch, dies=True)
+    port = served_model.take_its_place(monkeypatch, dies=True)
     with oscar_zoo.serve(**arguments(artifact, port)) as server:
         with pytest.raises(ServerFailed, match=r"the server ended: .*it fell over\."):
             server.wait()
@@ -126,7 +126,7 @@ def test_a_server_that_ends_by_itself_says_why(
 
 def test_an_engine_that_was_killed_says_so(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel does so when memory runs out, and nothing is in the log then."""
-    port = fake_sglang.take_its_place(monkeypatch, dies=False)
+    port = served_model.take_its_place(monkeypatch, dies=False)
     with oscar_zoo.serve(**arguments(artifact, port)) as server:
         (engine,) = (pid for pid in all_children(server.pid) if b"HTTPServer" in cmdline(pid))
         os.kill(engine, signal.SIGKILL)
@@ -152,7 +152,7 @@ def test_what_the_caller_says_reaches_the_command(
         seen.append(options)
         raise Planned
 
-    port = fake_sglang.take_its_place(monkeypatch, dies=False)
+    port = served_model.take_its_place(monkeypatch, dies=False)
     monkeypatch.setattr(plan, "plan", planned)
     flags: Sequence[str] = ["--page-size=16"]
     with pytest.raises(Planned):
@@ -181,7 +181,7 @@ def test_a_request_that_makes_no_sense(
 def test_sigterm_is_told_before_requests_drain(
     artifact: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    port = fake_sglang.take_its_place(monkeypatch, dies=False)
+    port = served_model.take_its_place(monkeypatch, dies=False)
     wait = server.Server.wait
 
     def terminated(child: server.Server, draining: Callable[[], None]) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cli_output import parsed
-from left_servers import identity, left, record, sleeping
+from served_model import identity, left, record, sleeping
 
 from oscar_zoo.cli.main import run
 from oscar_zoo.errors import ServerNotFound, UsageError

@@ -3,11 +3,12 @@ seen."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import tiny_rotations as tiny
+import tiny_artifacts as tiny
 from numpy.typing import NDArray
 from tiny_artifacts import rotation
 
@@ -170,3 +171,35 @@ def test_localisation_compares_keys_values_and_both(
 ) -> None:
     sides = {"k": rotation("qqt_r_h_pbr", spread=k), "v": rotation("qqt_r_h_pbr", spread=v)}
     assert checks.localisation(sides).warnings == warnings
+
+
+def test_results_come_in_order() -> None:
+    assert list(checks.over_cores(lambda n: n * n, range(100))) == [n * n for n in range(100)]
+
+
+def test_nothing_more_is_begun_once_the_caller_stops() -> None:
+    begun = []
+    results = checks.over_cores(begun.append, range(10_000))
+    assert isinstance(results, Iterator)
+    next(results)
+    results.close()  # type: ignore[attr-defined]
+    assert len(begun) < 10_000
+
+
+def test_blas_has_one_thread_inside_and_its_own_number_after() -> None:
+    blas = checks._openblas()
+    if blas is None:
+        pytest.skip("numpy has another BLAS here")
+    threads, set_threads = blas
+    before = threads()
+    set_threads(2)
+    try:
+        assert set(checks.over_cores(lambda _: threads(), range(3))) == {1}
+        outer = checks.over_cores(lambda _: 0, range(2))
+        next(outer)
+        assert list(checks.over_cores(lambda _: threads(), range(1))) == [1]
+        assert threads() == 1
+        outer.close()  # type: ignore[attr-defined]
+        assert threads() == 2
+    finally:
+        set_threads(before)

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import tiny_rotations as tiny
+import tiny_artifacts as tiny
+from tiny_artifacts import folders, geometry
 
 from oscar_zoo.artifact.artifact_folder import verify_path
 from oscar_zoo.artifact.files import read_file, sha256_hex
 from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.outcome import Verified
+from oscar_zoo.artifact.outcome import Rejected, Verified
 from oscar_zoo.artifact.reader import GROUPINGS, read_rotation
 from oscar_zoo.artifact.writer import rotation_bytes
 
@@ -67,3 +68,22 @@ def test_golden_files_hold_what_the_builders_make(name: str) -> None:
         # eigenvectors may change sign between LAPACK builds
         assert abs(ours.forward).sum() == pytest.approx(abs(theirs.forward).sum(), rel=1e-2)
         assert ours.eigenvalues == pytest.approx(theirs.eigenvalues, rel=1e-4)
+
+
+FOLDERS = folders()
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not FOLDERS, reason="the published rotation files are not here")
+@pytest.mark.parametrize(
+    "folder", [f for f in FOLDERS if geometry(f)], ids=lambda folder: folder.name
+)
+def test_hybrid_layers_are_not_checked_where_the_model_is_not_known(folder: Path) -> None:
+    outcome = verify_path(folder)
+    assert isinstance(outcome, Verified)
+    assert set(outcome.warnings) <= {"pair.unproven", "layers.not_checked"}
+    check = next(check for check in outcome.checks if check.name == "model")
+    assert check.state == "not checked" and "cover of layers not checked" in check.detail
+    strict = verify_path(folder, strict=True)
+    assert isinstance(strict, Rejected)
+    assert (strict.stage, strict.code) == ("schema", "layers.gaps")

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import tiny_artifacts as artifacts
+from tiny_artifacts import manifest, payload
 
-from oscar_zoo.artifact.files import FileDigest, artifact_digest
+from oscar_zoo.artifact.files import FileDigest, artifact_digest, file_digest
 from oscar_zoo.artifact.manifest import Manifest, Registry, Status, json_schema
 from oscar_zoo.artifact.reader import GROUPINGS
 from oscar_zoo.errors import MalformedFile
+from oscar_zoo.registry.catalog import KnownDigests, TrustedKeys, packaged_digests, packaged_keys
+from oscar_zoo.registry.index import Index
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -142,4 +146,69 @@ def test_the_json_schema_is_closed() -> None:
     blocks = [json_schema(), *json_schema()["$defs"].values()]
     assert all(
         block["additionalProperties"] is False for block in blocks if block.get("type") == "object"
+    )
+
+
+DOCUMENTS: dict[str, tuple[Callable[..., object], bytes]] = {
+    "known_digests": (KnownDigests.from_bytes, packaged_digests().to_bytes()),
+    "trusted_keys": (
+        TrustedKeys.from_bytes,
+        packaged_keys().model_dump_json(by_alias=True).encode(),
+    ),
+    "manifest": (Manifest.from_bytes, manifest(payload()).to_bytes()),
+    "index": (Index.from_bytes, Index.empty().to_bytes()),
+}
+
+
+def refused(name: str, change: Callable[[dict[str, Any]], None]) -> MalformedFile:
+    """The error for a document that was changed."""
+    read, data = DOCUMENTS[name]
+    value = json.loads(data)
+    change(value)
+    with pytest.raises(MalformedFile) as caught:
+        read(json.dumps(value).encode(), what="the file")
+    return caught.value
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_an_unknown_key_is_named_with_its_place(name: str) -> None:
+    error = refused(name, lambda value: value.update(more=1))
+    assert error.reason == f"{name}.schema"
+    assert error.message == "the file: more: Extra inputs are not permitted."
+
+
+def test_a_rule_of_ours_is_told_in_its_own_words() -> None:
+    error = refused("known_digests", lambda value: value["artifacts"].reverse())
+    assert error.message == "the file: artifacts must be sorted by id and unique without case."
+
+
+FILES = [
+    FileDigest("k_rotation_qqt_r_h_pbr.pt", "a" * 64, 2399261),
+    FileDigest("v_rotation_sst_r_h_pbr.pt", "b" * 64, 2399261),
+]
+
+
+def test_the_published_vector() -> None:
+    assert (
+        artifact_digest(FILES)
+        == "sha256:ed1ca2c0eea4e915afd0c79d01e20584373fa46ddd5acf4eb8b5204958e72bd3"
+    )
+
+
+def test_order_does_not_matter_and_everything_else_does() -> None:
+    digests = {artifact_digest(order) for order in itertools.permutations(FILES)}
+    k, v = FILES
+    for other in (
+        FileDigest("x.pt", v.sha256, v.size),
+        FileDigest(v.path, k.sha256, v.size),
+        FileDigest(v.path, v.sha256, 1),
+    ):
+        digests.add(artifact_digest([k, other]))
+    digests.add(artifact_digest([k]))
+    assert len(digests) == 5
+
+
+def test_a_file() -> None:
+    assert file_digest("a", b"") == FileDigest(
+        "a", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", 0
     )

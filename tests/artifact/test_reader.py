@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
-import tiny_rotations as tiny
+import tiny_artifacts as tiny
 from hostile_archives import Record, archive, good_file, good_records
 from hostile_pickles import Raw, Tensor, layer, of, op, top
 

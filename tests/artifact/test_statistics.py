@@ -8,8 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import tiny_rotations as tiny
-from mistakes import spectra
+import tiny_artifacts as tiny
 from numpy.typing import NDArray
 
 from oscar_zoo.artifact import statistics, tensor_file
@@ -43,22 +42,12 @@ def test_sign_vectors_are_the_published_ones() -> None:
     )
 
 
-def test_sign_vectors_depend_on_everything_and_nothing_else() -> None:
+def test_sign_vectors_depend_on_everything() -> None:
     base = (MODEL, REVISION, "qq", 0, None, 0, 512)
-    assert set(probe_signs(*base)) == {-1.0, 1.0}
     assert np.array_equal(probe_signs(*base)[:100], probe_signs(*base[:-1], 100))
     for place, other in enumerate(["other/model", None, "kk", 1, 0, 1]):
         changed = (*base[:place], other, *base[place + 1 :])
         assert 150 < (probe_signs(*base) != probe_signs(*changed)).sum() < 362  # type: ignore[arg-type]
-
-
-def test_another_model_or_revision_is_seen() -> None:
-    matrices = spectra(10, 1)
-    fingerprint = read_fingerprint(fingerprint_bytes({"qq": matrices}, (0, 1), MODEL, REVISION))
-    for identity in (("other/model", REVISION), (MODEL, None)):
-        found = compare(tiny.rotation_set(matrices=matrices), fingerprint, *identity)
-        assert found is not None
-        assert found.worst > 0.5
 
 
 def test_heads_are_compared_one_by_one() -> None:
@@ -80,7 +69,7 @@ def test_heads_are_compared_one_by_one() -> None:
 
 @pytest.mark.parametrize("composition", ["plain", "br", "r_h", "h_r_pbr", "h_pbr_r", "r_h_pbr"])
 def test_compositions_are_undone(composition: str) -> None:
-    covariance = spectra(10, 2)[0]
+    covariance = tiny.covariances(2, d=D, seed=2)[0]
     values, u = np.linalg.eigh(covariance)
     h, p = hadamard(D), np.eye(D)[:, pbr_permutation(values)]
     products = {
@@ -148,56 +137,39 @@ def test_the_file_is_canonical_and_plain_safetensors() -> None:
         fingerprint_bytes(matrices, (0,), MODEL, None)
 
 
-def raw(header: str, body: bytes = bytes(8)) -> bytes:
-    return struct.pack("<Q", len(header)) + header.encode() + body
+def raw(header: str, body: int = 8) -> bytes:
+    return struct.pack("<Q", len(header)) + header.encode() + bytes(body)
 
 
-ENTRY = '{"dtype":"F32","shape":[2],"data_offsets":[0,8]}'
+def one(shape: str = "[2]", offsets: str = "[0,8]", dtype: str = "F32", more: str = "") -> str:
+    return f'{{"a":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}{more}}}}}'
+
+
+ENTRY = one()[5:-1]
 BAD_FILES = {
     "empty": (b"", "safetensors.header"),
     "short": (b"\1\0\0\0", "safetensors.header"),
     "long header": (struct.pack("<Q", 1 << 60) + b"{}", "safetensors.header"),
-    "no tensors": (raw("{}", b""), "safetensors.header"),
-    "a list": (raw("[]", b""), "safetensors.header"),
+    "no tensors": (raw("{}", 0), "safetensors.header"),
+    "a list": (raw("[]", 0), "safetensors.header"),
     "duplicate": (raw(f'{{"a":{ENTRY},"a":{ENTRY}}}'), "json.duplicate_key"),
     "not json": (raw("{a}"), "json.syntax"),
     "nan": (raw('{"a":NaN}'), "json.number"),
     "metadata": (raw(f'{{"__metadata__":{{"a":"b"}},"a":{ENTRY}}}'), "safetensors.entry"),
-    "extra field": (
-        raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"x":1}}'),
-        "safetensors.entry",
-    ),
-    "dtype": (raw('{"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}'), "safetensors.dtype"),
-    "zero axis": (
-        raw('{"a":{"dtype":"F32","shape":[0,2],"data_offsets":[0,0]}}', b""),
-        "safetensors.shape",
-    ),
-    "huge axis": (
-        raw('{"a":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,8]}}'),
-        "safetensors.shape",
-    ),
-    "bool axis": (
-        raw('{"a":{"dtype":"F32","shape":[true,2],"data_offsets":[0,8]}}'),
-        "safetensors.shape",
-    ),
-    "one offset": (
-        raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[0]}}'),
-        "safetensors.entry",
-    ),
-    "negative": (
-        raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}}'),
-        "safetensors.entry",
-    ),
-    "gap": (
-        raw('{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}', bytes(12)),
-        "safetensors.gap",
-    ),
-    "beyond": (raw(f'{{"a":{ENTRY}}}', bytes(4)), "safetensors.gap"),
-    "trailing": (raw(f'{{"a":{ENTRY}}}', bytes(9)), "safetensors.gap"),
+    "extra field": (raw(one(more=',"x":1')), "safetensors.entry"),
+    "dtype": (raw(one("[1]", dtype="F64")), "safetensors.dtype"),
+    "zero axis": (raw(one("[0,2]", "[0,0]"), 0), "safetensors.shape"),
+    "huge axis": (raw(one("[1099511627776]")), "safetensors.shape"),
+    "bool axis": (raw(one("[true,2]")), "safetensors.shape"),
+    "one offset": (raw(one(offsets="[0]")), "safetensors.entry"),
+    "negative": (raw(one(offsets="[-8,0]")), "safetensors.entry"),
+    "gap": (raw(one(offsets="[4,12]"), 12), "safetensors.gap"),
+    "beyond": (raw(one(), 4), "safetensors.gap"),
+    "trailing": (raw(one(), 9), "safetensors.gap"),
     "overlap": (raw(f'{{"a":{ENTRY},"b":{ENTRY}}}'), "safetensors.gap"),
-    "size": (raw('{"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}}'), "safetensors.gap"),
-    "name": (raw(f'{{"a":{ENTRY}}}'), "stats.name"),
-    "alone": (raw(f'{{"qq.trace":{ENTRY}}}'), "stats.name"),
+    "size": (raw(one("[3]")), "safetensors.gap"),
+    "name": (raw(one()), "stats.name"),
+    "alone": (raw(one().replace('"a"', '"qq.trace"')), "stats.name"),
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_artifacts as artifacts
-import tiny_rotations as tiny
+import tiny_artifacts as tiny
 
 from oscar_zoo.artifact import artifact_folder
 from oscar_zoo.artifact.artifact_folder import find_artifacts, verify_path
@@ -127,22 +127,6 @@ def test_one_file_is_one_side(role: str) -> None:
     assert found.warnings == ()
 
 
-@pytest.mark.parametrize(
-    ("k", "v"),
-    [
-        (tiny.hadamard_set(), tiny.hadamard_set()),
-        (tiny.per_head_set(), tiny.per_head_set("vtv_r_h_pbr")),
-        (tiny.partnered_set("k"), tiny.partnered_set("v")),
-    ],
-)
-def test_the_other_formats(k: RotationSet, v: RotationSet) -> None:
-    found = assert_verified(
-        verify_files(pair(k, v, names=("k_rotation.pt", "v_rotation.pt")), geometry=SHAPE)
-    )
-    assert found.k is not None
-    assert found.k.objective == k.objective
-
-
 def test_one_flipped_byte_anywhere_is_a_digest_mismatch() -> None:
     files = described(pair(), statistics=fingerprint())
     lock = [file_digest(name, data) for name, data in files.items()]
@@ -167,31 +151,131 @@ def test_bytes_are_compared_before_they_are_parsed() -> None:
     assert states(outcome)["container"] == "not checked"
 
 
-def test_file_list_and_files_agree() -> None:
-    files = described(pair())
-    assert_rejected(
-        verify_files({n: d for n, d in files.items() if n != V}), "bytes", "missing_file"
+def noisy(size: float) -> RotationSet:
+    noise = np.random.default_rng(0).standard_normal((8, 8)) * size
+    return tiny.change(K_SET, forward=(K_SET.layers[-1].forward + noise).astype(np.float32))
+
+
+def fitted(k: dict[str, Any], v: dict[str, Any]) -> dict[str, bytes]:
+    """A pair that says of its calibration `k` and `v`."""
+    return pair(replace(K_SET, calibration=k), replace(V_SET, calibration=v))
+
+
+def shape(**changes: Any) -> dict[str, Geometry]:
+    return {"geometry": SHAPE.model_copy(update=changes)}
+
+
+def at_layers(*layers: int) -> dict[str, bytes]:
+    return pair(
+        *(tiny.rotation_set(name, layers=layers) for name in ("qqt_r_h_pbr", "sst_r_h_pbr"))
     )
-    assert_rejected(verify_files({**files, "extra.pt": files[K]}), "bytes", "unlisted_file")
-    assert_verified(verify_files({**files, "README.md": b"hello"}))
-    absent = [FileDigest("other.pt", "0" * 64, 1)]
-    assert_rejected(verify_files(pair(), expected=absent), "bytes", "missing_file")
 
 
-def test_a_broken_manifest_is_refused_by_its_own_rules() -> None:
-    files = described(pair())
-    for data, code in (
-        (b"{}", "manifest.version"),
-        (b'{"schema": "oscar-zoo.manifest/9"}', "manifest.version"),
-        (b'{"schema": "oscar-zoo.manifest/1"}', "manifest.schema"),
-        (b'{"a":1,"a":2}', "json.duplicate_key"),
-        (b"id: yaml", "json.syntax"),
-        (
-            files["oscar.json"].replace(b'"group_size": 8', b'"group_size": 8, "x": 1'),
-            "manifest.schema",
-        ),
-    ):
-        assert_rejected(verify_files({**files, "oscar.json": data}), "bytes", code)
+PAIR, DESCRIBED = pair(), described(pair())
+LOCK = [file_digest(name, data) for name, data in PAIR.items()]
+PLAIN = tiny.hadamard_set()
+TWICE = replace(K_SET, layers=tuple(tiny.rotated(m, i) for i, m in enumerate(MATRICES["sst"])))
+HEADS = pair(tiny.per_head_set(), tiny.per_head_set("vtv_r_h_pbr"))
+PARTNERED = pair(tiny.partnered_set("k"), tiny.partnered_set("v"), names=("k_a.pt", "v_a.pt"))
+ONE_FIT = fitted({"generation_id": "ab" * 16}, {"generation_id": "ab" * 16})
+OTHER_FIT = artifacts.manifest(ONE_FIT, geometry=SHAPE).fit.model_copy(update={"fit_id": "cd" * 16})
+MISLEADING = pair(names=("k_rotation_qqt_r_h_pbr.pt", "v_rotation_qqt_r_h_pbr.pt"))
+UNKNOWN_KEY = DESCRIBED["oscar.json"].replace(b'"group_size": 8', b'"group_size": 8, "x": 1')
+REJECTED: list[tuple[str, str, dict[str, bytes], dict[str, Any]]] = [
+    ("bytes", "missing_file", {n: d for n, d in DESCRIBED.items() if n != V}, {}),
+    ("bytes", "unlisted_file", {**DESCRIBED, "extra.pt": b"x"}, {}),
+    ("bytes", "missing_file", PAIR, {"expected": [FileDigest("other.pt", "0" * 64, 1)]}),
+    ("bytes", "unlisted_file", PAIR, {"expected": LOCK[:1]}),
+    (
+        "bytes",
+        "unlisted_file",
+        {**PAIR, "statistics.safetensors": fingerprint()},
+        {"expected": LOCK},
+    ),
+    ("bytes", "manifest.version", {**DESCRIBED, "oscar.json": b"{}"}, {}),
+    ("bytes", "json.duplicate_key", {**DESCRIBED, "oscar.json": b'{"a":1,"a":2}'}, {}),
+    ("bytes", "json.syntax", {**DESCRIBED, "oscar.json": b"id: yaml"}, {}),
+    ("bytes", "manifest.schema", {**DESCRIBED, "oscar.json": UNKNOWN_KEY}, {}),
+    ("container", "file.html", {**PAIR, V: b"<html>"}, {}),
+    ("schema", "layers.gaps", at_layers(3, 7), {"strict": True}),
+    ("schema", "layers.missing", at_layers(3, 7), shape()),
+    ("schema", "layers.extra", at_layers(3, 7), shape(num_layers=8, attention_layers=(3,))),
+    ("schema", "manifest.format_version", described(PAIR, format_version=2), {}),
+    ("schema", "manifest.grouping", described(PAIR, grouping="kv_head"), {}),
+    (
+        "schema",
+        "manifest.orthogonal",
+        described(PARTNERED, format_version=3, grouping="kv_head"),
+        {},
+    ),
+    ("numeric", "not_orthogonal", pair(noisy(1e-4)), {}),
+    ("roles", "k-is-v", pair(V_SET, K_SET, names=("k_x.pt", "v_x.pt")), {}),
+    ("roles", "k-is-v", described(pair(V_SET, K_SET)), {}),
+    ("roles", "same_role", pair(v=TWICE), {}),
+    ("roles", "same_role", pair(PLAIN, PLAIN, names=("k_a.pt", "k_b.pt")), {}),
+    ("roles", "same_role", pair(PLAIN, PLAIN, names=("a.pt", "b.pt")), {}),
+    ("roles", "role.file_name", MISLEADING, {"strict": True}),
+    ("roles", "pair.fit_id", fitted({"generation_id": "aa"}, {"generation_id": "bb"}), {}),
+    ("roles", "pair.fit_id", described(ONE_FIT, fit=OTHER_FIT), {}),
+    ("roles", "pair.prompts", fitted({"prompt_sha256": "x"}, {"prompt_sha256": "y"}), {}),
+    ("roles", "pair.layers", pair(v=tiny.rotation_set("sst_r_h_pbr", layers=(0, 1, 2))), {}),
+    ("roles", "pair.version", pair(v=tiny.per_head_set("vtv_r_h_pbr")), {}),
+    ("model", "model.head_dim", PAIR, shape(head_dim=16)),
+    ("model", "model.head_dim", PAIR, shape(v_head_dim=16)),
+    ("model", "model.num_kv_heads", HEADS, shape(num_kv_heads=4)),
+    ("model", "model.geometry", DESCRIBED, shape(num_q_heads=8)),
+    ("statistics", "safetensors.header", described(PAIR, statistics=b"\0" * 40), {}),
+]
+
+
+@pytest.mark.parametrize(("stage", "code", "files", "given"), REJECTED)
+def test_an_artifact_that_must_not_be_used(
+    stage: str, code: str, files: dict[str, bytes], given: dict[str, Any]
+) -> None:
+    outcome = assert_rejected(verify_files(files, **given), stage, code)
+    assert outcome.measured is None or outcome.measured > (outcome.limit or 0) == 5e-6
+
+
+BARE = replace(K_SET, layers=tuple(replace(layer, eigenvalues=None) for layer in K_SET.layers))
+TIED = tiny.change(K_SET, eigenvalues=np.repeat([1.0, 2.0], 4).astype(np.float32))
+WARNED: list[tuple[set[str], dict[str, bytes], dict[str, Any]]] = [
+    (set(), ONE_FIT, {}),
+    (set(), {**DESCRIBED, "README.md": b"hello"}, {"strict": True}),
+    (set(), at_layers(3, 7), shape(num_layers=8, attention_layers=(3, 7))),
+    ({"layers.not_checked"}, at_layers(3, 7), {}),
+    ({"numeric.fp32_grade"}, pair(noisy(3e-7)), {}),
+    ({"eigenvalues.missing"}, pair(BARE), {}),
+    ({"eigenvalues.tied"}, pair(TIED), {}),
+    ({"role.file_name"}, MISLEADING, {}),
+    ({"role.unknown"}, {"x.pt": rotation_bytes(PLAIN)}, {}),
+    ({"role.label"}, {"k_rotation.pt": rotation_bytes(V_SET)}, {}),
+    ({"pair.tokens"}, fitted({"tokens": 1}, {"tokens": 2}), {}),
+    ({"pair.unproven"}, PAIR, {"expected": LOCK}),
+]
+
+
+@pytest.mark.parametrize(("codes", "files", "given"), WARNED)
+def test_what_is_only_a_warning(
+    codes: set[str], files: dict[str, bytes], given: dict[str, Any]
+) -> None:
+    found = assert_verified(verify_files(files, **given))
+    assert codes <= {*found.warnings} <= codes | {"pair.unproven"}
+    assert found.grade == ("fp32" if "numeric.fp32_grade" in codes else "fp64")
+
+
+def test_localisation_is_only_a_warning() -> None:
+    mixed = np.linalg.qr(np.random.default_rng(0).standard_normal((2, 64, 64)))[0]
+    stack = mixed * np.exp(np.linspace(0, 3, 64)) @ np.swapaxes(mixed, -2, -1)
+    k, v = tiny.rotation_set(matrices=stack), tiny.rotation_set("sst_r_h_pbr", matrices=stack[::-1])
+    found = assert_verified(verify_files(pair(k, v), strict=True))
+    assert {"localisation.k", "localisation.v"} <= {*found.warnings}
+
+
+def test_other_kinds_and_names_of_one_file() -> None:
+    outcome = verify_files(described(pair(), kind="gguf"))
+    assert isinstance(outcome, Unsupported) and outcome.kind == "gguf"
+    alone = {"x.pt": rotation_bytes(PLAIN)}
+    assert assert_verified(verify_files(alone, name_hint="v_rotation_hadamard.pt")).v is not None
 
 
 def test_problems_of_one_file_name_the_file() -> None:
@@ -201,47 +285,6 @@ def test_problems_of_one_file_name_the_file() -> None:
         verify_files(pair(v=tiny.change(V_SET, forward=broken))), "numeric", "not_finite"
     )
     assert (outcome.path, outcome.layer) == (V, 1)
-    assert_rejected(verify_files({**pair(), V: b"<html>"}), "container", "file.html")
-
-
-def test_layers_come_from_the_model() -> None:
-    hybrid = SHAPE.model_copy(update={"num_layers": 8, "attention_layers": (3, 7)})
-    k, v = (
-        tiny.rotation_set("qqt_r_h_pbr", layers=(3, 7)),
-        tiny.rotation_set("sst_r_h_pbr", layers=(3, 7)),
-    )
-    assert "layers.not_checked" in assert_verified(verify_files(pair(k, v))).warnings
-    outcome = assert_rejected(verify_files(pair(k, v), strict=True), "schema", "layers.gaps")
-    assert "name the model" in outcome.message
-    assert_verified(verify_files(pair(k, v), geometry=hybrid))
-    assert_rejected(verify_files(pair(k, v), geometry=SHAPE), "schema", "layers.missing")
-    more = hybrid.model_copy(update={"attention_layers": (3,)})
-    assert_rejected(verify_files(pair(k, v), geometry=more), "schema", "layers.extra")
-
-
-def test_the_manifest_describes_the_files() -> None:
-    files = pair()
-    for field, value in (("format_version", 2), ("grouping", "kv_head")):
-        assert_rejected(
-            verify_files(described(files, **{field: value})), "schema", f"manifest.{field}"
-        )
-    k, v = tiny.partnered_set("k"), tiny.partnered_set("v")
-    three = pair(k, v, names=("k_rotation_wush.pt", "v_rotation_wush.pt"))
-    plain = described(three, format_version=3, grouping="kv_head")
-    assert_rejected(verify_files(plain), "schema", "manifest.orthogonal")
-
-
-def test_a_precision_of_float32_is_a_warning_and_bf16_a_rejection() -> None:
-    def noisy(size: float) -> RotationSet:
-        noise = np.random.default_rng(0).standard_normal((8, 8)) * size
-        return tiny.change(K_SET, forward=(K_SET.layers[-1].forward + noise).astype(np.float32))
-
-    found = assert_verified(verify_files(pair(noisy(3e-7))))
-    assert (found.grade, "numeric.fp32_grade" in found.warnings) == ("fp32", True)
-    outcome = assert_rejected(verify_files(pair(noisy(1e-4))), "numeric", "not_orthogonal")
-    assert outcome.measured is not None
-    assert outcome.limit == 5e-6
-    assert outcome.measured > outcome.limit
 
 
 def test_a_transform_that_scales_up_is_no_permutation() -> None:
@@ -255,92 +298,11 @@ def test_a_transform_that_scales_up_is_no_permutation() -> None:
     assert_verified(verify_files({"k.pt": rotation_bytes(replace(good, layers=tuple(louder)))}))
 
 
-def test_missing_and_tied_eigenvalues_are_warnings() -> None:
-    bare = replace(K_SET, layers=tuple(replace(layer, eigenvalues=None) for layer in K_SET.layers))
-    assert "eigenvalues.missing" in assert_verified(verify_files(pair(bare))).warnings
-    values = np.sort(np.repeat([1.0, 2.0], 4)).astype(np.float32)
-    assert (
-        "eigenvalues.tied"
-        in assert_verified(verify_files(pair(tiny.change(K_SET, eigenvalues=values)))).warnings
-    )
-
-
-def test_swapped_files_are_refused() -> None:
-    assert_rejected(verify_files(pair(V_SET, K_SET, names=("k_x.pt", "v_x.pt"))), "roles", "k-is-v")
-    assert_rejected(verify_files(described(pair(V_SET, K_SET))), "roles", "k-is-v")
-    again = replace(K_SET, layers=tuple(tiny.rotated(m, i) for i, m in enumerate(MATRICES["sst"])))
-    assert_rejected(verify_files(pair(v=again)), "roles", "same_role")
-    both = pair(tiny.hadamard_set(), tiny.hadamard_set(), names=("k_a.pt", "k_b.pt"))
-    assert_rejected(verify_files(both), "roles", "same_role")
-    neither = pair(tiny.hadamard_set(), tiny.hadamard_set(), names=("a.pt", "b.pt"))
-    assert_rejected(verify_files(neither), "roles", "same_role")
-
-
 def test_content_decides_roles_before_names() -> None:
     found = assert_verified(verify_files(pair(names=("b.pt", "a.pt"))))
     assert found.k is not None
     assert found.k.objective == "qqt_r_h_pbr"
-    one = assert_verified(verify_files({"k_rotation.pt": rotation_bytes(V_SET)}))
-    assert (one.k, "role.label" in one.warnings) == (None, True)
-
-
-def test_a_misleading_name_is_a_warning_and_for_publishing_a_rejection() -> None:
-    files = pair(names=("k_rotation_qqt_r_h_pbr.pt", "v_rotation_qqt_r_h_pbr.pt"))
-    assert "role.file_name" in assert_verified(verify_files(files)).warnings
-    assert_rejected(verify_files(files, strict=True), "roles", "role.file_name")
-    assert_verified(verify_files(pair(), strict=True))
-    nameless = {"x.pt": rotation_bytes(tiny.hadamard_set())}
-    assert "role.unknown" in assert_verified(verify_files(nameless)).warnings
-    assert assert_verified(verify_files(nameless, name_hint="v_rotation_hadamard.pt")).v is not None
-
-
-@pytest.mark.parametrize(
-    ("k", "v", "code"),
-    [
-        ({"generation_id": "aa"}, {"generation_id": "bb"}, "pair.fit_id"),
-        ({"prompt_sha256": "x"}, {"prompt_sha256": "y"}, "pair.prompts"),
-    ],
-)
-def test_files_of_two_fits_are_no_pair(k: dict[str, Any], v: dict[str, Any], code: str) -> None:
-    files = pair(replace(K_SET, calibration=k), replace(V_SET, calibration=v))
-    assert_rejected(verify_files(files), "roles", code)
-
-
-def test_files_of_different_shape_are_no_pair() -> None:
-    longer = tiny.rotation_set("sst_r_h_pbr", layers=(0, 1, 2))
-    assert_rejected(verify_files(pair(v=longer)), "roles", "pair.layers")
-    heads = tiny.per_head_set("vtv_r_h_pbr")
-    assert_rejected(verify_files(pair(v=heads)), "roles", "pair.version")
-
-
-def test_one_fit_id_proves_the_pair() -> None:
-    label = {"generation_id": "ab" * 16}
-    files = pair(replace(K_SET, calibration=label), replace(V_SET, calibration=label))
-    assert assert_verified(verify_files(files)).warnings == ()
-    fit = artifacts.manifest(dict(files), geometry=SHAPE).fit
-    other = described(files, fit=fit.model_copy(update={"fit_id": "cd" * 16}))
-    assert_rejected(verify_files(other), "roles", "pair.fit_id")
-    half = pair(replace(K_SET, calibration=label))
-    assert assert_verified(verify_files(half)).warnings == ("pair.unproven",)
-    tokens = pair(
-        replace(K_SET, calibration={"tokens": 1}), replace(V_SET, calibration={"tokens": 2})
-    )
-    assert assert_verified(verify_files(tokens)).warnings == ("pair.tokens",)
-
-
-def test_the_model_has_these_heads() -> None:
-    def other(**changes: int) -> Geometry:
-        return SHAPE.model_copy(update=changes)
-
-    assert_rejected(verify_files(pair(), geometry=other(head_dim=16)), "model", "model.head_dim")
-    assert_rejected(verify_files(pair(), geometry=other(v_head_dim=16)), "model", "model.head_dim")
-    heads = pair(tiny.per_head_set(), tiny.per_head_set("vtv_r_h_pbr"))
-    assert_rejected(
-        verify_files(heads, geometry=other(num_kv_heads=4)), "model", "model.num_kv_heads"
-    )
-    assert_rejected(
-        verify_files(described(pair()), geometry=other(num_q_heads=8)), "model", "model.geometry"
-    )
+    assert assert_verified(verify_files({"k_rotation.pt": rotation_bytes(V_SET)})).k is None
 
 
 def test_statistics_see_a_swap_under_false_labels() -> None:
@@ -354,29 +316,6 @@ def test_statistics_see_a_swap_under_false_labels() -> None:
     assert outcome.measured is not None
     assert outcome.measured > 0.01
     assert_verified(verify_files(described(pair(k, v))))  # blind without
-
-
-def test_broken_statistics_are_refused() -> None:
-    files = described(pair(), statistics=b"\0" * 40)
-    assert_rejected(verify_files(files), "statistics", "safetensors.header")
-
-
-def test_localisation_is_only_a_warning() -> None:
-    rng = np.random.default_rng(0)
-    mixed = np.linalg.qr(rng.standard_normal((2, 64, 64)))[0]
-    stack = mixed * np.exp(np.linspace(0, 3, 64)) @ np.swapaxes(mixed, -2, -1)
-    files = pair(
-        tiny.rotation_set(matrices=stack), tiny.rotation_set("sst_r_h_pbr", matrices=stack[::-1])
-    )
-    found = assert_verified(verify_files(files))
-    assert {"localisation.k", "localisation.v"} <= {*found.warnings}
-    assert_verified(verify_files(files, strict=True))
-
-
-def test_other_kinds_are_named() -> None:
-    outcome = verify_files(described(pair(), kind="gguf"))
-    assert isinstance(outcome, Unsupported)
-    assert outcome.kind == "gguf"
 
 
 def write(folder: Path, files: Mapping[str, bytes]) -> Path:
@@ -406,14 +345,6 @@ def test_expected_digests(tmp_path: Path) -> None:
         outcome = verify_path(path, expected_digest=want)
         assert isinstance(outcome, DigestMismatch)
         assert outcome.want == want
-
-
-def test_no_file_escapes_the_digests_that_are_known() -> None:
-    lock = [file_digest(name, data) for name, data in pair().items()]
-    assert_verified(verify_files(pair(), expected=lock))
-    assert_rejected(verify_files(pair(), expected=lock[:1]), "bytes", "unlisted_file")
-    more = {**pair(), "statistics.safetensors": fingerprint()}
-    assert_rejected(verify_files(more, expected=lock), "bytes", "unlisted_file")
 
 
 def test_a_folder_is_judged_by_its_names_before_anything_is_read(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tiny_artifacts as artifacts
-import tiny_rotations as tiny
+import tiny_artifacts as tiny
 from numpy.typing import NDArray
 
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard

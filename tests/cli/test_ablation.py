@@ -7,9 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from own_cli import Cli
-from random_qwen3 import write_model
-from refusals import refused
+from cli_output import Cli, refused
+from tiny_models import write_model
 
 import oscar_zoo
 from oscar_zoo.cli.render.evaluation import print_bits

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_output import parsed
-from own_cli import Cli
-from random_qwen3 import EXAMPLE
+from cli_output import Cli, parsed
 from tiny_artifacts import artifact_files, write_folder
+from tiny_models import EXAMPLE
 
 import oscar_zoo
 from oscar_zoo.evaluate.against_table import ALL, TABLE

@@ -9,11 +9,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cli_output import parsed
-from hub_folders import hub_with
+from cli_output import parsed, ran, refused
+from hub_uses import hub_with
 from measured_artifacts import measured_files
 from random_moments import describe, random_moments
-from refusals import ran, refused
 from tiny_artifacts import K_NAME, write_folder
 
 from oscar_zoo.cli.main import run

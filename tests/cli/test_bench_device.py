@@ -4,7 +4,7 @@ starts."""
 from __future__ import annotations
 
 import pytest
-from refusals import refused
+from cli_output import refused
 
 from oscar_zoo.app import bench
 from oscar_zoo.cli.main import run

@@ -6,10 +6,10 @@ import shutil
 from pathlib import Path
 
 import pytest
+from cli_output import Cli
 from documents import ROOT
-from hub_folders import HARD, hub_with
+from hub_uses import HARD, hub_with
 from measured_artifacts import measured_files
-from own_cli import Cli
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli.main import run

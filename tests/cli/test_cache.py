@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_output import parsed
-from hub_folders import HARD, hub_with
+from cli_output import Cli, parsed
+from hub_uses import HARD, hub_with
 from measured_artifacts import measured_files
-from own_cli import Cli
 from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 from oscar_zoo.artifact.names import ArtifactId

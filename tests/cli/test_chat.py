@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 
 import pytest
-from own_cli import Cli
+from cli_output import Cli
 
 from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang.launch.processes import Process

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from publishing import publish
+from hub_uses import publish
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo import paths

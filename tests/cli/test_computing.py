@@ -22,8 +22,8 @@ from engines import INSTALLED, needs_sglang
 from forked_process import ForkedProcess
 from quick_cli import QuickCli
 from safetensors.torch import load_file, save_file
-from saved_models import change_config
 from tiny_artifacts import artifact_files
+from tiny_models import change_config
 
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest

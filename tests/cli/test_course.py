@@ -6,7 +6,7 @@ import itertools
 import re
 
 import pytest
-from long_work import PHASES, Clock
+from cli_output import PHASES, Clock
 
 from oscar_zoo.cli.render.course import Course
 from oscar_zoo.evaluate.shared import Phase

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from cli_child import Finished
-from hub_clients import VERSIONS
 from hub_server import HubServer
+from hub_uses import VERSIONS
 from quick_cli import QuickCli
 from tiny_artifacts import artifact_files, payload
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import refused
+from cli_output import refused
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.app import benchmark, evaluate, evaluate_server

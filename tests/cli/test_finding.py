@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
-from hub_folders import HARD, put_version
+from cli_output import Cli
+from hub_uses import HARD, put_version
 from measured_artifacts import SELECTION, measured_files
-from own_cli import Cli
 from tiny_artifacts import payload
 
 import oscar_zoo

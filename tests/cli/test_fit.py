@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from cli_child import Cli
 from cli_output import parsed
-from saved_models import change_config, save_model
 from tiny_artifacts import artifact_files, write_folder
+from tiny_models import change_config, save_model
 
 from oscar_zoo.app.compute_plan import plan_computing
 from oscar_zoo.app.compute_wish import ComputeWish

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_clients import VERSIONS
 from hub_server import HubServer
-from measured_artifacts import measured_files
+from hub_uses import VERSIONS
+from measured_artifacts import key_file, measured_files
 from quick_cli import QuickCli
-from signing import key_file
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.files import sha256_hex

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from cli_output import parsed
-from random_qwen3 import EXAMPLE, TOKENIZER, write_model
-from saved_models import INDEX, change_config
+from tiny_models import EXAMPLE, INDEX, TOKENIZER, change_config, write_model
 
 from oscar_zoo.cli import main as cli
 

@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from hub_folders import HARD, hub_with
-from own_cli import Cli
+from cli_output import Cli
+from hub_uses import HARD, hub_with
 from tiny_artifacts import artifact_files
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from cli_output import parsed
-from hub_clients import HUB_2, VERSIONS
 from hub_server import HubServer
+from hub_uses import HUB_2, VERSIONS
 
 from oscar_zoo.cli.main import run
 

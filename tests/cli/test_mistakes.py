@@ -11,8 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cli_output import parsed
-from refusals import TINY, refused
+from cli_output import TINY, parsed, refused
 from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 from oscar_zoo.cli.main import run

@@ -7,10 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import fake_sglang
 import pytest
-from cli_output import parsed
-from refusals import TINY, refused
+import served_model
+from cli_output import TINY, parsed, refused
 from safetensors.torch import load_file, save_file
 from tiny_artifacts import artifact_files, write_folder
 
@@ -37,7 +36,7 @@ def test_a_server_that_dies_while_serving(
     capsys: pytest.CaptureFixture[str], artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Programs still get one object; the cause goes to stderr, and the exit code says it."""
-    port = fake_sglang.take_its_place(monkeypatch, dies=True)
+    port = served_model.take_its_place(monkeypatch, dies=True)
     command = [
         "serve",
         str(artifact),
@@ -59,7 +58,7 @@ def test_a_server_that_dies_while_serving(
 def test_a_backend_that_is_replaced_is_told_before_the_start(
     capsys: pytest.CaptureFixture[str], artifact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = fake_sglang.take_its_place(monkeypatch, dies=True)
+    port = served_model.take_its_place(monkeypatch, dies=True)
     place = ["--model", str(MODEL), "--port", str(port), "--device", "cpu"]
     assert run(["serve", str(artifact), *place, "--", "--attention-backend=fa3"]) == 1
     told = capsys.readouterr().err

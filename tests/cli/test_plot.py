@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cli_output import parsed
 from random_moments import describe, random_moments
-from sample_reports import sample_report
+from site_pages import sample_report
 
 from oscar_zoo.cli import main as cli
 from oscar_zoo.compute.moments_file import save_moments

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from long_work import PHASES, Clock
+from cli_output import PHASES, Clock
 
 from oscar_zoo.cli.render.course import EVERY_SECONDS
 from oscar_zoo.cli.render.progress import TerminalObserver, question_of

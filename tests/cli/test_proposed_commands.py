@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from refusals import TINY, refused
+from cli_output import TINY, refused
 from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 from oscar_zoo.cli.main import run

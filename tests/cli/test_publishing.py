@@ -6,9 +6,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from hub_folders import HARD, put_version
+from cli_output import Cli
+from hub_uses import HARD, put_version
 from measured_artifacts import measured_files
-from own_cli import Cli
 from tiny_artifacts import FILE_NAME, manifest, payload, write_folder
 
 from oscar_zoo.artifact.files import sha256_hex

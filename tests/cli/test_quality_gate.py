@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_folders import HARD, put_version
-from measured_artifacts import SELECTION, measured_files, measured_manifest
-from own_cli import Cli
-from sample_scores import figure, gpqa, write_scores
+from cli_output import Cli
+from hub_uses import HARD, put_version
+from measured_artifacts import (
+    SELECTION,
+    figure,
+    gpqa,
+    measured_files,
+    measured_manifest,
+    write_scores,
+)
 from tiny_artifacts import FILE_NAME, artifact_files, manifest, payload, write_folder
 
 import oscar_zoo

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from cli_output import parsed
+from cli_output import parsed, ran
 from measured_artifacts import measured_files
 from random_moments import describe, random_moments
-from refusals import ran
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.specs import Geometry

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_output import parsed
-from own_cli import Cli
-from random_qwen3 import EXAMPLE
+from cli_output import Cli, parsed
 from tiny_artifacts import artifact_files, write_folder
+from tiny_models import EXAMPLE
 
 ASKED = ("--family", "single", "--depths", 2, "--samples", 1, "--lengths", 600)
 

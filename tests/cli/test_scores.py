@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_folders import HARD
-from measured_artifacts import measured_files
-from own_cli import Cli
-from sample_scores import figure, gpqa, measured, write_scores
+from cli_output import Cli
+from hub_uses import HARD
+from measured_artifacts import figure, gpqa, measured, measured_files, write_scores
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo

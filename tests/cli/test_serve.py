@@ -13,13 +13,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from alive import alive
 from cli_output import parsed
 from engines import MODEL, needs_sglang
 from served_model import (
     CANARY,
     KEY,
     Running,
+    alive,
     all_children,
     cmdline,
     fitted,

@@ -12,8 +12,8 @@ import pytest
 from architectures import write_mtp_model
 from cli_output import parsed
 from safetensors.torch import load_file, save_file
-from saved_models import INDEX, change_config
 from tiny_artifacts import manifest, payload, write_folder
+from tiny_models import INDEX, change_config
 
 import oscar_zoo
 from oscar_zoo.artifact.manifest import FILE_NAME

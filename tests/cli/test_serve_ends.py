@@ -14,11 +14,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from alive import alive
 from cli_output import parsed
 from engines import needs_sglang
 from forked_commands import forked
 from served_model import (
+    alive,
     all_children,
     cmdline,
     fitted,

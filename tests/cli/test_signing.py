@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_folders import HARD
-from measured_artifacts import measured_files
-from own_cli import Cli
-from signing import key_file, model_signing, needs_checker, public_file
+from cli_output import Cli
+from hub_uses import HARD
+from measured_artifacts import key_file, measured_files, model_signing, needs_checker, public_file
 from tiny_artifacts import write_folder
 
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, Manifest

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from refusals import TINY, refused
+from cli_output import TINY, refused
 
 import oscar_zoo.site.scores  # noqa: F401 (it would keep what the tests put in place of describe)
 from oscar_zoo.cli import main

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 from cli_output import parsed
-from hub_folders import HARD
+from hub_uses import HARD
 from measured_artifacts import measured_files
 from tiny_artifacts import artifact_files, write_folder
 

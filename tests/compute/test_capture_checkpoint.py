@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from capture_models import build, same_sum, sequences
 from safetensors.torch import load_file
+from tiny_models import build, same_sum, sequences
 from torch import Tensor
 
 from oscar_zoo.compute import coverage

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from capture_models import same_sum, sequences
-from random_qwen3 import EXAMPLE, write_model
-from saved_models import float8_pair, save_model
+from tiny_models import EXAMPLE, float8_pair, same_sum, save_model, sequences, write_model
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows

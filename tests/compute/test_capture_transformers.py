@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from capture_models import FAMILIES, Rows, attention_rows, build, first, sequences
-from random_qwen3 import EXAMPLE
+from tiny_models import EXAMPLE, FAMILIES, Rows, attention_rows, build, first, sequences
 from torch import Tensor
 from torch.nn import functional
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import capture_models
 import pytest
+import tiny_models
 import torch
-from random_qwen3 import EXAMPLE, write_model
+from tiny_models import EXAMPLE, write_model
 from torch import Tensor
 
 from oscar_zoo.artifact.formats import Role, hadamard_set
@@ -148,7 +148,7 @@ def test_a_model_is_captured(
     family: str, by_layer: bool, elsewhere: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with CPU:
-        model, text = capture_models.build(family, torch.float32), capture_models.sequences(40, 33)
+        model, text = tiny_models.build(family, torch.float32), tiny_models.sequences(40, 33)
     if not by_layer:
         monkeypatch.setattr(layerwise, "start_states", lambda *args: None)
     request = CaptureRequest(text, NEEDS, tmp_path / "work", progress=no_progress)

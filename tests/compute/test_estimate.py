@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from long_work import Clock
+from cli_output import Clock
 from safetensors import safe_open
 from transformers import AutoConfig, PreTrainedConfig
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from random_qwen3 import EXAMPLE, write_model
+from tiny_models import EXAMPLE, write_model
 from torch import Tensor
 
 EXAMPLES = EXAMPLE.parents[1]

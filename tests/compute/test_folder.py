@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from failing_calls import Injection, killed_at, raise_error
+from scripted_hub import Injection, killed_at, raise_error
 
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.compute.folder import check_target, write_folder

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from random_qwen3 import EXAMPLE
+from tiny_models import EXAMPLE
 from torch import Tensor
 
 from oscar_zoo.artifact.specs import Windows

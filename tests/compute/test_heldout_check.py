@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from random_qwen3 import EXAMPLE
+from tiny_models import EXAMPLE
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.compute.data import CalibrationData

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from random_qwen3 import EXAMPLE, write_model
+from tiny_models import EXAMPLE, write_model
 
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import Manifest

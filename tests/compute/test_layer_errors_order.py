@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from random_qwen3 import EXAMPLE
+from tiny_models import EXAMPLE
 
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.specs import Clip, ServingRecipe

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from random_moments import describe, random_moments
-from sample_reports import BF16, METHODS, sample_report
+from site_pages import BF16, METHODS, sample_report
 
 from oscar_zoo.compute.estimators import estimate
 from oscar_zoo.compute.report import text

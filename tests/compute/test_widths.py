@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from random_qwen3 import EXAMPLE, write_model
+from tiny_models import EXAMPLE, write_model
 
 from oscar_zoo.artifact.manifest import WIDTHS_NAME, Manifest
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import pytest
 from documents import EXAMPLES, PAGES, ROOT, Line, commands, shell_lines
-from hub_folders import put_version
-from signing import key_file, public_file
+from hub_uses import put_version
+from measured_artifacts import key_file, public_file
 from tiny_artifacts import artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.manifest import SIGNATURE_NAME

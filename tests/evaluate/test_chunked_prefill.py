@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from random_qwen3 import write_model
+from tiny_models import write_model
 
 from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows

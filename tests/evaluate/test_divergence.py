@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from architectures import write_architecture
-from random_qwen3 import write_model
+from tiny_models import write_model
 
 from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Widths, Windows

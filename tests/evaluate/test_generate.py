@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from random_qwen3 import write_model
+from tiny_models import write_model
 from torch import Tensor
 
 from oscar_zoo.artifact.formats import hadamard_set

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from random_qwen3 import write_model
+from tiny_models import write_model
 
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Windows

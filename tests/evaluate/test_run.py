@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from random_qwen3 import EXAMPLE, write_model
+from tiny_models import EXAMPLE, write_model
 
 from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths, Windows

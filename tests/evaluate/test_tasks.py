@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from random_qwen3 import EXAMPLE, write_model
+from tiny_models import EXAMPLE, write_model
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.errors import UsageError

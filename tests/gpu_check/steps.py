@@ -266,7 +266,7 @@ def write_models(check: Check) -> None:
 
     sys.path.insert(0, str(ROOT / "tests/support"))
     from architectures import write_architecture, write_mtp_model
-    from saved_models import change_config
+    from tiny_models import change_config
 
     write_model(check.work / EXPERTS, EXAMPLE)
     write_mtp_model("qwen3_5", check.work / HYBRID)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hub_folders import put_version
+from hub_uses import put_version
 
 from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.hubs.address import open_hub

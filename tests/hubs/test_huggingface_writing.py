@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_clients import HUB_2, VERSIONS
 from hub_server import HubServer
-from hub_tls import OPENSSL
+from hub_uses import HUB_2, VERSIONS
+from hub_wire import OPENSSL
 from huggingface_zoo import CANARY, FILES, QWEN, ROOT, K, running_hub
 
 

@@ -10,9 +10,9 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from failing_calls import Injection, killed_at, raise_error
-from hub_folders import put_version as put
-from publisher import content, publish_rounds
+from hub_uses import content, publish_rounds
+from hub_uses import put_version as put
+from scripted_hub import Injection, killed_at, raise_error
 
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.names import ArtifactId

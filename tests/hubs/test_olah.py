@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from cli_child import Cli
-from hub_clients import run_client
 from hub_server import HubServer
-from olah_mirror import needs_olah, olah
+from hub_uses import run_client
+from raw_server import needs_olah, olah
 from tiny_artifacts import artifact_files
 
 pytestmark = needs_olah

@@ -17,7 +17,7 @@ SECOND = Path(sys.prefix) / "hub-2"
 
 CHILD = """
 import json, sys, threading
-from closed_ports import closed_port
+from raw_server import closed_port
 from raw_server import RawServer, answer, reset
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.registry.hubs.http import http_client

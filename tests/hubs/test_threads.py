@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_clients import VERSIONS
 from hub_repositories import Kind
 from hub_server import HubServer
+from hub_uses import VERSIONS
 from measured_artifacts import measured_files
 from quick_cli import QuickCli
 from tiny_artifacts import FILE_NAME, K_NAME, V_NAME, artifact_files, payload, write_folder

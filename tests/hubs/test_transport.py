@@ -14,8 +14,7 @@ from email.utils import format_datetime
 from typing import Any
 
 import pytest
-from closed_ports import closed_port
-from raw_server import Handler, RawServer, Seen, answer, reset
+from raw_server import Handler, RawServer, Seen, answer, closed_port, reset
 
 from oscar_zoo.errors import (
     Forbidden,

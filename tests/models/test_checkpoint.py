@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from capture_models import build
-from random_qwen3 import EXAMPLE
-from saved_models import INDEX, change_config, float8_pair, save_model
+from tiny_models import EXAMPLE, INDEX, build, change_config, float8_pair, save_model
 from torch import nn
 
 from oscar_zoo.errors import InvalidModel, UnsupportedModel

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from random_qwen3 import EXAMPLE
+from tiny_models import EXAMPLE
 
 from oscar_zoo.engines.sglang.launch.plan import set_variables
 from oscar_zoo.engines.sglang.launch.preflight import check_folder

@@ -8,7 +8,7 @@ import pytest
 import torch
 from architectures import write_architecture
 from safetensors.torch import load_file, save_file
-from saved_models import change_config
+from tiny_models import change_config
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from own_cli import Cli
+from cli_output import Cli
 
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.weight_count import weights_of_config

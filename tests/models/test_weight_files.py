@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from saved_models import save_model
+from tiny_models import save_model
 
 from oscar_zoo.errors import InvalidModel
 from oscar_zoo.models.weight_files import INDEX, check_weight_files

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_folders import HARD, put_version
-from publishing import publish
-from sample_scores import gpqa, measured
+from hub_uses import HARD, publish, put_version
+from measured_artifacts import gpqa, measured
 from scripted_hub import ScriptedHub, after, lose_reply
 from tiny_artifacts import artifact_files, payload, write_folder
 

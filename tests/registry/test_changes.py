@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_folders import HARD, put_version
-from publishing import publish
+from hub_uses import HARD, publish, put_version
 from scripted_hub import ScriptedHub, after, index_of, lose_reply, lose_reply_and_die, lose_request
 from tiny_artifacts import FILE_NAME, K_NAME, V_NAME, artifact_files, write_folder
 

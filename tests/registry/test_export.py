@@ -3,8 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hub_folders import HARD, hub_with
-from pulling import pull
+from hub_uses import HARD, hub_with, pull
 from tiny_artifacts import K_NAME, artifact_files
 
 from oscar_zoo.artifact.artifact_folder import verify_path

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from failing_calls import CALLS, Injection, killed_at, raise_error
+from scripted_hub import CALLS, Injection, killed_at, raise_error
 
 from oscar_zoo.artifact.durable import STORE, held
 from oscar_zoo.artifact.names import ArtifactId
@@ -207,7 +207,7 @@ def test_an_entry_that_came_back_meanwhile_stays(
 @pytest.fixture
 def removing_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count the calls that remove things, too."""
-    monkeypatch.setattr("failing_calls.CALLS", (*CALLS, "unlink", "rmdir", "listdir"))
+    monkeypatch.setattr("scripted_hub.CALLS", (*CALLS, "unlink", "rmdir", "listdir"))
 
 
 def assert_usable(store: Store) -> None:

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_folders import HARD, hub_with
-from pulling import pull
-from real_files import ZOO
-from tiny_artifacts import K_NAME, payload
+from hub_uses import HARD, hub_with, pull
+from tiny_artifacts import K_NAME, ZOO, payload
 
 from oscar_zoo.artifact.files import file_digest
 from oscar_zoo.artifact.names import ArtifactId

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hub_folders import HARD
+from hub_uses import HARD
 from measured_artifacts import SELECTION, measured_files, measured_manifest
 from tiny_artifacts import artifact_files
 

@@ -4,9 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_folders import HARD, put_version
-from publishing import publish
-from pulling import pull
+from hub_uses import HARD, publish, pull, put_version
 from scripted_hub import ScriptedHub, lose_reply
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, manifest, payload, write_folder
 

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_folders import HARD
 from hub_server import HubServer
-from publishing import publish
-from pulling import pull
+from hub_uses import HARD, publish, pull
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.registry.hubs.huggingface import open_huggingface

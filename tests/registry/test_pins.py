@@ -5,7 +5,7 @@ import multiprocessing
 from pathlib import Path
 
 import pytest
-from failing_calls import Injection, killed_at, raise_error
+from scripted_hub import Injection, killed_at, raise_error
 
 from oscar_zoo.artifact.files import FileDigest, artifact_digest
 from oscar_zoo.artifact.names import ArtifactId, Reference

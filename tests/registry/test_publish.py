@@ -5,12 +5,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from failing_calls import killed_at
-from hub_folders import put_version
-from publisher import publish_folders, without_locks
-from publishing import publish
-from pulling import pull
-from scripted_hub import ScriptedHub, index_of, lose_reply
+from hub_uses import publish, publish_folders, pull, put_version, without_locks
+from scripted_hub import ScriptedHub, index_of, killed_at, lose_reply
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, manifest, payload, write_folder
 
 from oscar_zoo.artifact.files import sha256_hex

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_clients import VERSIONS
-from hub_folders import HARD
 from hub_repositories import Kind, Repository
 from hub_server import HubServer
+from hub_uses import HARD, VERSIONS, pull
+from measured_artifacts import key_file, public_file
 from publishing_child import Publisher
-from pulling import pull
-from signing import key_file, public_file
 from tiny_artifacts import FILE_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.manifest import SIGNATURE_NAME

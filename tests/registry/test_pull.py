@@ -5,11 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
-from failing_calls import Injection, killed_at, raise_error
-from hub_folders import HARD, hub_with, put_version
-from pulling import pull
-from real_files import ZOO
-from tiny_artifacts import K_NAME, TINY, V_NAME, artifact_files, payload, rotation
+from hub_uses import HARD, hub_with, pull, put_version
+from scripted_hub import Injection, killed_at, raise_error
+from tiny_artifacts import K_NAME, TINY, V_NAME, ZOO, artifact_files, payload, rotation
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hub_folders import put_version
+from hub_uses import put_version
 from tiny_artifacts import artifact_files
 
 from oscar_zoo.artifact.files import artifact_digest, file_digest

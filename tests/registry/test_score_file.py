@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sample_scores import DIGEST, gpqa, measured
+from measured_artifacts import DIGEST, gpqa, measured
 
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_scores import gpqa, measured
+from measured_artifacts import gpqa, measured
 
 from oscar_zoo.artifact.specs import HistoryEntry, Score
 from oscar_zoo.registry.score_file import joined, key, merged

@@ -4,9 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hub_folders import HARD, put_version
-from publishing import publish
-from pulling import pull
+from hub_uses import HARD, publish, pull, put_version
 from scripted_hub import ScriptedHub, after, lose_reply
 from tiny_artifacts import artifact_files, payload, write_folder
 

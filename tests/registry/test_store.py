@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from failing_calls import Injection, killed_at, raise_error
+from scripted_hub import Injection, killed_at, raise_error
 from tiny_artifacts import artifact_files
 
 from oscar_zoo.artifact import durable

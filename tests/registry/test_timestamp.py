@@ -8,9 +8,8 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from publishing import publish
-from pulling import pull
-from signing import key_file
+from hub_uses import publish, pull
+from measured_artifacts import key_file
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.errors import (

@@ -6,8 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hub_folders import HARD, hub_with, put_version
-from pulling import plan, pull
+from hub_uses import HARD, hub_with, plan, pull, put_version
 from tiny_artifacts import FILE_NAME, artifact_files, payload
 
 from oscar_zoo import paths

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from publishing import publish
-from pulling import pull
+from hub_uses import publish, pull
 from tiny_artifacts import artifact_files, manifest, payload, write_folder
 
 from oscar_zoo.artifact.artifact_folder import verify_path

@@ -17,8 +17,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from cache_oracle import PlainPrefill
 from executor_pair import Both, PairShape
-from plain_prefill import PlainPrefill
 
 from oscar_kernels.cache import BatchView, LayerCache
 from oscar_kernels.spec import QuantSpec

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from cache_oracle import PlainPrefill
 from executor_pair import Both, PairShape
-from plain_prefill import PlainPrefill
 
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.engine import Softmax

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from plain_prefill import PlainPrefill
+from cache_oracle import PlainPrefill
 
 from oscar_kernels.cache import BatchView, TokenTargets, WindowState
 from oscar_zoo.runtime.batch import Batch

@@ -13,8 +13,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from cache_oracle import general_set
-from plain_prefill import PlainPrefill
+from cache_oracle import PlainPrefill, general_set
 from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from draft_worker import PARENTS, DraftShape, Worker, masks_of, path_to
+from draft_runs import PARENTS, DraftShape, Worker, masks_of, path_to
 
 from oscar_kernels.cache import Drafts
 from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES, Ops

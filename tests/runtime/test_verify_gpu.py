@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from draft_worker import DraftShape, Worker, masks_of
-from plain_prefill import PlainPrefill
+from cache_oracle import PlainPrefill
+from draft_runs import DraftShape, Worker, masks_of
 
 from oscar_kernels.cache import Drafts
 from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES

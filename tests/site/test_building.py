@@ -16,7 +16,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from own_cli import Cli
+from cli_output import Cli
 from site_pages import BARE, write_hub
 
 from oscar_zoo import build_site

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hub_folders import HARD
+from hub_uses import HARD
 from site_pages import BARE, EVIL, HOSTILE, Page, write_hub
 
 from oscar_zoo import build_site

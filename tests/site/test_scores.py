@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sample_scores import gpqa
+from measured_artifacts import gpqa
 from site_pages import HOSTILE, Page
 
 from oscar_zoo.artifact.manifest import Status

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from architecture_rows import ARCHITECTURES
-from random_qwen3 import EXAMPLE, TOKENIZER
 from safetensors.torch import load_file, save_file
-from saved_models import change_config
+from tiny_models import EXAMPLE, TOKENIZER, change_config
 
 __all__ = [
     "ARCHITECTURES",

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from capture_models import build, sequences
 from safetensors.torch import save_file
+from tiny_models import build, sequences
 
 from oscar_zoo.artifact import durable
 from oscar_zoo.compute import coverage

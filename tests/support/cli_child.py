@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cli_output import parsed
-from hub_clients import HUB_2
+from hub_uses import HUB_2
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
+
+from oscar_zoo.cli import main, streams
+from oscar_zoo.cli.main import run
+from oscar_zoo.evaluate.shared import Phase
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "docs/schemas"
 
@@ -32,3 +40,75 @@ def check(value: Any) -> None:
 @cache
 def _validator(name: str) -> Draft202012Validator:
     return Draft202012Validator(json.loads((SCHEMAS / f"{name}.json").read_bytes()))
+
+
+class Cli:
+    """Runs command lines; what was printed stays for looking at."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self.capsys, self.out, self.err = capsys, "", ""
+
+    def __call__(self, code: int, *words: object) -> str:
+        """What is printed on stdout; the exit code must be `code`."""
+        assert run([str(word) for word in words]) == code
+        self.out, self.err = self.capsys.readouterr()
+        return self.out
+
+    def json(self, code: int, *words: object) -> Any:
+        """The JSON object that is printed; nothing is printed on stderr beside it."""
+        value = parsed(self(code, *words, "--json"))
+        assert self.err == ""
+        return value
+
+
+def numbers(line: str) -> list[int]:
+    """The whole numbers of a line, with commas or without."""
+    return [int(found.replace(",", "")) for found in re.findall(r"\d[\d,]*", line)]
+
+
+TINY = "tiny-qwen3-hard"
+"""A model of the zoo that is on no hub."""
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: object) -> str:
+    """Run what must fail with `code`: one line on stderr (returned), nothing on stdout; the same
+    facts as JSON."""
+    words = [str(argument) for argument in arguments]
+    assert run(words) == code
+    text = capsys.readouterr()
+    assert text.out == "" and text.err.count("\n") == 1 and text.err.startswith("error: "), text
+    assert run([*words, "--json"]) == code
+    structured = capsys.readouterr()
+    assert structured.err == ""
+    error = parsed(structured.out)["error"]
+    assert error["code"] and error["message"].strip() and set(error) == {"code", "message", "hint"}
+    return text.err
+
+
+PHASES = (
+    Phase("load", "", 10),
+    Phase("capture", "tokens", 30),
+    Phase("perplexity", "sequences", 60),
+)
+
+
+@dataclass
+class Clock:
+    """Time that passes when somebody says so."""
+
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ran(given: list[str]) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr, as bytes that a terminal could show."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8") for _ in range(2))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        streams.accept_any_text()
+        code = main.run(given)
+    out.flush()
+    err.flush()
+    told, remarks = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+    return code, told, remarks

@@ -1,4 +1,4 @@
-"""The process behind `quick_cli`: it imports what most commands import, then forks for every one of
+"""The process behind `cli_child`: it imports what most commands import, then forks for every one of
 them."""
 
 from __future__ import annotations

@@ -29,9 +29,7 @@ def install(answers: Sequence[Sequence[int]], shape: str, counts: str = "") -> N
     """Make SGLang verify drafts on a CPU.
 
     Args:
-        answers: prompts with their answers.
         shape: `chain`, `chains` or `tree`.
-        counts: file that gets how many drafts were verified, accepted and moved.
     """
     library, part = types.ModuleType("sgl_kernel"), types.ModuleType("sgl_kernel.speculative")
     library.__path__ = []
@@ -67,7 +65,6 @@ def keep_states(
     Args:
         kept: `[layers, slots, ...]`.
         made: `[layers, requests, drafts, ...]`.
-        slots: of every request.
         steps: drafts of every request; -1 for none.
         rows: of `made`, for every request; the first ones without it.
     """

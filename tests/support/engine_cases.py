@@ -13,8 +13,8 @@ from typing import Any
 from architectures import ARCHITECTURES, write_architecture
 from cache_oracle import general_set
 from engines import Engines, recall_prompts, text_tokens
-from saved_models import change_config, save_model
 from tiny_artifacts import TINY, manifest, payload, write_folder
+from tiny_models import change_config, save_model
 
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.specs import Geometry
@@ -63,7 +63,7 @@ class Case:
         mode: of the slots, `int2` for codes alone; empty for a server without the plugin's cache.
         mutant: a bug of `int2_test_plugin.mutants`.
         spawn: workers as users get them.
-        family: of a small random model in place of the example; see `capture_models` and
+        family: of a small random model in place of the example; see `tiny_models` and
             `architectures`.
     """
 
@@ -297,7 +297,6 @@ def scheduling_groups(*, queue: int = 10, new: int = 14) -> list[dict[str, Any]]
     make the shortest prompt longer than the recent window.
 
     Args:
-        queue: requests of the queue.
         new: tokens of its answers; those to prompts of `lengths` have half as many.
     """
     piece = _pieces(random.Random(0))

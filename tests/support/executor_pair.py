@@ -111,10 +111,8 @@ class Both:
 
     Args:
         shape: of both.
-        prefill: of the kernels.
         seed: of transforms, slots and tokens.
         kernels: may be broken ones.
-        softmax: of all steps.
     """
 
     def __init__(

@@ -30,11 +30,7 @@ class ForkedCli(Cli):
 
 
 def forked(command: Sequence[object], environment: Mapping[str, str], folder: Path) -> Finished:
-    """Run Python with the arguments `command` to its end, in `folder`.
-
-    Args:
-        environment: all variables.
-    """
+    """Run Python with the arguments `command` to its end, in `folder`."""
     return forked_by(shared(), command, environment, folder, folder)
 
 

@@ -46,11 +46,7 @@ class Output:
 
 
 class ForkedProcess:
-    """Python with the arguments `command`, which starts in `folder`.
-
-    Args:
-        environment: all variables.
-    """
+    """Python with the arguments `command`, which starts in `folder`."""
 
     def __init__(
         self, command: Sequence[object], environment: Mapping[str, str], folder: Path

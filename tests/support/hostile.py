@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import hostile_archives
 import hostile_pickles
 import numpy as np
-import tiny_rotations as tiny
+import tiny_artifacts as tiny
 from hostile_archives import Case, Record, archive, good_records
 from hostile_pickles import Tensor, layer, of, of_layer, op, top
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import tiny_rotations as tiny
+import tiny_artifacts as tiny
 
 from oscar_zoo.artifact.archive import read_archive
 from oscar_zoo.artifact.writer import rotation_bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tiny_rotations as tiny
+import tiny_artifacts as tiny
 from hostile_archives import Case, with_content
 
 

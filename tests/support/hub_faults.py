@@ -79,12 +79,7 @@ class Faults:
         method: str | None,
         arguments: dict[str, Any],
     ) -> Fault:
-        """Switch a fault on.
-
-        Raises:
-            ValueError: no such kind.
-            TypeError: arguments that this kind does not take.
-        """
+        """Switch a fault on."""
         if kind not in _KINDS:
             raise ValueError(f"no fault {kind!r}; there are {', '.join(sorted(_KINDS))}")
         what = _KINDS[kind]
@@ -212,23 +207,6 @@ def exchange(hub: HubState, request: Request, answer: Answer, *, at: int, n: int
 def repeat(hub: HubState, request: Request, answer: Answer, *, at: int, n: int) -> Reply:
     """Bytes `at` to `at + n` of the content come twice."""
     return _content(request, answer, lambda data, read: data[: at + n] + data[at:])
-
-
-@_fault(_READS, content=True)
-def ignore_range(hub: HubState, request: Request, answer: Answer) -> Reply:
-    """Answer a request for a range with everything."""
-    request.range = None
-    return answer()
-
-
-@_fault(("GET", "HEAD"), content=True)
-def new_etag(hub: HubState, request: Request, answer: Answer) -> Reply:
-    """Another ETag every time."""
-    reply = answer()
-    for name in ("ETag", "X-Linked-Etag"):
-        if name in reply.headers:
-            reply.headers[name] = f'"{next(_serial):064x}"'
-    return reply
 
 
 @_fault(_READS, content=True)

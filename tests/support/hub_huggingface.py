@@ -3,16 +3,25 @@ proposals."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
-import hub_huggingface_writes as writes
-from hub_huggingface_access import at, identified, readable, refuse, writable
-from hub_repositories import Commit, HubState, Repository
-from hub_storage import signed_address
-from hub_wire import Reply, Request, as_json, serve_content
+from hub_repositories import (
+    FIRST_FILES,
+    Blob,
+    Commit,
+    HubState,
+    NoSuchRevision,
+    Repository,
+    StaleParent,
+    is_lfs,
+)
+from hub_wire import Refused, Reply, Request, as_json, batch_objects, serve_content, signed_address
 
 
 def answer(hub: HubState, request: Request) -> Reply:
@@ -23,15 +32,13 @@ def answer(hub: HubState, request: Request) -> Reply:
         case ("POST", "api", "validate-yaml"):
             return as_json({"errors": [], "warnings": []})
         case ("POST", "api", "repos", "create"):
-            return writes.create(hub, request)
+            return create(hub, request)
         case (_, "api", "models", owner, name, *rest):
             return _api(hub, request, f"{owner}/{name}", rest)
         case ("POST", owner, name, "info", "lfs", "objects", "batch") if name.endswith(".git"):
-            return writes.batch(hub, request, f"{owner}/{name.removesuffix('.git')}")
+            return batch(hub, request, f"{owner}/{name.removesuffix('.git')}")
         case ("POST", owner, name, "info", "lfs", "verify") if name.endswith(".git"):
-            return writes.verify(
-                request, readable(hub, request, f"{owner}/{name.removesuffix('.git')}")
-            )
+            return verify(request, readable(hub, request, f"{owner}/{name.removesuffix('.git')}"))
         case ("GET", owner, name, "resolve", revision, *path):
             return _resolve(hub, request, f"{owner}/{name}", revision, "/".join(path))
     return as_json({"error": "Not Found"}, 404)
@@ -52,15 +59,15 @@ def _api(hub: HubState, request: Request, repo_id: str, rest: list[str]) -> Repl
         case ("POST", "paths-info", revision):
             return _paths_info(request, readable(hub, request, repo_id), revision)
         case ("POST", "preupload", revision):
-            return writes.preupload(request, writable(hub, request, repo_id), revision)
+            return preupload(request, writable(hub, request, repo_id), revision)
         case ("POST", "commit", branch):
-            return writes.commit(hub, request, writable(hub, request, repo_id), branch)
+            return commit(hub, request, writable(hub, request, repo_id), branch)
         case ("POST", "tag", revision):
-            return writes.tag(request, writable(hub, request, repo_id), revision)
-        case ("DELETE", "tag", tag):
-            return writes.untag(writable(hub, request, repo_id), tag)
+            return tag(request, writable(hub, request, repo_id), revision)
+        case ("DELETE", "tag", name):
+            return untag(writable(hub, request, repo_id), name)
         case ("POST", "branch", branch):
-            return writes.branch(request, writable(hub, request, repo_id), branch)
+            return branch(request, writable(hub, request, repo_id), branch)
     return as_json({"error": "Not Found"}, 404)
 
 
@@ -218,3 +225,206 @@ def _resolve(hub: HubState, request: Request, repo_id: str, revision: str, path:
     return Reply(
         302, headers | {"Location": where, "Content-Type": "text/plain"}, b"Found. Redirecting"
     )
+
+
+_ANONYMOUS = "Invalid username or password."
+_WRONG_TOKEN = "Invalid credentials in Authorization header"
+
+
+def refuse(status: int, message: str, code: str | None = None, **headers: str) -> Refused:
+    """An error as this hub words it: the client goes by the headers."""
+    extra = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {}) | headers
+    return Refused(as_json({"error": message}, status, extra))
+
+
+def readable(hub: HubState, request: Request, repo_id: str, *, content: bool = False) -> Repository:
+    """The repository, if the token of the request may read it; `content` is what gates close."""
+    repo, token = hub.find("hf", repo_id), request.token
+    if repo is None:
+        raise refuse(
+            404 if token else 401, "Repository not found" if token else _ANONYMOUS, "RepoNotFound"
+        )
+    known = repo.token is None or token in (repo.token, repo.write_token)
+    if token and not known and not repo.gated:
+        raise refuse(401, _WRONG_TOKEN)
+    if not token and not repo.gated and (repo.private or repo.token is not None):
+        raise refuse(401, _ANONYMOUS, "RepoNotFound")
+    if content and repo.gated and not (token and repo.token is not None and known):
+        restricted = f"Access to model {repo_id} is restricted"
+        if token:
+            raise refuse(403, f"{restricted} and you are not in the authorized list.", "GatedRepo")
+        raise refuse(
+            401, f"{restricted}. You must have access to it and be authenticated.", "GatedRepo"
+        )
+    return repo
+
+
+def writable(hub: HubState, request: Request, repo_id: str) -> Repository:
+    """The repository, if the token may write to it; anyone with a token may propose."""
+    repo = readable(hub, request, repo_id)
+    identified(request)
+    if request.query.get("create_pr") != "1" and repo.write_token not in (None, request.token):
+        raise refuse(403, "Forbidden: you must use a write token to upload to a repository")
+    return repo
+
+
+def at(repo: Repository, revision: str) -> Commit:
+    """What a revision means."""
+    try:
+        return repo.at(revision)
+    except NoSuchRevision:
+        raise refuse(404, f"Invalid rev id: {revision}", "RevisionNotFound") from None
+
+
+def identified(request: Request) -> None:
+    """Refuse a request without a token."""
+    if request.token is None:
+        raise refuse(401, _ANONYMOUS)
+
+
+def create(hub: HubState, request: Request) -> Reply:
+    """Make a repository; like the real hub, with a file in it."""
+    identified(request)
+    wanted = request.json
+    repo_id = f"{wanted.get('organization') or 'tester'}/{wanted['name']}"
+    made = {"url": f"{hub.url}/{repo_id}", "name": repo_id, "id": repo_id}
+    with hub.lock:
+        if hub.find("hf", repo_id) is not None:
+            return as_json({"error": "You already created this model repo"} | made, 409)
+        private = wanted.get("visibility") == "private" or bool(wanted.get("private"))
+        repo = Repository(repo_id, "hf", private=private)
+        repo.commit_blobs(FIRST_FILES, message="initial commit")
+        hub.repositories["hf", repo_id] = repo
+    return as_json(made)
+
+
+def preupload(request: Request, repo: Repository, revision: str) -> Reply:
+    """Say which files go where, and which are there already."""
+    blobs, files = at(repo, revision).blobs, []
+    for wanted in request.json["files"]:
+        path, size = wanted["path"], wanted["size"]
+        entry = {
+            "path": path,
+            "uploadMode": "lfs" if is_lfs(path, size) else "regular",
+            "shouldIgnore": False,
+        }
+        if blob := blobs.get(path):
+            entry["oid"] = blob.sha256 if blob.lfs else blob.git_oid
+        files.append(entry)
+    return as_json({"files": files})
+
+
+def batch(hub: HubState, request: Request, repo_id: str) -> Reply:
+    """Say where large files are to be put; a proposer may put them too."""
+    repo = readable(hub, request, repo_id)
+    identified(request)
+    objects = batch_objects(repo, hub.cdn_url, request.json["objects"])
+    for entry in objects:
+        if "actions" in entry:
+            entry["actions"]["verify"] = {
+                "href": f"{hub.url}/{repo_id}.git/info/lfs/verify",
+                "header": {},
+            }
+    return as_json(
+        {"transfer": "basic", "objects": objects},
+        headers={"Content-Type": "application/vnd.git-lfs+json"},
+    )
+
+
+def verify(request: Request, repo: Repository) -> Reply:
+    """Say whether a large file has arrived."""
+    stored = repo.objects.get(request.json["oid"])
+    if stored is None or len(stored) != request.json["size"]:
+        raise refuse(404, "object is not stored, or of another size")
+    return as_json({})
+
+
+def commit(hub: HubState, request: Request, repo: Repository, branch: str) -> Reply:
+    """Take a commit if its parent is the head, or a proposal from any parent."""
+    lines = [json.loads(line) for line in request.body.splitlines() if line]
+    header = lines[0]["value"]
+    parent = header.get("parentCommit")
+    with repo.lock:
+        changes = _changes(repo, at(repo, branch), lines[1:])
+        if request.query.get("create_pr") == "1":
+            base = at(repo, parent or branch).oid
+            pull = repo.propose(changes, message=header["summary"], base=base)
+            address = f"{hub.url}/{repo.id}/discussions/{pull.number}"
+            return _committed(hub, repo, pull.commit, {"pullRequestUrl": address})
+        if branch not in repo.branches:
+            raise refuse(404, f"Invalid rev id: {branch}", "RevisionNotFound")
+        try:
+            made = repo.commit_blobs(
+                changes, message=header["summary"], branch=branch, parent=parent
+            )
+        except StaleParent:
+            raise refuse(
+                412, "A commit has happened since. Please refresh and try again."
+            ) from None
+    return _committed(hub, repo, made, {})
+
+
+def _committed(hub: HubState, repo: Repository, commit: Commit, more: dict[str, str]) -> Reply:
+    address = f"{hub.url}/{repo.id}/commit/{commit.oid}"
+    return as_json(
+        {"success": True, "commitOid": commit.oid, "commitUrl": address, "hookOutput": ""} | more
+    )
+
+
+def _changes(
+    repo: Repository, base: Commit, lines: Iterable[dict[str, Any]]
+) -> dict[str, Blob | None]:
+    changes: dict[str, Blob | None] = {}
+    for line in lines:
+        value, path = line["value"], line["value"]["path"]
+        if line["key"] == "file":
+            _check_path(path)
+            changes[path] = Blob(base64.b64decode(value["content"]), lfs=False)
+        elif line["key"] == "lfsFile":
+            _check_path(path)
+            if (data := repo.objects.get(value["oid"])) is None:
+                raise refuse(400, f"LFS pointer of {path} points to an object that does not exist")
+            changes[path] = Blob(data, lfs=True)
+        else:
+            folder = path.rstrip("/") + "/"
+            gone = [
+                old
+                for old in base.blobs
+                if old == path or (line["key"] == "deletedFolder" and old.startswith(folder))
+            ]
+            if not gone:
+                raise refuse(404, "A file with this name doesn't exist", "EntryNotFound")
+            changes |= dict.fromkeys(gone)
+    return changes
+
+
+def _check_path(path: str) -> None:
+    if any(part in ("", ".", "..", ".git") for part in path.split("/")):
+        raise refuse(400, f"invalid path {path!r}")
+
+
+def tag(request: Request, repo: Repository, revision: str) -> Reply:
+    """Tag a revision; a tag that exists stays where it is."""
+    with repo.lock:
+        oid, name = at(repo, revision).oid, request.json["tag"]
+        if name in repo.tags:
+            raise refuse(409, f"Tag {name} already exists")
+        repo.tags[name] = oid
+    return as_json({})
+
+
+def untag(repo: Repository, name: str) -> Reply:
+    """Delete a tag."""
+    if repo.tags.pop(name, None) is None:
+        raise refuse(404, f"Invalid rev id: {name}", "RevisionNotFound")
+    return as_json({})
+
+
+def branch(request: Request, repo: Repository, name: str) -> Reply:
+    """Start a branch."""
+    with repo.lock:
+        oid = at(repo, request.json.get("startingPoint") or repo.default_branch).oid
+        if name in repo.branches:
+            raise refuse(409, f"Reference already exists: {name}")
+        repo.branches[name] = oid
+    return as_json({})

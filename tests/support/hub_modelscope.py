@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hub_repositories import FIRST_FILES, Blob, Commit, HubState, NoSuchRevision, Repository
-from hub_storage import batch_objects, signed_address
-from hub_wire import Refused, Reply, Request, as_json, serve_content
+from hub_wire import Refused, Reply, Request, as_json, batch_objects, serve_content, signed_address
 
 _BAD_TOKEN, _EXISTS, _MISSING, _BAD_INPUT = 10010103009, 10010101001, 10010205001, 10010200001
 _NO_TREE = 10990101004

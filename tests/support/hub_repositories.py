@@ -160,11 +160,7 @@ class Repository:
         return self.at(revision or self.default_branch).files
 
     def at(self, revision: str) -> Commit:
-        """The commit a branch, tag, proposal or commit id means.
-
-        Raises:
-            NoSuchRevision: nothing of that name.
-        """
+        """The commit a branch, tag, proposal or commit id means."""
         with self.lock:
             name = revision.removeprefix("refs/heads/").removeprefix("refs/tags/")
             oid = self.branches.get(name) or self.tags.get(name) or name
@@ -198,12 +194,7 @@ class Repository:
         branch: str | None = None,
         parent: str | None = None,
     ) -> Commit:
-        """Commit to a branch, if it is still at `parent`.
-
-        Raises:
-            StaleParent: it is not.
-            NoSuchRevision: no such branch.
-        """
+        """Commit to a branch, if it is still at `parent`."""
         branch = branch or self.default_branch
         with self.lock:
             if branch not in self.branches and self.history:

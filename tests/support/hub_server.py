@@ -7,12 +7,11 @@ request on record.
 
 `server.url` is the hub, on `127.0.0.1`; `server.cdn_url` is a second port under another name,
 `localhost`, so that every client takes it for another host. With `tls=True` both speak https;
-`server.plain_url` never does. As a program it serves a folder until it is killed.
+`server.plain_url` never does.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import tempfile
@@ -25,11 +24,10 @@ from typing import Any, Self
 
 import hub_huggingface
 import hub_modelscope
-import hub_storage
+import hub_wire
 from hub_faults import Fault, Faults
 from hub_repositories import HubState, Kind, Repository
-from hub_tls import CERTIFICATE, server_context
-from hub_wire import Port, Record, Refused, Reply, Request
+from hub_wire import CERTIFICATE, Port, Record, Refused, Reply, Request, server_context
 
 _FOREIGN = ("HF_", "HUGGING", "MODELSCOPE_", "OSCAR_ZOO_HUB")
 
@@ -187,7 +185,7 @@ class HubServer(HubState):
         routes = hub_huggingface.answer
         match request.segments:
             case ("cdn" | "lfs", *_):
-                routes = hub_storage.answer
+                routes = hub_wire.answer
             case ("api" | "openapi", "v1", *_):
                 routes = hub_modelscope.answer
         try:
@@ -198,27 +196,3 @@ class HubServer(HubState):
     def pause(self, seconds: float | None) -> bool:
         """Wait, or less when the server stops; tells whether it stops."""
         return self._stopping.wait(seconds)
-
-
-def main() -> None:
-    """Serve a folder until killed."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument(
-        "--seed", type=Path, required=True, help="folder whose files are the repository"
-    )
-    parser.add_argument("--repo", required=True, help="ORG/NAME, there on both hubs")
-    options = parser.parse_args()
-    files = {
-        path.relative_to(options.seed).as_posix(): path.read_bytes()
-        for path in sorted(options.seed.rglob("*"))
-        if path.is_file()
-    }
-    with HubServer() as server:
-        for kind in ("hf", "ms"):
-            server.repository(options.repo, kind, files=files)
-        print(server.url, flush=True)
-        server.pause(None)
-
-
-if __name__ == "__main__":
-    main()

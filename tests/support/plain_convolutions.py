@@ -138,10 +138,6 @@ _replaced: list[tuple[Op, Op]] = []
 
 
 def install(replace: Callable[[dict[int, Op]], None]) -> None:
-    """Put them in the place of the kernels, wherever those are bound.
-
-    Args:
-        replace: replaces functions by their `id` in all modules.
-    """
+    """Put them in the place of the kernels, wherever those are bound."""
     _replaced[:] = replacements()
     replace({id(was): now for was, now in _replaced})

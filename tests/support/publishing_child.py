@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from hub_clients import HUB_2
+from hub_uses import HUB_2
 
 
 class Publisher:
@@ -86,7 +86,7 @@ def _version() -> str:
 
 
 def _publish(folder: str, hub: str, **options: Any) -> dict[str, Any]:
-    from publishing import publish
+    from hub_uses import publish
 
     from oscar_zoo.registry.hubs.address import open_hub
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from cache_oracle import general_set
-from plain_prefill import PlainPrefill
+from cache_oracle import PlainPrefill, general_set
 
 from oscar_kernels import ahead, nvrtc
 from oscar_kernels.cache import Drafts

@@ -28,9 +28,6 @@ INFO = {
 class ScriptedChat(ThreadingHTTPServer):
     """The server.
 
-    Args:
-        cache: what it says its cache is.
-
     Attributes:
         asked: bodies of the chat requests, in the order in which they came.
         silent_after: number of chat requests that are answered; later ones wait until the server

@@ -10,16 +10,21 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cli_output import check
 from engines import MODEL, REPOSITORY
 from forked_process import ForkedProcess
 
 from oscar_zoo.cli.main import run
-from oscar_zoo.engines.sglang.launch.plan import free_port
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, ServeOptions, free_port
+from oscar_zoo.engines.sglang.launch.processes import Process
+from oscar_zoo.serving import records
+from oscar_zoo.serving.records import ServerRecord, now
 
 PROGRAM = (sys.executable, "-c", "from oscar_zoo.cli.main import main; main()")
 KEY = "key-with-#-and-'quotes'"
@@ -61,11 +66,7 @@ def fitted(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def serving(artifact: Path, temp: Path, *, forked: bool = False) -> Iterator[Running]:
-    """A server with a key and metrics, which cuts no prompt and keeps no prefix.
-
-    Args:
-        forked: whether to start it by `fork` in place of `start`.
-    """
+    """A server with a key and metrics, which cuts no prompt and keeps no prefix."""
     port = free_port()
     flags = (f"--chunked-prefill-size={WHOLE_PROMPTS}", "--disable-radix-cache", "--enable-metrics")
     (temp / "key").write_text(KEY + "\n")
@@ -149,3 +150,90 @@ def cmdline(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+SLEEPER = "print('up', flush=True); import time; time.sleep(600)"
+
+
+@contextmanager
+def sleeping() -> Iterator[subprocess.Popen[str]]:
+    """A process that sleeps until a signal comes."""
+    process = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def identity(process: subprocess.Popen[str]) -> Process:
+    """What a record keeps of a process that runs."""
+    found = Process.of(process.pid)
+    assert found is not None
+    return found
+
+
+def record(process: Process, port: int = 30000, model: str = "Qwen/Qwen3-8B") -> ServerRecord:
+    """The record of a server that is ready."""
+    url = f"http://127.0.0.1:{port}/v1"
+    label = "Qwen3-8B:seq20000_prompt83_group128"
+    log = str(records.folder() / f"{port}.log")  # there is none
+    return ServerRecord(process, port, url, model, label, log, now(), "ready")
+
+
+def left(one: ServerRecord) -> Path:
+    """The file of `one`, as a killed process leaves it."""
+    folder = records.folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{one.port}-{one.process.pid}.json"
+    path.write_text(json.dumps(asdict(one)))
+    return path
+
+
+_PROGRAM = """
+import json, pathlib, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+memory = {"token_slots": 9, "slot_bytes": 320, "request_rows": 2, "found_bytes": 1}
+recipe = {"sink": 1, "recent": 2, "bits": "2", "k_clip": 0, "v_clip": 0}
+cache = {"bits_per_element": 2.5, "recipe": recipe, "memory": memory}
+PAGES = {
+    "/health": {},
+    "/server_info": {"version": "0", "internal_states": [{"oscar_int2": cache}]},
+    "/v1/models": {"data": [{"id": "m"}]},
+    "/oscar_front": {"front": json.loads(pathlib.Path(sys.argv[3]).read_text())["id"],
+                     "requests": 2},
+}
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+        self.wfile.write(json.dumps(PAGES[self.path]).encode())
+        self.server.done = self.path == "/v1/models" and sys.argv[2] == "dies"
+server = HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler); server.done = False
+while not server.done:
+    server.handle_request()
+sys.stderr.write("RuntimeError: it fell over.\\n"); sys.exit(3)
+"""
+
+
+def take_its_place(monkeypatch: pytest.MonkeyPatch, *, dies: bool) -> int:
+    """Let every server be this program; returns the port that it listens on."""
+    port = free_port()
+    argv = (sys.executable, "-P", "-c", _PROGRAM, str(port), "dies" if dies else "stays")
+
+    def plan(options: ServeOptions, _: object) -> LaunchPlan:
+        return LaunchPlan((*argv, options.front), dict(os.environ), f"http://127.0.0.1:{port}")
+
+    monkeypatch.setattr("oscar_zoo.app.serve_checks.require_serve", lambda: None)
+    monkeypatch.setattr("oscar_zoo.engines.sglang.launch.plan.plan", plan)
+    return port
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended and that nobody has waited for does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # it may also go while this reads
+        return False
+    return status.rpartition(") ")[2][0] != "Z"

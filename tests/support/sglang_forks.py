@@ -42,9 +42,6 @@ class Forks:
 
     Args:
         connection: its first line is why SGLang could not be imported, or nothing.
-
-    Raises:
-        EOFError: the process ended while the connection was made.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -65,11 +62,6 @@ class Forks:
     ) -> int:
         """Call `MODULE:NAME` of this folder with JSON-able arguments; the exit status, 1 after an
         exception that is none.
-
-        Args:
-            folder: where it runs.
-            log: gets what it prints, and the traceback of an exception.
-            env: variables beside those of the process.
         """
         order = {
             "function": function,
@@ -136,7 +128,6 @@ def connect_to(server: str, env: Mapping[str, str] | None = None, name: str = "i
 
     Args:
         env: its whole environment; by default ours.
-        name: tells it from others of this module.
     """
     env = os.environ if env is None else env
     forks = _connect(f"\0oscar-zoo {RUN} {server} {name}", env, server)
@@ -169,7 +160,9 @@ def _start_once(address: str, env: Mapping[str, str], server: str) -> None:
         listener.listen()
         number = listener.fileno()
         code = f"import socket, {server} as server; server.serve(socket.socket(fileno={number}))"
-        path = os.pathsep.join([*filter(None, [env.get("PYTHONPATH")]), str(Path(__file__).parent)])
+        here = Path(__file__).parent
+        modules = [here, here.parents[1] / "contrib/reliability"]
+        path = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), *map(str, modules)]))
         quiet = subprocess.DEVNULL
         subprocess.Popen(
             [sys.executable, "-c", code],

@@ -30,7 +30,7 @@ def test_a_pass_of_padding_rows_runs_before_any_request(tmp_path: Path) -> None:
 
 def _calls(folder: Path, child: str) -> list[str]:
     out, log = folder / "calls", folder / "log"
-    status = shared().call(f"backend_child:{child}", folder, log, out=str(out))
+    status = shared().call(f"engine_calls:{child}", folder, log, out=str(out))
     assert status == 0, log.read_text()[-4000:]
     calls: list[str] = json.loads(out.read_text())
     return calls

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from card_command import NOTED, card
-from engines import MODEL, RELEASES, Engines, environment, needs_sglang
+from engines import MODEL, NOTED, RELEASES, Engines, card, environment, needs_sglang
 from sglang_forks import shared
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
@@ -34,7 +33,7 @@ FORK = {"SGLANG_OSCAR_K_CLIP_RATIO": "0.5", "SGLANG_MIXED_KV_RECENT_TOKENS": "12
 
 
 def given(*flags: str, env: dict[str, str] | None = None) -> dict[str, Any]:
-    """A case of `server_args_child`."""
+    """A case of `engine_calls`."""
     base = [
         f"--model-path={MODEL}",
         *(f"{n}={v}" for n, v in CPU_FLAGS.items()),
@@ -101,9 +100,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         },
     }
     out, log = folder / "out.json", folder / "log"
-    code = shared().call(
-        "server_args_child:read", folder, log, cases=list(cases.values()), out=str(out)
-    )
+    code = shared().call("engine_calls:read", folder, log, cases=list(cases.values()), out=str(out))
     assert code == 0, log.read_text()[-4000:]
     result = json.loads(out.read_text())
     return {
@@ -242,7 +239,7 @@ def test_refused_flags_are_those_of_this_sglang_and_no_others(answers: dict[str,
 def test_every_flag_of_a_release_is_read_from_its_source(release: str, tmp_path: Path) -> None:
     """No flag that SGLang's parser takes may be missing, or `serve` would refuse it."""
     engines = Engines(tmp_path, release)
-    said = engines.call("server_args_child:parser")
+    said = engines.call("engine_calls:parser")
     engines.close()
     assert said["version"] == release
     taken = [flag for flag in said["flags"] if flag.startswith("--")]

@@ -97,7 +97,7 @@ def test_any_other_server_is_told_once(
 @needs_sglang
 def test_the_table_is_true_of_the_installed_release(tmp_path: Path) -> None:
     engines = Engines(tmp_path)
-    found = engines.call("server_args_child:names")
+    found = engines.call("engine_calls:names")
     engines.close()
     rows = (releases.RESOLVE, releases.ALLOCATE_ROWS)
     place = RELEASES.index(INSTALLED)

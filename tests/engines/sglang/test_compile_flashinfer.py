@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from alive import alive
+from served_model import alive
 
 from oscar_zoo.engines.sglang import compiling
 from oscar_zoo.engines.sglang.compiling import Wanted

@@ -32,7 +32,7 @@ from draft_runs import (
 )
 from engine_cases import EXACT_STATE, model
 from engines import CHUNK, INSTALLED, RELEASES, needs_sglang, report_of
-from saved_models import change_config
+from tiny_models import change_config
 
 from oscar_zoo.engines.sglang.launch.flag_refusals import MTP_STEPS, mtp_words
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags

@@ -32,8 +32,7 @@ from engines import (
     needs_sglang,
     recall_prompts,
 )
-from reference_server import Served
-from whole_reference import WholeReference, equal_answers, reference_of
+from reference_server import Served, WholeReference, equal_answers, reference_of
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.engines.sglang.capacity import Planner, caches

@@ -13,8 +13,7 @@ import engine_cases
 import pytest
 from engine_cases import DONOR, NEW, answers, logprobs, one_at_a_time, retractions, turns
 from engines import RELEASES, Engines, needs_sglang, recall_prompts
-from reference_server import Served
-from whole_reference import WholeReference, equal_answers, reference_of
+from reference_server import Served, WholeReference, equal_answers, reference_of
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 

@@ -10,9 +10,17 @@ from collections.abc import Iterator
 
 import engine_cases
 import pytest
-from card_command import NOTED, card
 from engine_cases import answers, logprobs, retractions
-from engines import INSTALLED, MODEL, RELEASES, Engines, assert_every_hook_ran, needs_sglang
+from engines import (
+    INSTALLED,
+    MODEL,
+    NOTED,
+    RELEASES,
+    Engines,
+    assert_every_hook_ran,
+    card,
+    needs_sglang,
+)
 from tiny_artifacts import payload, write_folder
 
 from oscar_zoo.runtime import memory_plan
@@ -44,7 +52,7 @@ def test_every_hook_has_its_place_in_this_release(engines: Engines) -> None:
 
 def test_the_published_launch_command_is_understood(engines: Engines) -> None:
     pair = write_folder(engines.folder / "pair", payload())
-    (answer,) = engines.call("server_args_child:read", cases=[card(MODEL, pair)])["cases"]
+    (answer,) = engines.call("engine_calls:read", cases=[card(MODEL, pair)])["cases"]
     assert answer["backends"] == ["oscar_int2", None, None]
     assert (
         "group_size 64 (flag)" in answer["settings"]

@@ -27,8 +27,7 @@ from engine_cases import (
     turns,
 )
 from engines import CHUNK, ENGINE, RELEASES, Engines, needs_sglang, recall_prompts
-from reference_server import Served, equal_tokens
-from whole_reference import WholeReference, equal_answers, reference_of
+from reference_server import Served, WholeReference, equal_answers, equal_tokens, reference_of
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.engines.sglang.capacity import PIECE, Planner, caches

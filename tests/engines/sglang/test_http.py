@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import browser
+import http_requests
 import pytest
-from bad_requests import BAD, completion
 from engines import INSTALLED, RELEASES, folder_of, needs_sglang
+from http_requests import BAD, completion
 from sglang_forks import shared
 from sglang_http import HttpServer, http_server
 from tiny_artifacts import payload, write_folder
@@ -339,7 +339,7 @@ const tries = {
 </script>"""
 
 
-@pytest.mark.skipif(browser.BROWSER is None, reason="no Chromium to open a page with")
+@pytest.mark.skipif(http_requests.BROWSER is None, reason="no Chromium to open a page with")
 def test_a_page_in_a_real_browser_reads_and_changes_nothing(
     served: HttpServer, tmp_path: Path
 ) -> None:
@@ -349,12 +349,12 @@ def test_a_page_in_a_real_browser_reads_and_changes_nothing(
         pytest.skip("the front is the same for every release")
     address = f"http://127.0.0.1:{served.port}"
     page = PAGE_OF_AN_ATTACKER.replace("KEY", KEY)
-    with browser.serving(page.replace("SERVER", json.dumps(address))) as evil:
+    with http_requests.serving(page.replace("SERVER", json.dumps(address))) as evil:
         found = evil.opened(f"http://127.0.0.1:{evil.port}/", tmp_path / "a")
     assert set(found.values()) == {"nothing"} and len(found) == 9
     rebound = f"http://rebound.example:{served.port}"
     hosts = "--host-resolver-rules=MAP *.example 127.0.0.1"
-    with browser.serving(page.replace("SERVER", json.dumps(rebound))) as evil:
+    with http_requests.serving(page.replace("SERVER", json.dumps(rebound))) as evil:
         found = evil.opened(f"http://page.example:{evil.port}/", tmp_path / "b", hosts)
     assert set(found.values()) == {"nothing"}
     log = served.log.read_text()
@@ -363,7 +363,7 @@ def test_a_page_in_a_real_browser_reads_and_changes_nothing(
     assert ("/update_weights_from_disk", "200") not in asked
 
 
-@pytest.mark.skipif(browser.BROWSER is None, reason="no Chromium to open a page with")
+@pytest.mark.skipif(http_requests.BROWSER is None, reason="no Chromium to open a page with")
 def test_a_page_of_an_opened_origin_reads_in_a_real_browser(
     served: HttpServer, tmp_path: Path
 ) -> None:
@@ -371,7 +371,7 @@ def test_a_page_of_an_opened_origin_reads_in_a_real_browser(
         pytest.skip("the front is the same for every release")
     page = PAGE_OF_AN_ATTACKER.replace("KEY", KEY)
     page = page.replace("SERVER", json.dumps(f"http://127.0.0.1:{served.port}"))
-    with browser.serving(page) as friend:
+    with http_requests.serving(page) as friend:
         hosts = f"--host-resolver-rules=MAP page.example:8080 127.0.0.1:{friend.port}"
         found = friend.opened(f"{PAGE}/", tmp_path, hosts)
     assert found["key"].startswith('read {"object":"list"') and found["beacon"] == "nothing"

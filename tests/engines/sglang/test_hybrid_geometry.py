@@ -88,7 +88,7 @@ def test_compute_and_server_name_the_same_layers(release: str, tmp_path: Path) -
     runs = Engines(tmp_path, release)
     try:
         found = runs.call(
-            "geometry_child:full_layers", folders={name: str(tmp_path / name) for name in FAMILIES}
+            "engine_calls:full_layers", folders={name: str(tmp_path / name) for name in FAMILIES}
         )
     finally:
         runs.close()

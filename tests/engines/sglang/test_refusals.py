@@ -250,7 +250,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, s
     }
     out, log = folder / "out.json", folder / "log"
     env = {"SGLANG_PLUGINS": "none"}
-    code = shared().call("refusal_child:collect", folder, log, env, cases=cases, out=str(out))
+    code = shared().call("engine_calls:collect", folder, log, env, cases=cases, out=str(out))
     assert code == 0, log.read_text()[-2000:]
     said: dict[str, dict[str, str | None]] = json.loads(out.read_text())
     return said

@@ -17,7 +17,7 @@ WIDTHS = [(512, 512), (96, 96), (192, 96)]
 def test_parts_and_their_sum_are_those_of_plain_attention(release: str, tmp_path: Path) -> None:
     runs = Engines(tmp_path, release)
     try:
-        found = runs.call("prefill_child:differences", widths=WIDTHS)
+        found = runs.call("engine_calls:differences", widths=WIDTHS)
     finally:
         runs.close()
     for widths, differences in zip(WIDTHS, found, strict=True):

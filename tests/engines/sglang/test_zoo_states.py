@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_calls import CLASSES
 from engines import RELEASES, Engines, needs_sglang
-from state_child import CLASSES
 
 from oscar_zoo.models.other_layers import STATES_PER_REQUEST
 from oscar_zoo.registry.catalog import Catalog
@@ -47,7 +47,7 @@ def test_the_states_of_the_zoo_are_those_of_sglang(release: str, tmp_path: Path)
     runs = Engines(tmp_path, release)
     try:
         found = runs.call(
-            "state_child:state_bytes", configs={one.name: as_published(one) for one in recipes}
+            "engine_calls:state_bytes", configs={one.name: as_published(one) for one in recipes}
         )
     finally:
         runs.close()

@@ -45,7 +45,6 @@ def coverage(
 
     Args:
         length: cached tokens of the request.
-        sink, recent: sizes of the windows.
         sink_from, ring_start: first position of the current owner in each store.
     """
     first = range(sink_from, max(sink_from, min(sink, length)))

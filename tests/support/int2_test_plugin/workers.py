@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import fields, replace
 from typing import Any
 
-from plain_prefill import PlainPrefill
+from cache_oracle import PlainPrefill
 from torch import Tensor
 
 from int2_test_plugin import exact, mutants, reads

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from alive import alive
+from served_model import alive
 
 from oscar_zoo import children
 from oscar_zoo.engines.sglang.launch import processes, server

@@ -18,12 +18,18 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/support"))
 
-from architecture_attempts import compute_and_evaluate, refused_by_server, serve, stop
-from architecture_jobs import all_attempts
-from architecture_page import CPU_COLUMNS, PAGE, Row, page, read_records, write_records
-from architecture_places import CPU, GPU
+from architecture_attempts import CPU, GPU, compute_and_evaluate, refused_by_server, serve, stop
+from architecture_page import (
+    CPU_COLUMNS,
+    PAGE,
+    Row,
+    all_attempts,
+    page,
+    read_records,
+    write_records,
+)
 from architectures import ARCHITECTURES
 
 ONE = Path(__file__).with_name("served_one.py")

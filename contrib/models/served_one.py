@@ -6,11 +6,10 @@ import shlex
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/support"))
 
-from architecture_attempts import compute, serve
-from architecture_jobs import write_attempt
-from architecture_places import CPU, GPU
+from architecture_attempts import CPU, GPU, compute, serve
+from architecture_page import write_attempt
 
 
 def main(name: str, folder: str, device: str, flags: str, start_seconds: str) -> None:

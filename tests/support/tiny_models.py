@@ -8,11 +8,15 @@ attention are computed here.
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from oscar_zoo.compute.data import CalibrationData
@@ -224,3 +228,102 @@ def softmax_attention(query: Tensor, key: Tensor, value: Tensor, softmax: Softma
 def same_sum(one: Tensor, other: Tensor) -> bool:
     """Equal to the bit; of a stack of matrices, the lower triangles are the sums."""
     return torch.equal(one.tril(), other.tril()) if one.ndim == 3 else torch.equal(one, other)
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def save_model(
+    folder: Path,
+    family: str = "Qwen3",
+    *,
+    shard: str = "5GB",
+    dtype: torch.dtype = torch.float32,
+    **changes: Any,
+) -> Path:
+    """Write weights and the example's tokenizer; files of at most about `shard`."""
+    build(family, dtype, **changes).model.save_pretrained(folder, max_shard_size=shard)
+    for name in TOKENIZER:
+        shutil.copyfile(EXAMPLE / name, folder / name)
+    return folder
+
+
+def quantize_blocks(weight: Tensor, block: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """float8 weight, its scales `[blocks, blocks]`, and the bfloat16 weights they stand for; block
+    after block."""
+    stored, exact = (
+        torch.empty_like(weight, dtype=torch.float8_e4m3fn),
+        torch.empty_like(weight, dtype=torch.bfloat16),
+    )
+    rows, columns = (range(0, size, step) for size, step in zip(weight.shape, block, strict=True))
+    scales = torch.empty(len(rows), len(columns))
+    for i, top in enumerate(rows):
+        for j, left in enumerate(columns):
+            at = slice(top, top + block[0]), slice(left, left + block[1])
+            scales[i, j] = weight[at].float().abs().max() / 448
+            stored[at] = (weight[at].float() / scales[i, j]).to(stored.dtype)
+            exact[at] = (stored[at].float() * scales[i, j]).to(exact.dtype)
+    return stored, scales, exact
+
+
+def float8_pair(
+    source: Path, folder: Path, block: tuple[int, int] = (128, 128)
+) -> tuple[Path, Path]:
+    """A checkpoint with float8 projections, and one with the bfloat16 weights that it stands
+    for."""
+    quantized, plain = (
+        shutil.copytree(source, folder / "float8"),
+        shutil.copytree(source, folder / "plain"),
+    )
+    small: dict[str, Tensor] = {}
+    exact = load_file(source / "model.safetensors")
+    for name, weight in exact.items():
+        small[name] = weight
+        if name.endswith("_proj.weight"):
+            small[name], small[f"{name}_scale_inv"], exact[name] = quantize_blocks(weight, block)
+    save_file(small, quantized / "model.safetensors", metadata={"format": "pt"})
+    save_file(exact, plain / "model.safetensors", metadata={"format": "pt"})
+    change_config(
+        quantized, quantization_config={"quant_method": "fp8", "weight_block_size": list(block)}
+    )
+    return quantized, plain
+
+
+def change_config(folder: Path, *, part: str | None = None, **changes: object) -> None:
+    """Set entries of `config.json`, or of one of its parts."""
+    config = json.loads((folder / "config.json").read_bytes())
+    (config[part] if part else config).update(changes)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+
+
+def write_model(
+    folder: Path, *, layers: int = 2, heads: int = 4, kv_heads: int = 2, head_dim: int = 16
+) -> Path:
+    """Write float32 weights of a model with context 256 and the example's tokenizer; returns
+    `folder`."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=2048,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=256,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    model: Any = Qwen3ForCausalLM(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.3)
+    model.save_pretrained(folder)
+    for name in TOKENIZER:
+        shutil.copyfile(EXAMPLE / name, folder / name)
+    return folder

@@ -1,0 +1,151 @@
+"""Hubs in folders with versions put there directly, past every check of `publish`."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_artifacts import artifact_files, write_folder
+
+from oscar_zoo.artifact.names import ArtifactId, Reference
+from oscar_zoo.errors import StaleRevision, VersionExists
+from oscar_zoo.registry import publish as publishing
+from oscar_zoo.registry import pull as pulling
+from oscar_zoo.registry.hubs.base import INDEX_NAME, Change, Hub
+from oscar_zoo.registry.hubs.local import LocalHub
+from oscar_zoo.registry.publish import Publishable, PublishResult
+from oscar_zoo.registry.pull import PullResult
+from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.view import ResolvedArtifact
+
+HARD = ArtifactId.parse("tiny-qwen3-hard/seq512_prompt2_group64")
+
+
+def put_version(
+    hub: Hub,
+    artifact: ArtifactId | str,
+    files: Mapping[str, bytes],
+    *,
+    root: Mapping[str, bytes] | None = None,
+) -> None:
+    """Add `files` as a version, and `root` files, in one commit."""
+    artifact = ArtifactId.parse(artifact) if isinstance(artifact, str) else artifact
+    hub.refresh()
+    hub.commit(Change(artifact, files, root or {}, hub.revision, "test"))
+
+
+def hub_with(root: Path, files: Mapping[str, bytes], artifact: ArtifactId | str = HARD) -> LocalHub:
+    """A hub in the folder `root` that offers `files`."""
+    hub = LocalHub(root, must_exist=False)
+    put_version(hub, artifact, files)
+    return hub
+
+
+HUB_2 = Path(sys.prefix) / "hub-2"
+"""Where a second version of huggingface_hub lies, with what it needs."""
+
+VERSIONS = [
+    pytest.param(1, id="huggingface_hub-1"),
+    pytest.param(
+        2,
+        id="huggingface_hub-2",
+        marks=pytest.mark.skipif(not HUB_2.is_dir(), reason="no hub-2 folder in sys.prefix"),
+    ),
+]
+
+
+def run_client(
+    code: str, environment: Mapping[str, str], *, version: int = 1, **variables: str
+) -> Any:
+    """What a child process prints last, as JSON."""
+    home = Path(environment["HOME"])
+    path = {"PYTHONPATH": str(HUB_2)} if version == 2 else {}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, **path, **variables},
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+OF_THE_HUB = ("propose", "dry_run", "create")
+
+
+def publish(folder: Path, hub: Hub, **options: Any) -> PublishResult:
+    """Read `folder` and publish it; `options` are those of `Publishable.read` and of
+    `registry.publish.publish`."""
+    reading = {name: value for name, value in options.items() if name not in OF_THE_HUB}
+    writing = {name: value for name, value in options.items() if name in OF_THE_HUB}
+    return publishing.publish(Publishable.read(folder, **reading), hub, **writing)
+
+
+def pull(name: str, hubs: Hub | Sequence[Hub], store: Store, **options: Any) -> PullResult:
+    """`registry.pull.pull` of what `name` means; `options` are its own."""
+    return pulling.pull(Reference.parse(name), hubs, store, **options)
+
+
+def plan(
+    name: str, hubs: Hub | Sequence[Hub], store: Store, **options: Any
+) -> ResolvedArtifact | PullResult:
+    """`registry.pull.plan` of what `name` means; `options` are its own."""
+    return pulling.plan(Reference.parse(name), hubs, store, **options)
+
+
+FILES = 12
+
+
+def content(who: int) -> dict[str, bytes]:
+    """The files of publisher `who`: same names and sizes for all, other bytes."""
+    return {f"file{i}.pt": bytes([who]) * 4096 for i in range(FILES)}
+
+
+def without_locks(publish: Any, *arguments: Any) -> None:
+    """Run `publish` on a file system whose locks say yes to everybody."""
+    fcntl.flock = lambda *_: None
+    publish(*arguments)
+
+
+def publish_rounds(root: str, who: int, rounds: int, barrier: Any, answers: Any) -> None:
+    """Commit `<root>/Model/round<i>` and an index at the same moment as the other process; report
+    'new' or 'stale'."""
+    hub = LocalHub(Path(root))
+    for number in range(rounds):
+        hub.refresh()
+        parent = hub.revision
+        barrier.wait(300)
+        index = {INDEX_NAME: f"round {number} of {who}".encode()}
+        try:
+            hub.commit(
+                Change(ArtifactId("Model", f"round{number}"), content(who), index, parent, "race")
+            )
+            answer = "new"
+        except StaleRevision:
+            answer = "stale"
+        answers.put((number, who, answer))
+        barrier.wait(300)
+
+
+def publish_folders(root: str, who: int, rounds: int, barrier: Any, answers: Any) -> None:
+    """Publish real artifacts against a twin: in odd rounds under the same id, in even rounds under
+    ids of its own."""
+    for number in range(rounds):
+        tag = f"round{number}" if number % 2 else f"round{number}-{who}"
+        files = artifact_files(artifact=f"tiny-qwen3-hard/{tag}", seed=who)
+        folder = write_folder(Path(root) / str(who) / str(number), files)
+        hub = LocalHub(Path(root) / "hub", must_exist=False)
+        barrier.wait(300)
+        try:
+            answer = "exists" if publish(folder, hub).already_published else "new"
+        except VersionExists:
+            answer = "exists"
+        answers.put((number, who, answer))
