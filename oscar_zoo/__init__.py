@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any
 from oscar_zoo.version import __version__
 
 if TYPE_CHECKING:
-    from oscar_zoo.app.artifacts import Artifact
     from oscar_zoo.app.benchmark import benchmark_artifact
     from oscar_zoo.app.compute import compute_artifact
     from oscar_zoo.app.evaluate import evaluate_against, evaluate_artifact
     from oscar_zoo.app.fit import fit, merge_moments
-    from oscar_zoo.app.mirror import mirror
-    from oscar_zoo.app.publish import publish
-    from oscar_zoo.app.pull import pull
     from oscar_zoo.app.report import draw_report
     from oscar_zoo.app.ruler import ask_long_prompts
     from oscar_zoo.app.serve import serve
+    from oscar_zoo.registry.artifacts import Artifact
+    from oscar_zoo.registry.mirror import mirror
+    from oscar_zoo.registry.publish import publish
+    from oscar_zoo.registry.pull import pull
     from oscar_zoo.registry.verify import verify
     from oscar_zoo.serving.fit_gpu import fit_gpu
     from oscar_zoo.serving.running import RunningServer
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from oscar_zoo.site.status import deprecate, unyank, yank
 
 _CALLS = {
-    "Artifact": "app.artifacts",
+    "Artifact": "registry.artifacts",
     "RunningServer": "serving.running",
     "add_scores": "site.scores",
     "benchmark_artifact": "app.benchmark",
@@ -61,14 +61,14 @@ _CALLS = {
     "leaderboard": "site.listing",
     "list_artifacts": "site.listing",
     "merge_moments": "app.fit",
-    "mirror": "app.mirror",
-    "publish": "app.publish",
-    "pull": "app.pull",
+    "mirror": "registry.mirror",
+    "publish": "registry.publish",
+    "pull": "registry.pull",
     "scores": "site.scores",
     "search": "site.listing",
     "serve": "app.serve",
     "unyank": "site.status",
-    "verify": "app.verify",
+    "verify": "registry.verify",
     "yank": "site.status",
 }
 """Each public name, and the module of this package that has it."""

@@ -18,7 +18,6 @@ import tiny_artifacts as tiny
 from experiment import Found, Scale
 from tiny_artifacts import write_folder
 
-from oscar_zoo.app.artifacts import open_folder
 from oscar_zoo.artifact.files import artifact_digest, file_digest
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
@@ -28,8 +27,9 @@ from oscar_zoo.engines.sglang.launch import starting
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.observer import SILENT
-from oscar_zoo.registry.pull import verify_stored
+from oscar_zoo.registry.artifacts import open_folder
 from oscar_zoo.registry.store import Store
+from oscar_zoo.registry.verify import verify_stored
 
 SWAPS, FEW_SWAPS = 10_000, 300
 ATTACKED = ("a folder", "the store", "the folder of a printed command")

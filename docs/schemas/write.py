@@ -26,6 +26,9 @@ from oscar_zoo.artifact.specs import Score, ServingRecipe
 from oscar_zoo.compute.report.data import ReportData
 from oscar_zoo.registry.login import Account
 from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.mirror import MirrorReport
+from oscar_zoo.registry.publish import PublishReport
+from oscar_zoo.registry.pull import PullReport
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.serving.servers import LogsReport, PsReport, StopReport
 from oscar_zoo.site import cache, scores
@@ -140,8 +143,11 @@ GENERATED: dict[str, tuple[str, type]] = {
     "search-1": ("Found artifacts", Found),
     "site-1": ("A built page", BuiltSite),
     "status-1": ("Changed versions", StatusReport),
-    "verify-1": ("Verified artifacts", VerifyReport),
     "login-1": ("A login", Account),
+    "mirror-1": ("Mirrored artifacts", MirrorReport),
+    "publish-1": ("Published versions", PublishReport),
+    "pull-1": ("Pulled artifacts", PullReport),
+    "verify-1": ("Verified artifacts", VerifyReport),
     "logs-1": ("The log of a server", LogsReport),
     "ps-1": ("Servers that run, and servers that ended by themselves", PsReport),
     "stop-1": ("A stopped server", StopReport),

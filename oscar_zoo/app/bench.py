@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from oscar_zoo.app.artifacts import Artifact, open_artifact
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.engines.requirements import require_serve
 from oscar_zoo.engines.sglang import sizing
@@ -35,6 +34,7 @@ from oscar_zoo.models.folder_geometry import geometry_of_folder
 from oscar_zoo.models.hardware import device_name, pick_serving_device
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import targets
+from oscar_zoo.registry.artifacts import Artifact, open_artifact
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.targets import ModelChoice
 from oscar_zoo.serving.memory import needs_of_choice

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo import paths
-from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.app.evaluate import made_for, place_of
 from oscar_zoo.app.evaluate_server import Served, check_recipe, counter
 from oscar_zoo.artifact import strict_json
@@ -36,6 +35,7 @@ from oscar_zoo.evaluate.shared import Phase
 from oscar_zoo.models.hardware import device_name
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import score_file
+from oscar_zoo.registry.artifacts import Artifact
 from oscar_zoo.registry.score_file import ScoreFile
 from oscar_zoo.serving.records import client_of
 from oscar_zoo.serving.running import StartObserver

@@ -7,11 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from oscar_zoo.app.arguments import clip_of, model_text
 from oscar_zoo.app.compute_request import ComputeRequest
 from oscar_zoo.app.early_checks import check_device, check_model
 from oscar_zoo.errors import UnsupportedModel
 from oscar_zoo.observer import SILENT, Note, Observer, phase_progress
+from oscar_zoo.registry.arguments import clip_of, model_text
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.specs import Clip

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.app.compute import not_served_note, options_of, serving_refusal
 from oscar_zoo.app.compute_request import ComputeRequest
-from oscar_zoo.app.compute_wish import ComputeWish
-from oscar_zoo.artifact.names import is_path, path_text
 from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import NetworkError, OscarZooError
 from oscar_zoo.next_step import Compute
 from oscar_zoo.observer import Note, Observer
+from oscar_zoo.registry.compute_wish import ComputeWish, propose_computing
 from oscar_zoo.registry.targets import ModelChoice
 
 if TYPE_CHECKING:
@@ -98,33 +97,8 @@ def plan_instead(
         error.args = (error.message,)
         error.advise(next_step=Compute(choice.name, again(compute=True)))
         raise error
-    from oscar_zoo.models.model_hub import is_here
-
-    here, place = is_here(choice.source), Path(choice.source)
-    if _meant_as_path(choice, here=here):
-        if not os.path.lexists(place):
-            error.advise(f"a path begins with ./, and nothing is at {path_text(place)}")
-        raise error
-    if here or not isinstance(error, NetworkError):
-        online = {} if here else {"offline": False}  # the model has to be fetched
-        error.next_step = Compute(choice.name, again(compute=True, **online))
-        if _has_slash(choice) and not (here or error.suggestions or error.advice):
-            error.advice = f"a folder would be written {path_text(place)}"
+    propose_computing(choice, error, again)
     raise error
-
-
-def _has_slash(choice: ModelChoice) -> bool:
-    """Whether a name that the zoo does not know could be a path as well as the id of a model."""
-    return choice.recipe is None and "/" in choice.source and not is_path(choice.source)
-
-
-def _meant_as_path(choice: ModelChoice, *, here: bool) -> bool:
-    """Whether a name is rather a path without `./`: it exists, or the folder that it begins with
-    does and no such model is `here`."""
-    if not _has_slash(choice):
-        return False
-    first = Path(choice.source.partition("/")[0])
-    return os.path.lexists(choice.source) or (first.is_dir() and not here)
 
 
 def plan_computing(

@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from oscar_zoo.app.arguments import model_text
-from oscar_zoo.app.artifacts import Artifact, open_artifact
 from oscar_zoo.app.early_checks import check_device, check_model
 from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.engines.requirements import require_compute
@@ -22,17 +20,19 @@ from oscar_zoo.evaluate.params import EvalParams, RulerParams, again, clip_of, n
 from oscar_zoo.evaluate.shared import NAMES, Phase, duration, read_text
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import targets
+from oscar_zoo.registry.arguments import model_text
+from oscar_zoo.registry.artifacts import Artifact, open_artifact
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.serving.prepared import both_sides, check_used, model_for
 
 if TYPE_CHECKING:
-    from oscar_zoo.app.arguments import Clips, Numbers
     from oscar_zoo.artifact.manifest import ModelBlock
     from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
     from oscar_zoo.evaluate.ablation import Setting
     from oscar_zoo.evaluate.against_table import AgainstReport
     from oscar_zoo.evaluate.run import EvalReport
     from oscar_zoo.models.loading import Dtype, LoadedModel
+    from oscar_zoo.registry.arguments import Clips, Numbers
     from oscar_zoo.registry.targets import ModelChoice
 
 Task = Literal["perplexity", "recall"]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from oscar_zoo.app.artifacts import Artifact, open_artifact
 from oscar_zoo.app.evaluate import DATA, TASKS, WINDOWS
 from oscar_zoo.artifact.specs import ServingRecipe, Windows
 from oscar_zoo.engines.requirements import require_serve
@@ -25,6 +24,7 @@ from oscar_zoo.evaluate.params import EvalParams, again, clip_of, flag_of, liste
 from oscar_zoo.models import hardware
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import targets
+from oscar_zoo.registry.artifacts import Artifact, open_artifact
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.targets import ModelChoice
 from oscar_zoo.serving.prepared import ArtifactModel, both_sides, model_for

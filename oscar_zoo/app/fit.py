@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from oscar_zoo.app.arguments import clip_of, model_text
 from oscar_zoo.app.compute_request import ComputeRequest
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.output_files import check_file
 from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import PathNotFound, UsageError
 from oscar_zoo.observer import SILENT, Note, Observer, phase_progress
+from oscar_zoo.registry.arguments import clip_of, model_text
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.manifest import Manifest

@@ -34,9 +34,9 @@ from oscar_zoo.errors import (
 )
 from oscar_zoo.next_step import AddOption, DropOption
 from oscar_zoo.observer import Note, Observer
+from oscar_zoo.registry.fetch import PullJob, PullResult
 from oscar_zoo.registry.hubs import address
-from oscar_zoo.registry.publish import Publishable, publish
-from oscar_zoo.registry.pull import PullResult, pull
+from oscar_zoo.registry.publish import Publishable, publish_on
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.targets import check_made_for
 from oscar_zoo.registry.trust import Trust
@@ -155,7 +155,7 @@ def _from_own_zoo(plan: ComputePlan, trust: Trust) -> PullResult | None:
     by_name = folder.is_dir() and choice.recipe is None
     try:
         wanted = Reference(choice.name) if by_name else Reference.parse(choice.model_id)
-        found = pull(wanted, address.open_hub(), Store(), trust=trust)
+        found = PullJob(wanted, [address.open_hub()], Store(), trust=trust).pull()
     except ArtifactNotFound:
         return None
     if folder.is_dir():
@@ -190,7 +190,7 @@ def _publish(result: ComputeResult, trust: Trust) -> PullResult:
     """Publish to the zoo of this user, and pull from there into the store."""
     own = address.open_hub()
     try:
-        publish(Publishable.read(result.path, allow_warnings=True), own)
+        publish_on(own, Publishable.read(result.path, allow_warnings=True))
     except OscarZooError as error:
         error.advise(f"the result is kept in {result.path}; {error.hint or 'try again'}")
         raise
@@ -198,12 +198,8 @@ def _publish(result: ComputeResult, trust: Trust) -> PullResult:
     pins = [file.read().pin(made) for file in (trust.lock, trust.known) if file is not None]
     # the same matrices, computed again at another time, break no promise
     same = all(pin is None or pin.digest == result.manifest.digest for pin in pins)
-    return pull(
-        Reference(made.model, made.tag),
-        own,
-        Store(),
-        trust=replace(trust, accept_new=trust.accept_new or same),
-    )
+    taken = replace(trust, accept_new=trust.accept_new or same)
+    return PullJob(Reference(made.model, made.tag), [own], Store(), trust=taken).pull()
 
 
 def _keep(work: Path, made: ArtifactId) -> list[Path]:

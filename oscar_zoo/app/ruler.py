@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from oscar_zoo.app.arguments import model_text
 from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.params import CACHES, Family, RulerParams, clip_of, numbers
 from oscar_zoo.evaluate.shared import Phase
 from oscar_zoo.observer import SILENT, Observer
+from oscar_zoo.registry.arguments import model_text
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.specs import Clip

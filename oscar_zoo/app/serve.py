@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from oscar_zoo.app.arguments import clip_of
-from oscar_zoo.app.artifacts import Artifact, open_pulled
 from oscar_zoo.app.compute_plan import plan_instead
-from oscar_zoo.app.compute_wish import ComputeWish, model_to_compute, tell_of_folder
 from oscar_zoo.app.obtain import obtain
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.observer import SILENT, Observer
+from oscar_zoo.registry.arguments import clip_of
+from oscar_zoo.registry.artifacts import Artifact, open_pulled
+from oscar_zoo.registry.compute_wish import ComputeWish, model_to_compute, tell_of_folder
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.targets import ModelChoice, ModelTarget, NameTarget

@@ -450,7 +450,7 @@ class Closed(GenerateJsonSchema):
         return self.generate_inner(schema["schema"])
 
     def field_is_required(self, field: Any, total: bool) -> bool:
-        return True
+        return "serialization_exclude_if" not in field
 
     def literal_schema(self, schema: Any) -> JsonSchemaValue:
         made = super().literal_schema(schema)

@@ -39,6 +39,7 @@ def command(
     """
 
     def body(as_json: bool, quiet: bool = False, **values: Any) -> int:
+        from oscar_zoo.cli.main import exit_code
         from oscar_zoo.cli.render import terminal
         from oscar_zoo.cli.render.progress import TerminalObserver
         from oscar_zoo.verb import as_json as plain

@@ -45,9 +45,6 @@ class Architecture:
 
     Attributes:
         model_types: names in `config.json` that the row holds for.
-        compute: making a rotation.
-        evaluate: perplexity and recall in this process.
-        serve_cpu: serving on a CPU.
         serve_gpu: serving on an NVIDIA GPU. It does not work exactly where `config.json` alone
             makes the server refuse the model.
     """

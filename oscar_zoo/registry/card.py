@@ -21,9 +21,6 @@ TITLE = "Rotations for 2-bit KV caches"
 def update_card(card: bytes | None, old: Index, new: Index, *, hub: str) -> bytes:
     """The card that fits the index `new`.
 
-    Args:
-        card: the present `README.md`, or `None` when there is none.
-
     Returns:
         A whole new card where there was none, or one that nobody edited; else `card` with its
         section replaced or added, and with the metadata between the markers of its front matter
@@ -65,8 +62,6 @@ def new_card(
     """A whole card.
 
     Args:
-        rows: artifacts, by id.
-        where: the hub as commands take it, or `None` where the names are enough.
         report: of the only artifact, if it lies beside the card.
     """
     head = f"{card_front.whole(rows)}\n# {escape(title)}\n\n"

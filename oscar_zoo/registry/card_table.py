@@ -58,13 +58,6 @@ class CardRow:
     """One artifact as a card shows it.
 
     Attributes:
-        id: as the hub spells it.
-        model: hub id of the base model, or `None` where nobody says.
-        summary: main facts of the manifest.
-        scores: quality claims.
-        digest: of the payload, or `None` where nobody has seen it.
-        status: whether it is offered by name.
-        accepted: what it is published in spite of.
         calibration: the text that the fit saw, or `None` where only an index is known.
     """
 
@@ -114,8 +107,6 @@ def section(rows: Sequence[CardRow], where: str | None, report: ReportFiles | No
     """The table, how to get and serve what it lists, report, calibration, licences and citation.
 
     Args:
-        rows: artifacts, by id.
-        where: the hub as commands take it, or `None` where the names are enough.
         report: of the only artifact, if it lies beside the card.
     """
     blocks = [[_row(_COLUMNS), _row(["---"] * len(_COLUMNS)), *(_row(_cells(row)) for row in rows)]]

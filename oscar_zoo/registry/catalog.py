@@ -1,8 +1,8 @@
-"""The catalog shipped with the package: model recipes and manifests, looked up by any name people
-use.
+"""What is shipped with the package: model recipes and manifests, looked up by any name people use,
+digests of rotation files that somebody has seen in public, and public keys that are known.
 
 Lookups ignore case. `None` means the catalog does not know the name; a name it knows always means
-one model.
+one model. A hub cannot offer other bytes than those that were seen without an error.
 """
 
 from __future__ import annotations
@@ -31,12 +31,7 @@ SCHEMA_NAME = "manifest.schema.json"
 
 
 class Catalog:
-    """Recipes and manifests by name.
-
-    Args:
-        recipes: model recipes; their names, hub ids and aliases must not collide.
-        manifests: manifests that may carry a `registry` block.
-    """
+    """Recipes and manifests by name."""
 
     def __init__(
         self,
@@ -126,8 +121,7 @@ class Catalog:
         """Model names like `name`, best first; `more` adds names a hub knows.
 
         Names that begin with it come first, then names that contain it, names with all its words,
-        names all of whose words it has, and names with similar letters.
-        """
+        names all of whose words it has, and names with similar letters."""
         spelled = {recipe.name.casefold(): recipe.name for recipe in self._recipes}
         spelled |= {other.casefold(): other for other in more}
         wanted = name.rsplit("/", 1)[-1].casefold()
@@ -212,10 +206,6 @@ class Seen(Spec):
     """Where files were seen.
 
     Attributes:
-        repository: `ORG/NAME` of a public git repository.
-        branch: that has the files.
-        commit: of it.
-        path: folder of the files there.
         remark: what a person should know, such as a tag that is not the authors'.
     """
 
@@ -227,14 +217,7 @@ class Seen(Spec):
 
 
 class KnownDigest(Spec):
-    """The payload of one artifact as it was seen.
-
-    Attributes:
-        id: `<Model>/<tag>`, as a hub would list it.
-        digest: of `files`.
-        files: payload files.
-        seen: the source.
-    """
+    """The payload of one artifact as it was seen."""
 
     id: Text
     digest: Digest
@@ -301,7 +284,6 @@ class TrustedKey(Spec):
     """One key.
 
     Attributes:
-        owner: who has the private key.
         key: the public key, DER in base64.
         expires: when it is no longer trusted, RFC 3339 UTC, or null.
     """

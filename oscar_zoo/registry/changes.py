@@ -52,7 +52,6 @@ class CanCreate(Protocol):
 
     def create(self, *, private: bool) -> None:
         """Create the repository; one that exists is success."""
-        ...
 
 
 @runtime_checkable
@@ -61,21 +60,11 @@ class CanTidy(Protocol):
 
     def tidy(self) -> None:
         """Remove them."""
-        ...
 
 
 @dataclass(frozen=True)
 class HubState:
-    """A hub as it was at one moment: what a change is made from.
-
-    Attributes:
-        hub: where.
-        revision: what the rest refers to.
-        artifacts: every artifact listed.
-        index: empty where the hub has none.
-        card: `README.md`, or `None`.
-        stamp: `timestamp.json`, or `None`.
-    """
+    """A hub as it was at one moment: what a change is made from."""
 
     hub: Hub
     revision: str | None
@@ -129,8 +118,6 @@ class Applied:
 
     Attributes:
         change: what was written; `None` when nothing had to be.
-        commit: where the hub stands with it.
-        state: of the hub, as it was read last.
     """
 
     change: Change | None
@@ -142,8 +129,6 @@ def apply_change(hub: Hub, make: Make, *, create: bool | None = None) -> Applied
     """Commit what `make` makes of the state of `hub`, against other writers and lost replies.
 
     Args:
-        make: the change for a state, or `None` when there is nothing to do; what it raises ends the
-            attempt.
         create: whether a repository that is not there is created first; `None` where the user
             cannot ask for it.
     """
@@ -229,13 +214,7 @@ def _unknown(hub: Hub, error: NetworkError) -> NetworkError:
 
 @dataclass(frozen=True)
 class Version:
-    """One artifact.
-
-    Attributes:
-        id: as spelled where it is.
-        payload: payload files, sorted.
-        manifest_bytes: `oscar.json`, or `None`.
-    """
+    """One artifact."""
 
     id: ArtifactId
     payload: tuple[FileDigest, ...]
@@ -297,8 +276,7 @@ class Version:
     def changed_files(self, other: Version) -> list[str]:
         """Names of the files in which `other` differs; none when both are the same version.
 
-        When and by which tool a manifest was written makes no other version.
-        """
+        When and by which tool a manifest was written makes no other version."""
         mine, theirs = ({f.path: f.sha256 for f in version.payload} for version in (self, other))
         changed = sorted(
             name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)

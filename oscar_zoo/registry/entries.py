@@ -1,7 +1,7 @@
-"""Every artifact that the package and some hubs know, each as one value with all its facts.
+"""Every artifact that the package and some hubs know: as one value with all its facts, for the
+zoo's page and comparisons, and as rows of plain JSON for `list` and `info`.
 
-`list` shows rows of plain JSON; the zoo's page and what compares artifacts need the manifest and
-the whole scores too. The local store takes no part: the same hubs give the same entries everywhere.
+The local store takes no part in `collect`: the same hubs give the same entries everywhere.
 """
 
 from __future__ import annotations
@@ -32,16 +32,10 @@ class Entry:
     """One artifact.
 
     Attributes:
-        id: as the first source spells it.
-        manifest: of the package or of a hub, or `None` where nobody has one.
-        recipe: of its model, or `None` where the zoo does not know the model.
         summary: facts of an index where there is no manifest.
-        digest: of the payload, or `None` where nobody has seen it.
         status: as the hub says, else the package.
         scores: of the hubs and of the package, what was measured first.
         hubs: names of the hubs that have it, in the order in which they were asked.
-        payload_bytes: size of all files, or `None` where nobody knows.
-        accepted: what it was published in spite of; see `quality_gate`.
     """
 
     id: ArtifactId
@@ -108,7 +102,6 @@ def collect(
 
     Args:
         views: hubs that answered, in the order in which they were asked.
-        model: only artifacts whose folder has this name, in any case.
     """
     packaged = catalog.manifests(model)
     found = {one.artifact_id.key: entry_of(one, catalog=catalog) for one in packaged}
@@ -271,8 +264,7 @@ def summaries(
     `status` is `installed` (in the store), `local` (on a hub in a folder), `public` (on a remote
     hub, or known from the packaged manifests and not asked for) or `elsewhere` (known, and on none
     of the remote hubs in `views`); `hubs` names the hubs in `views` that have it, in order.
-    `bytes` is the size of all files.
-    """
+    `bytes` is the size of all files."""
     views = tuple(views)
     rows = {
         m.artifact_id.key: _listed(m) | {"status": "public", "hubs": []}

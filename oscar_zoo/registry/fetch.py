@@ -1,27 +1,432 @@
-"""The files of one offered artifact: fetched in parallel, hashed, and verified before anybody may
-use them."""
+"""One artifact on its way from a hub into the store: what is here already, what the hub offers and
+what was promised about it, the files, hashed and verified, and the pin.
+
+Bytes that fail verification, or that break a promise (see `trust`), never reach the store.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
-from oscar_zoo.artifact import signature_file
+from pydantic import Field, computed_field
+
+from oscar_zoo.artifact import durable, signature_file
 from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, FileDigest, sha256_hex
-from oscar_zoo.artifact.outcome import Verified, refuse
-from oscar_zoo.errors import DigestMismatchError, MalformedFile
-from oscar_zoo.registry.hubs.base import HubFile, Progress
+from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME
+from oscar_zoo.artifact.names import ArtifactId, Reference
+from oscar_zoo.artifact.outcome import (
+    HIDDEN,
+    Digest,
+    Level,
+    Sha256,
+    SignatureReport,
+    Verified,
+    refuse,
+    says,
+)
+from oscar_zoo.errors import (
+    WITHOUT_OPTION,
+    DigestMismatchError,
+    MalformedFile,
+    NetworkError,
+    NotFoundError,
+    NotLocked,
+    OfflineError,
+    RevisionGone,
+    RevisionNotFound,
+)
+from oscar_zoo.registry import pins, trust
+from oscar_zoo.registry.catalog import Catalog, PayloadFile
+from oscar_zoo.registry.hubs.base import Hub, HubFile, Progress
 from oscar_zoo.registry.hubs.threads import in_parallel
-from oscar_zoo.registry.view import ResolvedArtifact
+from oscar_zoo.registry.index import Index, IndexEntry
+from oscar_zoo.registry.known_names import status_warnings
+from oscar_zoo.registry.measured import Measured
+from oscar_zoo.registry.pins import Pin
+from oscar_zoo.registry.resolve import explained, find, first_answer
+from oscar_zoo.registry.signatures import (
+    NOT_SIGNED,
+    KnownKeys,
+    SignatureWish,
+    check_signature,
+    unreadable,
+)
+from oscar_zoo.registry.store import Record, Store, StoredArtifact, find_installed
+from oscar_zoo.registry.trust import Promise, Trust
+from oscar_zoo.registry.view import HubView, ResolvedArtifact
 
+T = TypeVar("T")
 PARALLEL_FILES = 4
+ABSENT: Any = Field(exclude_if=lambda value: value is None)
+"""Of a field that the JSON has only where there is something to say."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class ListedFile:
+    """A file of an artifact."""
+
+    path: Annotated[str, says("Relative to the folder of the artifact, or to the root of the hub.")]
+    size: Annotated[int, Field(ge=0, description="Bytes.")]
+    sha256: Annotated[Sha256 | None, says("Null where the hub does not say.")]
+
+
+@dataclass(frozen=True)
+class PullResult:
+    """An artifact that is in the store now."""
+
+    artifact: Annotated[StoredArtifact, *HIDDEN]
+    already_present: Annotated[bool, says("Whether nothing had to be fetched.")]
+    first_use: Annotated[
+        bool, says("Whether nobody had promised a digest, so that it is trusted from now on.")
+    ]
+    hub: Annotated[str, says("The hub that was asked, or that it came from.")]
+    level: Annotated[Level | None, says("Null for an entry of an older version.")]
+    warnings: Annotated[
+        tuple[str, ...],
+        says("Codes of verification, and sentences about the status of the version."),
+    ] = ()
+    notes: Annotated[tuple[str, ...], says("Remarks for people.")] = ()
+    verified: Annotated[Verified | None, *HIDDEN] = None
+    """The outcome, when the bytes were verified just now."""
+    signature: SignatureReport = NOT_SIGNED
+    pinned_by: Annotated[
+        Path | None,
+        says("The lock file that names it, so that no hub was asked; null otherwise."),
+    ] = None
+    computed: Annotated[bool, says("Whether it was computed now, because nobody had it.")] = False
+    output: Annotated[
+        Path | None, says("The folder that the files were copied to, with --output."), ABSENT
+    ] = None
+    files: Annotated[
+        tuple[ListedFile, ...] | None,
+        says("With --dry-run: what would be fetched, which is nothing."),
+        ABSENT,
+    ] = None
+    bytes: Annotated[int | None, says("With --dry-run: bytes that would be fetched."), ABSENT] = (
+        None
+    )
+    model: Annotated[
+        str | None, says("Of a computed artifact: the model that was read."), ABSENT
+    ] = None
+    seconds: Annotated[
+        Mapping[str, Annotated[float, Field(ge=0)]] | None,
+        says("Of a computed artifact: duration by phase."),
+        ABSENT,
+    ] = None
+    report: Annotated[Path | None, says("Of a computed artifact: its report."), ABSENT] = None
+    moments: Annotated[
+        Path | None, says("Of a computed artifact: its moments, for another fit."), ABSENT
+    ] = None
+    estimated_seconds: Annotated[
+        float | None, says("Of a computed artifact: how long it was expected to take."), ABSENT
+    ] = None
+
+    @computed_field(description="Name of one version of an artifact: MODEL/TAG.")
+    def id(self) -> str:
+        return str(self.artifact.record.id)
+
+    @computed_field
+    def digest(self) -> Digest:
+        return self.artifact.record.digest
+
+    @computed_field(description="Its folder in the store.")
+    def path(self) -> str:
+        return str(self.artifact.record.path)
+
+    @computed_field(description="Hub id of the model that it is for; null without a manifest.")
+    def base_model(self) -> str | None:
+        return self.artifact.manifest.model.id if self.artifact.manifest else None
+
+    @computed_field(description="Commit of the hub.")
+    def revision(self) -> str | None:
+        return self.artifact.record.revision
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An offer of a hub and everything promised about it before."""
+
+    view: HubView
+    resolved: ResolvedArtifact
+    promises: tuple[Promise, ...]
+
+
+@dataclass
+class PullJob:
+    """One pull, its arguments and its steps; `pull` or `plan` is what to call.
+
+    Attributes:
+        hubs: where from, in order; the next one is asked after network trouble, or when one does
+            not have it.
+        trust: what was seen before and how strict to be.
+        signing: whether a signature is required, and keys that are known.
+        offline: take the copy in the store; only hubs in folders may be in `hubs`.
+        prefer_installed: take a copy in the store, if there is one, without asking whether a hub
+            has another.
+        refused: a copy in the store that lacks a valid signature, where one is required.
+    """
+
+    reference: Reference
+    hubs: Sequence[Hub]
+    store: Store
+    _: KW_ONLY
+    catalog: Catalog = field(default_factory=Catalog.packaged)
+    trust: Trust = field(default_factory=Trust)
+    signing: SignatureWish = field(default_factory=SignatureWish)
+    offline: bool = False
+    go_online: str = WITHOUT_OPTION
+    prefer_installed: bool = False
+    progress: Progress | None = None
+    refused: tuple[str, SignatureReport] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.pin = self.trust.pinned(self.reference, self.catalog)
+        if self.trust.locked and self.pin is None:
+            place = self.trust.lock.path if self.trust.lock else pins.LOCK_NAME
+            raise NotLocked.for_name(str(self.reference), place)
+
+    def pull(self) -> PullResult:
+        """Fetch, verify and store the artifact, or check the copy that is already there."""
+        any_copy = self.offline or self.prefer_installed
+        here = self.installed(any_copy)
+        if here is not None:
+            record = here.artifact.record
+            self.remember_copy(record)
+            status = status_warnings(record, self.catalog, ask=not any_copy)
+            return replace(here, warnings=(*status, *here.warnings))
+        self.store.check_owner()  # before a hub is asked
+        with durable.held(durable.STORE, shared=True, timeout=30, root=self.store.root):
+            try:
+                result, notes = self.ask(self.obtain)
+            except (NetworkError, NotFoundError) as error:
+                if self.refused is not None:
+                    what, signature = self.refused
+                    signature.require(what)
+                raise explained(error, self) from error.__cause__
+        if self.pin is not None:  # a locked commit does not say what happened to it later
+            status = status_warnings(result.artifact.record, self.catalog, ask=True)
+            told = dict.fromkeys((*status, *result.warnings))
+            result = replace(result, warnings=tuple(told))
+        return replace(result, notes=notes)
+
+    def plan(self) -> ResolvedArtifact | PullResult:
+        """What `pull` would do: the installed copy it would take, or the offer it would fetch.
+        Writes nothing."""
+        here = self.installed(self.offline)
+        if here is not None:
+            return here
+        try:
+            return self.ask(self.offer)[0].resolved
+        except (NetworkError, NotFoundError) as error:
+            raise explained(error, self) from error.__cause__
+
+    def installed(self, any_copy: bool) -> PullResult | None:
+        """The copy in the store, where no hub has to be asked: pinned, named by its digest, or
+        `any_copy` will do."""
+        pin = self.pin
+        if pin is not None:
+            same = (
+                one
+                for one in self.store.installed()
+                if one.id.key == pin.artifact_id.key
+                and pin.same_bytes(one.digest, one.manifest_sha256)
+            )
+            record = next(same, None)
+        elif any_copy or self.reference.digest is not None:
+            record = find_installed(self.reference, self.store, self.catalog)
+        else:
+            return None
+        stored = self.store.intact(record)
+        if stored is None:
+            return None
+        signature = self._signed(stored, stored.record.source)
+        if self.signing.required and signature.state != "valid":
+            self.refused = (stored.record.id.reference, signature)
+            return None  # a hub may have a signature of it
+        here = _present(stored, stored.record.source, signature=signature)
+        lock = self.trust.lock
+        return here if pin is None or lock is None else replace(here, pinned_by=lock.path)
+
+    def remember_copy(self, record: Record) -> None:
+        """Pin a copy that was taken without asking a hub, as it was pinned when it was fetched."""
+        if self.pin is None:
+            known = self.trust.known.read().pin(record.id)
+            same = known is not None and known.same_bytes(record.digest, record.manifest_sha256)
+            source: pins.Source = "manifest" if record.manifest_sha256 else "listing"
+            self.trust.remember(
+                known if known and same else _pin(record, record.source, record.revision, source)
+            )
+
+    def ask(self, call: Callable[[Hub], T]) -> tuple[T, tuple[str, ...]]:
+        """`call` of the first hub that answers; the hub of a pin first, at its commit."""
+        hubs = tuple(self.hubs)
+        if self.offline and not hubs:
+            raise OfflineError.for_name(str(self.reference), go_online=self.go_online)
+        if self.pin is not None:
+            home = [hub for hub in hubs if pins.same_hub(hub.name, self.pin.hub)]
+            hubs = (*home, *(hub for hub in hubs if hub not in home))
+        return first_answer(hubs, call, name=str(self.reference))
+
+    def offer(self, hub: Hub) -> Offer:
+        """What `hub` offers, its listing already held against every promise."""
+        pin = self.pin
+        if (
+            pin is not None
+            and pins.same_hub(hub.name, pin.hub)
+            and _COMMIT.fullmatch(pin.revision or "")
+        ):
+            return self._pinned_offer(hub.at(str(pin.revision)), pin)
+        view = HubView.open(hub, self.catalog, trust=self.trust)
+        resolved = find(self.reference, view) if pin is None else view.offer(pin.artifact_id)
+        return self._checked(view, resolved)
+
+    def obtain(self, hub: Hub) -> PullResult:
+        """Take what `hub` offers into the store, unless the same bytes are there."""
+        offer = self.offer(hub)
+        with durable.held(f"pull {offer.resolved.id.key}", root=self.store.root):
+            known = self.store.find(offer.resolved.id)
+            same = known if known and _same(offer.resolved, known) else None
+            stored = self.store.intact(same)
+            signature = stored and self._signed(stored, hub.name, offer.view.key)
+            kept = signature and (signature.state == "valid" or not self.signing.required)
+            if stored and signature and kept:
+                warnings = offer.resolved.warnings
+                result = _present(stored, hub.name, warnings, signature=signature)
+            else:
+                with self._at_pinned_commit(hub):
+                    result = self._download(offer)
+            self.store.keep_only(result.artifact.record)
+            self._remember(offer, result)
+        return result
+
+    def _pinned_offer(self, hub: Hub, pin: Pin) -> Offer:
+        with self._at_pinned_commit(hub):
+            view = HubView(hub, self.catalog, Index.empty())
+            return self._checked(view, view.offer(pin.artifact_id))
+
+    @contextlib.contextmanager
+    def _at_pinned_commit(self, hub: Hub) -> Iterator[None]:
+        """A lock's commit may be gone when it is listed, or only when its files are fetched, since
+        listings are kept."""
+        try:
+            yield
+        except RevisionNotFound as error:
+            if self.pin is None:
+                raise
+            raise RevisionGone(
+                f"{hub.title} no longer has commit {str(self.pin.revision)[:12]}, which"
+                f" {self.pin.id} is locked to.",
+                hint="its history was rewritten; to lock what it offers now: --accept-new-digest",
+            ) from error
+
+    def _checked(self, view: HubView, resolved: ResolvedArtifact) -> Offer:
+        promises = tuple(
+            self.trust.promises(
+                resolved.id, entry=resolved.entry, packaged=resolved.packaged_promise
+            )
+        )
+        known = self.store.find(resolved.id)
+        if known is not None:
+            promises = (*promises, trust.of_record(known))
+        offer = Offer(view, resolved, promises)
+        self._check(offer, resolved.digest)
+        return offer
+
+    def _check(self, offer: Offer, digest: str | None) -> None:
+        resolved = offer.resolved
+        self.trust.check(
+            resolved.id,
+            digest,
+            resolved.manifest_sha256,
+            of=offer.promises,
+            hub=offer.view.hub.title,
+        )
+
+    def _download(self, offer: Offer) -> PullResult:
+        resolved = offer.resolved
+        files = fetch_files(resolved, self.progress)
+        if resolved.manifest_bytes is not None:
+            files[FILE_NAME] = resolved.manifest_bytes
+        signature, data = self._signature(offer, files)
+        payload = {name: content for name, content in files.items() if name != FILE_NAME}
+        verified = verify_payload(resolved, payload)
+        # A listing without digests promised nothing before; promises must hold for the bytes
+        # themselves.
+        self._check(offer, verified.digest)
+        wanted = self.reference.digest
+        if wanted is not None and not verified.digest.startswith(wanted):
+            raise DigestMismatchError.for_content(
+                str(resolved.id), want=wanted, got=verified.digest
+            )
+        if data is not None:
+            files[SIGNATURE_NAME] = data
+        accepted, measured = _quality(resolved.entry)
+        artifact = self.store.put(
+            resolved.id,
+            files,
+            source=resolved.hub.name,
+            revision=resolved.hub.revision if offer.view.is_remote else None,
+            level=verified.level,
+            warnings=verified.warnings,
+            accepted=accepted,
+            measured=measured,
+        )
+        first_use = resolved.manifest is None and not offer.promises
+        warnings = (*resolved.warnings, *_remarks(resolved.id, signature), *verified.warnings)
+        return PullResult(
+            artifact,
+            False,
+            first_use,
+            resolved.hub.name,
+            verified.level,
+            warnings,
+            verified=verified,
+            signature=signature,
+        )
+
+    def _signature(
+        self, offer: Offer, files: dict[str, bytes]
+    ) -> tuple[SignatureReport, bytes | None]:
+        """What is known about the signature of fetched files, which nothing has parsed yet, and the
+        signature file."""
+        data = None
+        try:
+            data = fetch_signature(offer.resolved)
+            report = check_signature(
+                data, files, self._keys(offer.resolved.hub.name, offer.view.key)
+            )
+        except MalformedFile as error:
+            report = unreadable(error)
+        if self.signing.required:
+            report.require(f"{offer.resolved.id.reference} on {offer.view.hub.title}")
+        return report, data
+
+    def _signed(self, stored: StoredArtifact, hub: str, key: str | None = None) -> SignatureReport:
+        return check_signature(stored.signature, stored.signed_files, self._keys(hub, key))
+
+    def _keys(self, hub: str, key: str | None) -> KnownKeys:
+        """What is known for artifacts of `hub`, whose index is signed with `key`, or is not read
+        now."""
+        return KnownKeys.gather(self.signing.keys, {hub: key or self.trust.key_of(hub)})
+
+    def _remember(self, offer: Offer, result: PullResult) -> None:
+        hub = offer.resolved.hub
+        revision = hub.revision if offer.view.is_remote else None
+        pin = _pin(result.artifact.record, hub.name, revision, _source(offer.resolved))
+        self.trust.remember(pin, hub=hub.name, index=offer.view.index, key=offer.view.key)
 
 
 def fetch_files(resolved: ResolvedArtifact, progress: Progress | None = None) -> dict[str, bytes]:
     """The payload of `resolved`, every file as its hub lists it.
 
-    A file that differs from the listing is fetched once more from the same hub, then refused.
-    """
+    A file that differs from the listing is fetched once more from the same hub, then refused."""
     if resolved.size > MAX_ARTIFACT_BYTES:
         raise MalformedFile(
             "file.size",
@@ -82,3 +487,59 @@ def _fetch(resolved: ResolvedArtifact, file: HubFile, progress: Progress | None)
 
 def _promised(resolved: ResolvedArtifact) -> Sequence[FileDigest] | None:
     return resolved.packaged.file_digests if resolved.packaged else None
+
+
+def _present(
+    stored: StoredArtifact,
+    hub: str,
+    warnings: tuple[str, ...] = (),
+    *,
+    signature: SignatureReport,
+) -> PullResult:
+    record = stored.record
+    level: Any = record.level
+    warnings = (*warnings, *_remarks(record.id, signature), *record.warnings)
+    return PullResult(stored, True, False, hub, level, warnings, signature=signature)
+
+
+def _remarks(artifact: ArtifactId, signature: SignatureReport) -> tuple[str, ...]:
+    """A sentence about a signature that is there and is not valid."""
+    if signature.state != "invalid":
+        return ()
+    return (f"{artifact.reference} {signature.message}",)
+
+
+def _pin(record: Record, hub: str, revision: str | None, source: pins.Source) -> Pin:
+    return Pin(
+        id=str(record.id),
+        digest=record.digest,
+        files=tuple(PayloadFile(path=f.path, sha256=f.sha256, size=f.size) for f in record.files),
+        manifest_sha256=record.manifest_sha256,
+        hub=hub,
+        revision=revision,
+        first_seen=pins.now(),
+        source=source,
+    )
+
+
+def _same(resolved: ResolvedArtifact, known: Record) -> bool:
+    return (
+        resolved.digest in (None, known.digest)
+        and resolved.manifest_sha256 == known.manifest_sha256
+    )
+
+
+def _source(resolved: ResolvedArtifact) -> pins.Source:
+    if resolved.entry is not None:
+        return "index"
+    if resolved.manifest is not None:
+        return "manifest"
+    return "content" if resolved.digest is None else "listing"
+
+
+def _quality(entry: IndexEntry | None) -> tuple[tuple[str, ...], Measured | None]:
+    """What an index says about the quality of an artifact, to know it without the hub."""
+    if entry is None:
+        return (), None
+    made = entry.summary.measured if entry.summary else None
+    return entry.accepted, Measured.best(entry.scores, made)

@@ -48,9 +48,7 @@ class Garbage:
     """A file or folder that nothing needs.
 
     Attributes:
-        path: where it is.
         kind: `leftover`, `incomplete entry`, `empty folder`, `blob` or `hub metadata`.
-        key: its device and inode.
         files: the files in it, or itself.
     """
 
@@ -65,7 +63,6 @@ class GcReport:
     """What was removed, or would be.
 
     Attributes:
-        removed: files and folders.
         freed: bytes of disk that this gives back; a file that has a name elsewhere gives none.
         exclusive: whether others were kept out; without that, blobs younger than an hour stay.
     """
@@ -80,7 +77,6 @@ def gc(store: Store, *, dry_run: bool = False, patience: float = _PATIENCE) -> G
     listings of hubs.
 
     Args:
-        dry_run: only say what would go.
         patience: seconds to wait for processes that add entries just now.
     """
     store.check_owner()

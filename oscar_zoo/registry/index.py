@@ -66,16 +66,11 @@ class IndexEntry(Spec):
     """One artifact.
 
     Attributes:
-        id: `<Model>/<tag>`.
         digest: of `files`, which is the payload without `oscar.json`.
         files: payload files, sorted by path.
         manifest_sha256: of `oscar.json`, or null where the artifact has none.
         model: hub id of the base model, or null where nobody says.
         summary: facts for listings, or null where the artifact has no manifest.
-        aliases: other names of exactly this artifact.
-        status: whether it is offered by name.
-        scores: quality claims.
-        accepted: what it was published in spite of; see `quality_gate`.
         hubs: pinned places of copies on other hubs.
     """
 
@@ -177,11 +172,7 @@ class Index(Spec):
     @classmethod
     @malformed_hint("restore it from a backup or a mirror, or ask the owner of the hub to")
     def from_bytes(cls, data: bytes, *, what: str = INDEX_NAME) -> Self:
-        """Parse an untrusted index.
-
-        Args:
-            data: the whole file.
-        """
+        """Parse an untrusted index."""
         value = strict_json.loads(data, what=what, max_bytes=MAX_ROOT_BYTES)
         if type(value) is not dict:
             raise MalformedFile("index.schema", f"{what} is not a JSON object.")

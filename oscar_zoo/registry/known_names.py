@@ -1,8 +1,10 @@
-"""Names that this machine knows without asking a hub, for completion and suggestions. Unreadable
-sources are left out.
+"""What this machine knows without asking a hub: names, for completion and suggestions, and the
+status of versions that are here.
 
-Sources: recipes and manifests of the package, the local store, hubs in folders, and the last index
-of every other hub.
+Names come from the package, the local store, hubs in folders, and the last index of every other
+hub; unreadable sources are left out. A stored copy is used without asking a hub, so nobody would
+hear that it was yanked: the index of its hub counts, which a command that may use the network asks
+for again once a day. A hub that does not answer is no error here, and no request waits long.
 """
 
 from __future__ import annotations
@@ -83,11 +85,7 @@ def knows(name: str) -> bool:
 
 
 def aliased(name: str, views: Iterable[HubView] = ()) -> ArtifactId | None:
-    """The one version that lists `name` (any case) as an alias, or `None` where none or several do.
-
-    Args:
-        name: without tag.
-    """
+    """The one version that lists `name` as an alias, or `None` where none or several do."""
     found = list(Catalog.packaged().aliased(name))
     for index in (*(view.index for view in views), *_indexes()):
         found += [entry.artifact_id for entry in index.aliased(name)]

@@ -48,8 +48,7 @@ def run(params: LoginParams, observer: Observer = SILENT) -> Account:
     """Log in to the hub, unless there is a login that it accepts.
 
     Hugging Face's client asks on the terminal and keeps the token; that of ModelScope comes from a
-    variable only.
-    """
+    variable only."""
     if params.hub == "hf":
         return _huggingface(observer, params.force, _can_ask())
     found = _credential("ms")
@@ -119,8 +118,7 @@ def whoami() -> str | None:
 
 def _log_in() -> None:
     """Run the dialogue of Hugging Face's client on this terminal; the client checks the token and
-    saves it in its own file. What it prints goes to stderr.
-    """
+    saves it in its own file. What it prints goes to stderr."""
     from oscar_zoo.registry.hubs.http import Failed, http_client, reached
 
     try:

@@ -1,5 +1,5 @@
-"""Look at several hubs at once, for `list` and `info`. Each hub has little time, and a hub that
-fails does not stop the others."""
+"""Look at several hubs at once, and at what is known about the artifact that a name or a folder
+means. Each hub has little time, and a hub that fails does not stop the others."""
 
 from __future__ import annotations
 
@@ -94,18 +94,18 @@ def known_entries(
     """What each target means: the artifact in a folder, or the one that a name means.
 
     A name without a tag means the default version of the model, or its only one. The package and
-    the hubs are asked, then the local store. No hub is asked for folders.
-    """
+    the hubs are asked, then the local store. No hub is asked for folders."""
     views: list[HubView] = []
     unreachable: list[OscarZooError] = []
     if not all(isinstance(target, PathTarget) for target in targets):
         views, unreachable = look(sources.hubs)
-    entries = [
-        _in_folder(target)
-        if isinstance(target, PathTarget)
-        else _looked_up(target, views, unreachable)
-        for target in targets
-    ]
+    entries = []
+    for target in targets:
+        if isinstance(target, PathTarget):
+            entries.append(_in_folder(target))
+        else:
+            with looking_up(target, SILENT):
+                entries.append(_named(target, views, unreachable))
     return entries, unreachable
 
 
@@ -128,15 +128,6 @@ def is_published(target: NameTarget | ModelTarget) -> bool:
     except (ArtifactNotFound, NetworkError):
         return False
     return True
-
-
-def _looked_up(
-    target: NameTarget | ModelTarget,
-    views: Sequence[HubView],
-    unreachable: Sequence[OscarZooError],
-) -> Entry:
-    with looking_up(target, SILENT):
-        return _named(target, views, unreachable)
 
 
 def _named(

@@ -10,90 +10,135 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field, InstanceOf, PlainSerializer
 
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME, HubLocation
 from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.artifact.outcome import Digest, says
 from oscar_zoo.errors import DigestMismatchError, MalformedFile, UsageError
+from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.changes import HubState, Version, apply_change, read_state, tidy
 from oscar_zoo.registry.fetch import fetch_files, fetch_signature, verify_payload
 from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.hubs.base import Hub, Progress
 from oscar_zoo.registry.index import IndexEntry
+from oscar_zoo.registry.params import MirrorParams
 from oscar_zoo.registry.status import named_versions
 from oscar_zoo.registry.view import HubView, ResolvedArtifact
-from oscar_zoo.registry.writing import Placing, check_arrived, put_tag
+from oscar_zoo.registry.writing import Placing, check_arrived, check_online, ignore, put_tag
 
 Outcome = Literal["copied", "already there", "would be copied", "proposed"]
+_Shown = Literal["copied", "already_there", "would_be_copied", "proposed"]
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
 class MirrorResult:
-    """What `mirror` did with one artifact.
+    """What was done with one artifact."""
 
-    Attributes:
-        id: of the artifact.
-        digest: of its payload, equal on both hubs.
-        outcome: what was done.
-        size: bytes of its payload.
-        proposal: address of the pull request that has to be merged, or `None`.
-        warnings: codes of verification, and a sentence for a tag that could not be made.
-    """
-
-    id: ArtifactId
-    digest: str
-    outcome: Outcome
-    size: int
-    proposal: str | None = None
-    warnings: tuple[str, ...] = ()
+    id: Annotated[InstanceOf[ArtifactId], PlainSerializer(str, return_type=str)]
+    digest: Annotated[Digest, says("Equal on both hubs.")]
+    outcome: Annotated[
+        Outcome, PlainSerializer(lambda said: said.replace(" ", "_"), return_type=_Shown)
+    ]
+    size: Annotated[int, Field(ge=0, serialization_alias="bytes", description="Of its files.")]
+    proposal: Annotated[str | None, says("Address of the pull request that has to be merged.")] = (
+        None
+    )
+    warnings: Annotated[
+        tuple[str, ...],
+        says("Codes of verification, and sentences about what did not work out."),
+    ] = ()
 
 
 @dataclass(frozen=True)
-class MirrorOptions:
-    """How to mirror: create a missing repository, open pull requests, or only say what would be
-    copied."""
+class MirrorReport:
+    """What oscar-zoo mirror prints."""
 
-    create: bool = False
-    propose: bool = False
-    dry_run: bool = False
+    source: Annotated[str, says("The hub that was read.")]
+    target: Annotated[str, says("The hub that was written.")]
+    artifacts: tuple[MirrorResult, ...]
+    schema: Literal["oscar-zoo.mirror/1"] = "oscar-zoo.mirror/1"
+
+
+def run(
+    params: MirrorParams,
+    observer: Observer = SILENT,
+    told: Callable[[MirrorResult], None] = ignore,
+) -> MirrorReport:
+    """Copy artifacts between hubs and compare the digests of both; `told` hears of each."""
+    if bool(params.names) == params.everything:
+        raise UsageError(
+            "name artifacts, or ask for --all of them.",
+            hint=f"see them: oscar-zoo list --hub {params.source}",
+        )
+    source, target = address.open_hub(params.source), address.open_hub(params.target)
+    check_online(source)
+    check_online(target)
+
+    def tell(result: MirrorResult) -> None:
+        observer.begin((), timed=False)
+        told(result)
+
+    results = copy_all(
+        source,
+        target,
+        params.names,
+        create=params.create,
+        propose=params.create_pr,
+        dry_run=params.dry_run,
+        progress=lambda name, done, total: observer.advance(name, done, total, "bytes"),
+        told=tell,
+    )
+    return MirrorReport(params.source, params.target, results)
 
 
 def mirror(
+    source: str,
+    target: str,
+    names: Sequence[str] = (),
+    *,
+    create: bool = False,
+    dry_run: bool = False,
+) -> tuple[MirrorResult, ...]:
+    """Copy artifacts (all of them, or `names`) between hubs, byte for byte, and compare the digests
+    of both.
+
+    Raises:
+        VersionExists: the target has other content under an id.
+        IntegrityError: bytes are not what they must be.
+    """
+    wanted = tuple(names)
+    params = MirrorParams(
+        source, target, wanted, everything=not wanted, create=create, dry_run=dry_run
+    )
+    return run(params).artifacts
+
+
+def copy_all(
     source: Hub,
     target: Hub,
     names: Sequence[str] = (),
     *,
     catalog: Catalog | None = None,
-    options: MirrorOptions | None = None,
+    create: bool = False,
+    propose: bool = False,
+    dry_run: bool = False,
     progress: Progress | None = None,
-    told: Callable[[MirrorResult], None] = lambda result: None,
+    told: Callable[[MirrorResult], None] = ignore,
 ) -> tuple[MirrorResult, ...]:
     """Copy artifacts byte for byte, with or without `oscar.json`.
 
     Args:
         source: where from; every byte comes from one commit of it.
-        target: where to.
         names: `NAME` (all its versions), `NAME:TAG`, `<Model>/<tag>`, `NAME@sha256:PREFIX`; none
             means everything.
         catalog: recipes that know the geometry of models; default the packaged ones.
-        options: see `MirrorOptions`.
-        progress: told about bytes fetched.
-        told: called with each result as soon as it is known.
-
-    Raises:
-        ArtifactNotFound: the source has nothing of that name.
-        VerificationFailed: an artifact must not be used; nothing of it was written, what came
-            before it stays.
-        VersionExists: the target has other content under that id.
-        DigestMismatchError: bytes differ from a listing or index, or the two listings from each
-            other.
-        UsageError: both hubs are the same, or an alias is taken on the target.
-        NetworkError, AccessError, RepositoryNotFound: see `Hub`.
     """
-    options = options or MirrorOptions()
     if source.name == target.name:
         raise UsageError(
             f"{source.title} cannot be mirrored to itself.", hint="name another target"
@@ -104,24 +149,41 @@ def mirror(
     results, versions = [], []
     for artifact in chosen.values() if names else state.artifacts:
         version = Version.on(source, artifact)
-        results.append(_mirror_one(view, version, target, options, progress))
+        results.append(
+            _copy(
+                view,
+                version,
+                target,
+                create=create,
+                propose=propose,
+                dry_run=dry_run,
+                progress=progress,
+            )
+        )
         versions.append(version)
         told(results[-1])
-    if not (options.dry_run or options.propose):
+    if not (dry_run or propose):
         tidy(target)
         _cross_check(versions, source, target)
     return tuple(results)
 
 
-def _mirror_one(
-    view: HubView, version: Version, target: Hub, options: MirrorOptions, progress: Progress | None
+def _copy(
+    view: HubView,
+    version: Version,
+    target: Hub,
+    *,
+    create: bool,
+    propose: bool,
+    dry_run: bool,
+    progress: Progress | None,
 ) -> MirrorResult:
     like, size = _source_entry(view, version), sum(file.size for file in version.payload)
-    before = read_state(target, create=options.create, dry_run=options.dry_run)
+    before = read_state(target, create=create, dry_run=dry_run)
     change = Placing(version, {}, like=like).change(before)
-    if change is None or (options.dry_run and change.artifact is None):
+    if change is None or (dry_run and change.artifact is None):
         return MirrorResult(version.id, version.digest, "already there", size)
-    if options.dry_run:
+    if dry_run:
         return MirrorResult(version.id, version.digest, "would be copied", size)
     offer = view.offer(version.id)
     files = fetch_files(offer, progress)
@@ -136,8 +198,8 @@ def _mirror_one(
         raise DigestMismatchError.for_content(
             str(version.id), want=version.digest, got=fetched.digest
         )
-    placing = Placing(version, files, like=like, propose=options.propose, verb="Mirror")
-    applied = apply_change(target, placing.change, create=options.create)
+    placing = Placing(version, files, like=like, propose=propose, verb="Mirror")
+    applied = apply_change(target, placing.change, create=create)
     commit, warnings = applied.commit, (*left_out, *verified.warnings)
     if commit.proposal is not None:
         return MirrorResult(version.id, version.digest, "proposed", size, commit.proposal, warnings)

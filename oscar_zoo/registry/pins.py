@@ -42,9 +42,6 @@ class Pin(Spec):
     """One artifact as it was first used.
 
     Attributes:
-        id: `<Model>/<tag>`.
-        digest: of `files`.
-        files: payload files.
         manifest_sha256: of `oscar.json`, or null where the artifact has none.
         hub: the hub it came from, as commands take it.
         revision: the commit there, or null where the hub has none.
@@ -90,8 +87,7 @@ class Pins(Spec):
     """The content of a lock file.
 
     `serials` holds the highest index serial seen, and `keys` the fingerprint of the key that signs
-    the index, per hub.
-    """
+    the index, per hub."""
 
     schema_: Literal["oscar-zoo.lock/1"] = Field(alias="schema")
     artifacts: tuple[Pin, ...] = ()
@@ -115,11 +111,7 @@ class Pins(Spec):
         return next((pin for pin in self.artifacts if pin.artifact_id.key == artifact.key), None)
 
     def find(self, reference: Reference, model: str | None, default_tag: str | None) -> Pin | None:
-        """The pin that `reference` means, or `None`.
-
-        Args:
-            default_tag: the version a bare name means, where the catalog says so.
-        """
+        """The pin that `reference` means, or `None`."""
         folder = (reference.name.rsplit("/", 1)[-1] if model is None else model).casefold()
         found = [p for p in self.artifacts if _means(p, reference, folder)]
         if len(found) > 1 and default_tag is not None:
@@ -146,21 +138,18 @@ class Pins(Spec):
         ordered = tuple(sorted([*others, pin], key=lambda p: p.artifact_id.key))
         return self.model_copy(update={"artifacts": ordered})
 
-    def with_serial(self, hub: str, serial: int) -> Pins:
-        """These pins and the `serial` of an index that `hub` offered."""
-        if self.serials.get(hub) == serial:
+    def with_index(self, hub: str, serial: int, key: str | None) -> Pins:
+        """These pins, and what is known of the index that `hub` offered: its serial, where it is
+        not 0, and the fingerprint of the key that signed it."""
+        serials, keys = dict(self.serials), dict(self.keys)
+        if serial:
+            serials[hub] = serial
+        if key is not None:
+            keys[hub] = key
+        if (serials, keys) == (self.serials, self.keys):
             return self
-        return self.model_copy(
-            update={"serials": dict(sorted({**self.serials, hub: serial}.items()))}
-        )
-
-    def with_key(self, hub: str, fingerprint: str) -> Pins:
-        """These pins and the `fingerprint` of the key that signed the index of `hub`."""
-        if self.keys.get(hub) == fingerprint:
-            return self
-        return self.model_copy(
-            update={"keys": dict(sorted({**self.keys, hub: fingerprint}.items()))}
-        )
+        sorted_ones = {"serials": dict(sorted(serials.items())), "keys": dict(sorted(keys.items()))}
+        return self.model_copy(update=sorted_ones)
 
 
 class PinFile:
@@ -180,8 +169,7 @@ class PinFile:
         repository.
 
         A project without one gets it in its root; where no project is, it would be in `folder`
-        itself.
-        """
+        itself."""
         start = (folder or Path.cwd()).absolute()
         for place in (start, *start.parents):
             if (place / LOCK_NAME).is_file():

@@ -9,105 +9,245 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from shlex import quote
-from typing import Self
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, InstanceOf, PlainSerializer, computed_field
 
 from oscar_zoo.artifact.artifact_folder import read_folder, read_signature
-from oscar_zoo.artifact.files import FileDigest, file_digest
+from oscar_zoo.artifact.files import FileDigest, file_digest, read_file
 from oscar_zoo.artifact.manifest import FILE_NAME, REPORT_NAME, SIGNATURE_NAME, Manifest
 from oscar_zoo.artifact.names import ArtifactId, Reference, path_text
-from oscar_zoo.artifact.outcome import Verified, refuse
-from oscar_zoo.artifact.specs import Score
+from oscar_zoo.artifact.outcome import HIDDEN, Digest, Verified, refuse, says
+from oscar_zoo.artifact.specs import Geometry, Score
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.errors import PathNotFound, UsageError
-from oscar_zoo.registry import signing_key
+from oscar_zoo.observer import SILENT, Note, Observer
+from oscar_zoo.registry import score_file, signing_key
 from oscar_zoo.registry.card import BEGIN, END, is_damaged
-from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.catalog import Catalog, can_be_found
 from oscar_zoo.registry.changes import HubState, Version, apply_change, read_state
 from oscar_zoo.registry.hubs.base import CARD_NAME, INDEX_NAME, Hub
 from oscar_zoo.registry.index import Accepted, Index
 from oscar_zoo.registry.measured import POOR_PERCENT, Measured, is_poor
+from oscar_zoo.registry.params import PublishParams
 from oscar_zoo.registry.score_file import ScoreFile, merged
 from oscar_zoo.registry.signatures import KnownKey, KnownKeys, check_signature, sign
 from oscar_zoo.registry.signing_key import SigningKey
 from oscar_zoo.registry.status import check_same
-from oscar_zoo.registry.writing import Placing, check_arrived, put_tag, tag_name
+from oscar_zoo.registry.writing import (
+    Failure,
+    Placing,
+    check_arrived,
+    ignore,
+    put_tag,
+    tag_name,
+    writable_hubs,
+    write_to_each,
+)
+
+_LEAST_PARAMETERS = 100_000_000
+"""Smaller models are not asked whole questions: perplexity and recall say more about them."""
+REPORT_HEAD = b"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+"""
+"""How a report begins that can run nothing and makes no request."""
 
 
 @dataclass(frozen=True)
 class PublishPlan:
-    """What a dry run would send.
+    """What a dry run would send."""
 
-    Attributes:
-        files: every file by its path in the hub; empty when nothing has to be sent.
-        message: of the commit, or `None` without one.
-        parent: revision the commit is made for.
-        tag: what would be tagged, or `None`.
-        serial: of the index after it.
-    """
-
-    files: tuple[FileDigest, ...]
-    message: str | None
-    parent: str | None
-    tag: str | None
-    serial: int
+    files: Annotated[tuple[FileDigest, ...], says("That would be sent.")]
+    message: Annotated[str | None, says("Of the commit.")]
+    parent: Annotated[str | None, says("The revision that the commit is made for.")]
+    tag: Annotated[str | None, says("What would be tagged.")]
+    serial: Annotated[int, Field(ge=0, description="Of the index afterwards.")]
 
 
 @dataclass(frozen=True)
 class PublishResult:
-    """What `publish` did.
+    """One version on one hub."""
 
-    Attributes:
-        id: of the artifact.
-        digest: of its payload.
-        already_published: the same content was there before; index, card or tag may have been
-            repaired.
-        scores_updated: it was there before, and scores were added to its index entry.
-        verified: the outcome of verification.
-        revision: where the hub stands with it, or `None` for a dry run or proposal.
-        proposal: address of the pull request that has to be merged, or `None`.
-        tag: the tag that now names the version, or `None`.
-        warnings: what did not work out and how to repair it.
-        plan: of a dry run, else `None`.
-    """
+    hub: str
+    id: Annotated[InstanceOf[ArtifactId], PlainSerializer(str, return_type=str)]
+    digest: Digest
+    already_published: Annotated[bool, says("Whether the same content was there before.")]
+    verified: Annotated[Verified, *HIDDEN]
+    revision: Annotated[
+        str | None, says("Where the hub stands with it; null for a dry run or a proposal.")
+    ] = None
+    proposal: Annotated[str | None, says("Address of the pull request that has to be merged.")] = (
+        None
+    )
+    tag: Annotated[str | None, says("The tag that now names the version.")] = None
+    warnings: Annotated[tuple[str, ...], *HIDDEN] = ()
+    plan: Annotated[PublishPlan | None, says("With --dry-run: what would be sent.")] = None
+    scores_updated: Annotated[
+        bool, says("Whether it was there before, and scores were added to the index.")
+    ] = False
 
-    id: ArtifactId
-    digest: str
-    already_published: bool
-    verified: Verified
-    revision: str | None = None
-    proposal: str | None = None
-    tag: str | None = None
-    warnings: tuple[str, ...] = ()
-    plan: PublishPlan | None = None
-    scores_updated: bool = False
+    @computed_field(
+        alias="warnings",
+        description="Codes of verification, and sentences about what did not work out.",
+    )
+    def told(self) -> tuple[str, ...]:
+        return (*self.verified.warnings, *self.warnings)
+
+
+@dataclass(frozen=True)
+class PublishReport:
+    """What oscar-zoo publish prints."""
+
+    hubs: Annotated[
+        tuple[PublishResult, ...],
+        says(
+            "One entry per hub, in the order in which they were written; those after a failure are"
+            " missing."
+        ),
+    ]
+    error: Failure = None
+    schema: Literal["oscar-zoo.publish/1"] = "oscar-zoo.publish/1"
+
+
+def run(params: PublishParams, observer: Observer = SILENT) -> PublishReport:
+    """Read and verify the folder once, and publish it on one hub after the other."""
+    folder = params.folder
+    if folder.is_file():
+        raise UsageError(
+            f"{path_text(folder)} is a file, not an artifact folder.",
+            hint="give the folder that holds it",
+        )
+    if not folder.is_dir():
+        raise PathNotFound.for_path(path_text(folder), "artifact folder")
+    key = SigningKey.configured()
+    if params.sign and key is None:
+        hint = f"export {signing_key.VARIABLE}=zoo.pem"
+        raise UsageError("no key to sign with is named.", hint=hint)
+    hubs = writable_hubs(params.hubs)
+    made = Publishable.read(folder, allow_warnings=params.allow_warnings, aliases=params.aliases)
+    own = score_file.in_folder(folder)
+    for path in ([own] if own.exists() else []) + [*params.scores]:
+        made = made.with_scores(score_file.load(path), what=path_text(path))
+    measure = _measure(made, folder)
+    accepted = check_quality(
+        made, measure, allow_poor=params.allow_poor, unmeasured=params.unmeasured
+    )
+    made = replace(made, accepted=accepted)
+    made = made if key is None else made.signed(key)
+    made = _with_report(made, folder, observer)
+    write = partial(
+        publish_on,
+        made=made,
+        create=params.create,
+        propose=params.create_pr,
+        dry_run=params.dry_run,
+    )
+    report = write_to_each(hubs, write, "Publishing to", observer, ignore)
+    shown = Shown.by(made)
+    asked_for = not (shown.gpqa or shown.imported or made.accepted)
+    if report.error is None and asked_for and _may_answer(made.manifest.model.geometry):
+        text = f"no GPQA was measured, which is recommended: {measure} --task gpqa_diamond"
+        observer.note(Note("publish.gpqa", text))
+    return PublishReport(tuple(written.result for written in report.done), report.error)
 
 
 def publish(
-    made: Publishable,
+    folder: str | Path,
+    *,
+    hub: str | None = None,
+    create: bool = False,
+    propose: bool = False,
+    aliases: Sequence[str] = (),
+    scores: Sequence[str | Path] = (),
+    allow_warnings: bool = False,
+    allow_poor: bool = False,
+    unmeasured: bool = False,
+    dry_run: bool = False,
+) -> PublishResult:
+    """Verify an artifact folder strictly and publish it as a version that never changes.
+
+    Args:
+        folder: rotation files and their `oscar.json`.
+        hub: where to; default the zoo of this user.
+        create: create a repository that is not there.
+        propose: open a pull request instead.
+        aliases: other names of exactly this artifact.
+        scores: score files to attach beside `scores.json` of the folder, if it has one.
+        allow_warnings: publish although verification has warnings.
+        allow_poor: publish although perplexity is more than 5 % above BF16; the index says so.
+        unmeasured: publish although perplexity or recall was not measured; the index says so.
+        dry_run: send nothing; `result.plan` says what would be sent.
+
+    Raises:
+        UsageError: perplexity or recall was not measured under the recipe, or is poor.
+        VersionExists: the version exists with other content.
+        VerificationFailed: the artifact must not be used.
+        NetworkError: no answer; publishing the same again is safe.
+    """
+    params = PublishParams(
+        Path(folder),
+        hubs=(hub,) if hub else (),
+        create=create,
+        create_pr=propose,
+        aliases=tuple(aliases),
+        scores=tuple(map(Path, scores)),
+        allow_warnings=allow_warnings,
+        allow_poor=allow_poor,
+        unmeasured=unmeasured,
+        dry_run=dry_run,
+    )
+    return run(params).hubs[0]
+
+
+def _may_answer(geometry: Geometry) -> bool:
+    """Whether a model of this shape is large enough for questions of a benchmark. It has about
+    twelve numbers for every layer and pair of channels."""
+    channels = geometry.num_q_heads * geometry.head_dim
+    return 12 * geometry.num_layers * channels**2 >= _LEAST_PARAMETERS
+
+
+def _measure(made: Publishable, folder: Path) -> str:
+    """The command that measures the artifact in `folder`."""
+    model = "" if can_be_found(made.manifest.model.id) else " --model FOLDER"
+    return f"oscar-zoo eval {quote(path_text(folder))}{model}"
+
+
+def _with_report(made: Publishable, folder: Path, observer: Observer) -> Publishable:
+    """The artifact with the page that `compute` left beside its folder, if that is about these
+    bytes and can run nothing."""
+    place = folder.resolve()
+    path = place.with_name(f"{place.name}.report.html")
+    if not path.is_file():
+        return made
+    page = read_file(path)
+    if page.startswith(REPORT_HEAD) and made.verified.digest.encode() in page:
+        return replace(made, report=page)
+    again = f"oscar-zoo plot {quote(path_text(folder))}.report.json --output {quote(str(path))}"
+    text = f"{path.name} is left out: it is no report of this artifact. Draw it again: {again}"
+    observer.note(Note("publish.report", text))
+    return made
+
+
+def publish_on(
     hub: Hub,
+    made: Publishable,
     *,
     propose: bool = False,
     dry_run: bool = False,
     create: bool = False,
 ) -> PublishResult:
-    """Publish a verified artifact.
+    """Publish a verified artifact, which may go to several hubs, on `hub`.
 
     Args:
-        made: the artifact; it may be published on several hubs.
-        hub: where to.
         propose: open a pull request; no tag.
-        dry_run: only say what would be sent.
-        create: create a repository, or the folder of a hub, that is not there.
-
-    Raises:
-        PathNotFound: no such hub without `create`.
-        UsageError: a taken alias.
-        VersionExists: the version exists with other content.
-        StaleRevision: others kept changing the hub.
-        DigestMismatchError: the hub has other bytes than were sent.
-        NetworkError, AccessError, RepositoryNotFound: see `Hub`.
     """
     version, verified = Version.of(made.id, made.files), made.verified
     placing = Placing(
@@ -122,33 +262,23 @@ def publish(
         return _rehearse(placing, hub, verified, create)
     applied = apply_change(hub, placing.change, create=create)
     commit, already = applied.commit, applied.change is None or applied.change.artifact is None
-    scored = already and _adds_scores(placing, applied.state)
+    result = PublishResult(
+        hub.name,
+        version.id,
+        version.digest,
+        already,
+        verified,
+        scores_updated=already and _adds_scores(placing, applied.state),
+    )
     if propose:
         where = commit.revision if already else None
-        return PublishResult(
-            version.id,
-            version.digest,
-            already,
-            verified,
-            where,
-            commit.proposal,
-            scores_updated=scored,
-        )
+        return replace(result, revision=where, proposal=commit.proposal)
     if not already:
         check_arrived(hub, version, made.beside)
     tag, failed = put_tag(hub, version, commit.revision)
     unsigned = _not_signed(hub, made) if already else None
     warnings = tuple(text for text in (failed, unsigned, _left_alone(applied.state.card)) if text)
-    return PublishResult(
-        version.id,
-        version.digest,
-        already,
-        verified,
-        commit.revision,
-        tag=tag,
-        warnings=warnings,
-        scores_updated=scored,
-    )
+    return replace(result, revision=commit.revision, tag=tag, warnings=warnings)
 
 
 def _rehearse(placing: Placing, hub: Hub, verified: Verified, create: bool) -> PublishResult:
@@ -163,9 +293,14 @@ def _rehearse(placing: Placing, hub: Hub, verified: Verified, create: bool) -> P
         serial = plan.serial if data is None else Index.from_bytes(data).serial
         plan = PublishPlan(files, change.message, change.parent, tag, serial)
     already = change is None or change.artifact is None
-    scored = already and _adds_scores(placing, state)
     return PublishResult(
-        version.id, version.digest, already, verified, plan=plan, scores_updated=scored
+        hub.name,
+        version.id,
+        version.digest,
+        already,
+        verified,
+        plan=plan,
+        scores_updated=already and _adds_scores(placing, state),
     )
 
 
@@ -209,14 +344,8 @@ class Publishable:
     """An artifact as it goes to every hub, whatever happens to its folder later.
 
     Attributes:
-        id: of the artifact.
         files: payload files and `oscar.json`, by their names.
-        verified: the outcome of verification.
-        aliases: other names of exactly this artifact.
-        scores: claims about it that go to the index with it.
         accepted: what it is published in spite of; see `quality_gate`.
-        signature: its signature file, or `None`.
-        report: the page about its fit, or `None`.
     """
 
     id: ArtifactId
@@ -282,11 +411,7 @@ class Publishable:
         return self.verified.manifest
 
     def with_scores(self, file: ScoreFile, *, what: str) -> Publishable:
-        """The same, with the scores of `file` added to those it has.
-
-        Args:
-            file: scores of exactly these bytes.
-        """
+        """The same, with the scores of `file` added to those it has."""
         check_same(file, self.id, self.verified.digest, what=what, where="the folder")
         return replace(self, scores=merged(self.scores, file.scores))
 
@@ -365,8 +490,6 @@ class Shown:
 
     Attributes:
         change_percent: the largest measured rise of perplexity over BF16, or `None`.
-        recall: whether recall was measured.
-        gpqa: whether a GPQA score was measured.
         imported: whether the artifact is somebody else's, which cannot be asked for measurements.
     """
 

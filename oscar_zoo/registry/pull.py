@@ -1,160 +1,404 @@
-"""Fetch an artifact from the first hub that has it, verify it and put it into the store.
+"""Fetch artifacts by name, verify them and keep them in the local store.
 
-Every file is hashed when it arrives and again whenever it is used. Bytes that fail verification, or
-that break a promise (see `trust`), never reach the store. An artifact that the project's lock names
-and the store has costs no request.
+Parameters become names and hubs; the first hub that has a name offers it; its index, signature and
+every promise of the past must hold (`trust`); the files are fetched, verified and stored (`fetch`),
+and pinned. What a project's lock names and the store has costs no request. What nobody has may be
+computed, which is up to the caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from oscar_zoo.artifact import durable
+from pydantic import InstanceOf, PlainSerializer, computed_field
+
 from oscar_zoo.artifact.names import Reference
-from oscar_zoo.artifact.outcome import Outcome
+from oscar_zoo.artifact.outcome import Digest, says
+from oscar_zoo.artifact.output_files import check_folder
 from oscar_zoo.errors import (
-    WITHOUT_OPTION,
-    NetworkError,
-    NotFoundError,
-    OfflineError,
+    NotLocked,
     OscarZooError,
+    UsageError,
 )
-from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.hubs.base import Hub, Progress
-from oscar_zoo.registry.known_names import status_warnings
-from oscar_zoo.registry.pull_job import PullJob, PullResult
-from oscar_zoo.registry.resolve import explained, pinned_missing
-from oscar_zoo.registry.signatures import SignatureWish
-from oscar_zoo.registry.store import Store, StoredArtifact
+from oscar_zoo.models.config_file import ConfigFile, check_cache
+from oscar_zoo.observer import SILENT, Observer, Silent
+from oscar_zoo.registry.arguments import command_line, option_words
+from oscar_zoo.registry.artifacts import Artifact, pulled_artifact
+from oscar_zoo.registry.compute_wish import (
+    ComputeWish,
+    model_to_compute,
+    propose_computing,
+    tell_of_folder,
+)
+from oscar_zoo.registry.fetch import ListedFile, PullJob, PullResult
+from oscar_zoo.registry.hubs.address import Sources
+from oscar_zoo.registry.hubs.base import Progress
+from oscar_zoo.registry.hubs.threads import in_parallel
+from oscar_zoo.registry.params import PullParams
+from oscar_zoo.registry.pins import PinFile, project_root
+from oscar_zoo.registry.resolve import every_version
+from oscar_zoo.registry.signatures import NOT_SIGNED, SignatureWish
+from oscar_zoo.registry.store import Store, export
+from oscar_zoo.registry.targets import (
+    ModelChoice,
+    ModelTarget,
+    NameTarget,
+    check_made_for,
+    mention_namesake,
+    parse_named,
+)
 from oscar_zoo.registry.trust import Trust
-from oscar_zoo.registry.view import ResolvedArtifact
+from oscar_zoo.registry.writing import ErrorFacts, facts_of
 
-__all__ = ["PullResult", "plan", "pull", "verify_stored"]
+Named = ModelTarget | NameTarget
+PARALLEL_ARTIFACTS = 4
+
+
+@dataclass(frozen=True)
+class Offered:
+    """With --dry-run: an artifact that would be fetched."""
+
+    id: str
+    digest: Annotated[Digest | None, says("Null where the hub does not say.")]
+    already_present: Annotated[bool, says("Whether nothing would have to be fetched.")]
+    hub: Annotated[str, says("The hub that has it.")]
+    revision: Annotated[str | None, says("Commit of the hub.")]
+    warnings: Annotated[
+        tuple[str, ...],
+        says("Codes of verification, and sentences about the status of the version."),
+    ]
+    files: Annotated[tuple[ListedFile, ...], says("That would be fetched.")]
+    computed: Literal[False] = False
+
+    @computed_field(description="That would be fetched.")
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """With --dry-run: an artifact that would be computed, because nobody has it."""
+
+    model: Annotated[str, says("The model that would be read.")]
+    notes: Annotated[tuple[str, ...], says("Remarks for people.")]
+    estimated_seconds: Annotated[
+        float | None, says("How long it would take; null where nobody can say.")
+    ]
+    plan: Annotated[str, says("What would be done, in a sentence.")]
+    id: None = None
+    digest: None = None
+    already_present: Literal[False] = False
+    computed: Literal[True] = True
+    files: tuple[()] = ()
+    warnings: tuple[str, ...] = ()
+    bytes: Literal[0] = 0
+
+
+@dataclass(frozen=True)
+class PullReport:
+    """What oscar-zoo pull prints: one entry for each name that could be had, and one error for each
+    that could not."""
+
+    dry_run: Annotated[bool, says("Whether nothing was fetched.")]
+    artifacts: tuple[PullResult | Offered | Planned, ...]
+    errors: Annotated[
+        tuple[InstanceOf[OscarZooError], ...],
+        PlainSerializer(facts_of, return_type=list[ErrorFacts]),
+    ] = ()
+    new_lock: Annotated[Path | None, says("The lock file, where it was created now.")] = None
+    schema: Literal["oscar-zoo.pull/1"] = "oscar-zoo.pull/1"
+
+    @property
+    def error(self) -> OscarZooError | None:
+        """What decides the exit code."""
+        return self.errors[0] if self.errors else None
+
+
+@dataclass(frozen=True)
+class NotFound:
+    """A search that found nothing, for who may compute what was looked for.
+
+    Attributes:
+        choice: the model that the name or the folder means.
+        again: the command line that means the same, with options to add or to replace.
+    """
+
+    params: PullParams
+    choice: ModelChoice
+    error: OscarZooError
+    trust: Trust
+    again: Callable[..., str]
+
+
+Result = PullResult | Offered | Planned
+Instead = Callable[[NotFound, Observer], PullResult | Planned]
+
+
+def name_computing(found: NotFound, observer: Observer) -> PullResult | Planned:
+    """Compute nothing: the error names that as the next step."""
+    propose_computing(found.choice, found.error, found.again)
+    raise found.error
+
+
+def run(
+    params: PullParams, observer: Observer = SILENT, instead: Instead = name_computing
+) -> PullReport:
+    """Fetch, verify and keep every target, several at a time.
+
+    What nobody has goes to `instead`, one after the other. The error of one of several targets is
+    its result."""
+    sources = Sources(params.hubs, offline=params.offline)
+    named = tuple(map(parse_named, params.names))
+    _check(params)
+    trust = _trust(params)
+    lock = trust.lock.path if trust.lock and not trust.lock.path.exists() else None
+    if params.everything:
+        named = tuple(NameTarget(str(name), name) for name in every_version(sources.hubs))
+    once: dict[Reference, Named] = {}
+    for target in named:
+        once.setdefault(target.reference, target)
+    targets = tuple(once.values())
+    one, store = _offered if params.dry_run else _pulled, Store()
+    calls: list[Callable[[], Any]] = []
+    for target in targets:
+        label = f"{target.reference.name.rsplit('/', 1)[-1]} " if len(targets) > 1 else ""
+        fetched = partial(_fetched, observer, label)
+        make = partial(_job, params, sources, trust, store, target, fetched)
+        calls.append(partial(_attempt, one, make, params, target))
+    found = in_parallel(calls, workers=PARALLEL_ARTIFACTS)
+    results: list[Result | OscarZooError] = []
+    for target, result in zip(targets, found, strict=True):
+        again = partial(_again, params, target.text)
+        if isinstance(result, OscarZooError):
+            choice = model_to_compute(target, result)
+            if choice is not None:
+                tell_of_folder(target, result)
+                place = "FOLDER" if choice.on_no_hub else target.text
+                missing = NotFound(params, choice, result, trust, partial(_again, params, place))
+                result = _attempt(_computed, instead, missing, observer)
+        if isinstance(result, NotLocked):
+            result.propose(again(**{"dry-run": False}), again(**{"dry-run": False}, lock=True))
+        namesake = target.model_namesake if isinstance(target, NameTarget) else None
+        error = result if isinstance(result, OscarZooError) else None
+        mention_namesake(namesake, error, observer)
+        results.append(result)
+    observer.begin((), timed=False)
+    errors = tuple(result for result in results if isinstance(result, OscarZooError))
+    if errors and len(results) == 1:
+        raise errors[0]
+    return PullReport(
+        params.dry_run,
+        tuple(result for result in results if not isinstance(result, OscarZooError)),
+        errors,
+        lock if lock is not None and lock.exists() else None,
+    )
 
 
 def pull(
-    reference: Reference,
-    hubs: Hub | Sequence[Hub],
-    store: Store,
+    name: str,
     *,
-    catalog: Catalog | None = None,
-    trust: Trust | None = None,
+    hubs: str | Sequence[str] | None = None,
+    output: str | Path | None = None,
+    lock: str | Path | None = None,
+    locked: bool = False,
+    accept_new_digest: bool = False,
     offline: bool = False,
-    go_online: str = WITHOUT_OPTION,
-    prefer_installed: bool = False,
+    require_signature: bool = False,
+    keys: Sequence[str | Path] = (),
     progress: Progress | None = None,
-    signing: SignatureWish | None = None,
-) -> PullResult:
-    """Fetch, verify and store an artifact, or check the copy that is already there.
+) -> Artifact:
+    """Fetch, verify and keep an artifact, or check the copy that is here.
 
     Args:
-        reference: what to pull; see `resolve`.
-        hubs: where from, in order; the next one is asked after network trouble, or when one does
-            not have it.
-        store: where to.
-        catalog: recipes and manifests; default the packaged ones.
-        trust: what was seen before and how strict to be; default the known artifacts of this user.
-        offline: take the copy in the store; only hubs in folders may be in `hubs`.
-        go_online: how to end offline mode, for errors.
-        prefer_installed: take a copy in the store, if there is one, without asking whether a hub
-            has another.
-        progress: told about bytes fetched, from several threads.
-        signing: whether a signature is required, and keys that are known.
+        name: `NAME`, `NAME:TAG`, `NAME@sha256:PREFIX`; a Hugging Face id works too.
+        hubs: asked in order; default `OSCAR_ZOO_HUB`, `config.toml`, else the zoo of this user and
+            the public ones.
+        output: also copy the files to `<output>/<Model>/<tag>`.
+        lock: an `oscar-zoo.lock` to hold the artifact to, and to pin it in.
+        locked: take only what `lock` has; never write it.
+        accept_new_digest: take bytes that differ from those seen before, and pin them.
+        offline: ask no hub.
+        require_signature: refuse an artifact without a valid signature of a known key.
+        keys: PEM files of public keys that are known besides the hub's and those of the package.
+        progress: called with file, bytes so far and bytes in total, from several threads.
 
     Raises:
-        ArtifactSignatureError: there is no valid signature, and it is required.
-        NotFoundError, AmbiguousName: see `resolve`.
-        NetworkError: no hub answered, or `offline` and not here.
-        AccessError: a hub refused.
-        NotLocked: `trust.locked`, and the lock does not have it.
-        DigestMismatchError: the hub's bytes differ from its listing, or from what was promised
-            before.
-        MalformedFile: the hub lists more bytes than any artifact has, or its index or manifest is
-            broken.
-        VerificationFailed: the bytes must not be used; `error.outcome` says why.
-        StorageError: the disk refused.
+        NotFoundError: nobody has it.
+        AmbiguousName: `name` means several versions.
+        NetworkError: no hub answered.
+        AccessError: a hub wants a login or refuses.
+        IntegrityError: bytes are not what they must be; nothing was kept.
+        OutputExists: `output` holds other content.
+        NotLocked: `locked`, and `lock` does not have it.
     """
-    job = PullJob(reference, hubs, store, catalog, trust, progress, signing)
-    here = job.installed(offline or prefer_installed)
-    if here is not None:
-        job.remember_copy(here.artifact.record)
-        status = status_warnings(
-            here.artifact.record, job.catalog, ask=not (offline or prefer_installed)
-        )
-        return replace(here, warnings=(*status, *here.warnings))
-    store.check_owner()  # before a hub is asked
-    with durable.held(durable.STORE, shared=True, timeout=30, root=store.root):
-        try:
-            if offline and not job.hubs:
-                raise OfflineError.for_name(str(job.reference), go_online=go_online)
-            result, notes = job.ask(job.obtain)
-            if job.pin is not None:  # a locked commit does not say what happened to it later
-                status = status_warnings(result.artifact.record, job.catalog, ask=True)
-                told = (*status, *(warning for warning in result.warnings if warning not in status))
-                result = replace(result, warnings=told)
-        except (NetworkError, NotFoundError) as error:
-            if job.refused is not None:
-                what, signature = job.refused
-                signature.require(what)
-            raise _explained(job, error, offline=offline, go_online=go_online) from error.__cause__
-    return replace(result, notes=notes)
-
-
-def plan(
-    reference: Reference,
-    hubs: Hub | Sequence[Hub],
-    store: Store,
-    *,
-    catalog: Catalog | None = None,
-    trust: Trust | None = None,
-    signing: SignatureWish | None = None,
-    offline: bool = False,
-    go_online: str = WITHOUT_OPTION,
-) -> ResolvedArtifact | PullResult:
-    """What `pull` would do: the installed copy it would take, or the offer it would fetch. Writes
-    nothing; arguments and errors as there."""
-    job = PullJob(reference, hubs, store, catalog, trust, None, signing)
-    here = job.installed(offline)
-    if here is not None:
-        return here
-    try:
-        if offline and not job.hubs:
-            raise OfflineError.for_name(str(job.reference), go_online=go_online)
-        return job.ask(job.offer)[0].resolved
-    except (NetworkError, NotFoundError) as error:
-        raise _explained(job, error, offline=offline, go_online=go_online) from error.__cause__
-
-
-def _explained(
-    job: PullJob, error: OscarZooError, *, offline: bool, go_online: str
-) -> OscarZooError:
-    """`error` of hubs that could not help, with what was looked for and what the user can do."""
-    lock, store = job.trust.lock, job.store
-    if job.pin is not None and lock is not None:
-        if offline and not isinstance(error, NetworkError):
-            error = OfflineError.for_name(str(job.reference), go_online=go_online)
-        return pinned_missing(error, job.reference, job.pin, lock.path, store, job.hubs)
-    return explained(
-        error,
-        job.reference,
-        store,
-        job.hubs,
-        job.catalog,
+    params = PullParams(
+        names=(name,),
+        hubs=(hubs,) if isinstance(hubs, str) else tuple(hubs or ()),
         offline=offline,
-        go_online=go_online,
+        output=None if output is None else Path(output),
+        lock=False if lock is None else None,
+        lock_file=None if lock is None else Path(lock),
+        locked=locked,
+        accept_new_digest=accept_new_digest,
+        require_signature=require_signature,
+        keys=tuple(keys),
+    )
+    (result,) = run(params, _Told(progress)).artifacts
+    assert isinstance(result, PullResult), "nothing was asked to be planned"
+    copy = result.output
+    return pulled_artifact(result, copy)
+
+
+class _Told(Silent):
+    """Tells a callback of a Python caller about bytes."""
+
+    def __init__(self, callback: Progress | None) -> None:
+        self._callback = callback
+
+    def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
+        """See `Observer`."""
+        if self._callback is not None and unit == "bytes":
+            self._callback(label, done, total)
+
+
+def _check(params: PullParams) -> None:
+    """Refuse what contradicts itself, and an output folder that cannot be written; one with files
+    may have what is wanted."""
+    if bool(params.names) == params.everything:
+        raise UsageError(
+            "name artifacts, or ask for --all of them.", hint="oscar-zoo list shows what there is"
+        )
+    pairs = {
+        "--locked needs the lock that --no-lock leaves out.": params.lock is False
+        and params.lock_file is None,
+        "--locked takes what the lock has; --compute makes something new.": params.compute,
+    }
+    for text, contradicts in pairs.items():
+        if params.locked and contradicts:
+            raise UsageError(text, hint="drop one of the two")
+    if params.compute and params.require_signature:
+        raise UsageError(
+            "--require-signature takes what somebody signed; --compute makes something new.",
+            hint="drop one of the two",
+        )
+    ComputeWish(params.compute, calib_data=params.calib_data).check()
+    output = params.output
+    if output and not params.dry_run and not (output.is_dir() and any(output.iterdir())):
+        check_folder(output)
+
+
+def _trust(params: PullParams) -> Trust:
+    """The promises that must be kept."""
+    lock: PinFile | None = None
+    write = params.lock_file is not None
+    if params.lock_file is not None:
+        lock = PinFile(params.lock_file)
+    elif params.lock is not False:
+        lock = PinFile.of_project()
+        write = bool(params.lock) or project_root() is not None or lock.path.exists()
+    return Trust(
+        lock=lock,
+        locked=params.locked,
+        write_lock=write,
+        accept_new=params.accept_new_digest,
+        allow_downgrade=params.allow_downgrade,
     )
 
 
-def verify_stored(artifact: StoredArtifact, catalog: Catalog | None = None) -> Outcome:
-    """Verify an entry that `Store.open` returned, with the geometry the zoo knows for its model."""
-    from oscar_zoo.artifact.verify import verify_files
+def _again(params: PullParams, name: str, **changes: Any) -> str:
+    """The command line that means `params` for `name` alone."""
+    options: dict[str, Any] = {
+        "hub": params.hubs,
+        "compute": params.compute,
+        "calib-data": params.calib_data,
+        "device": params.device,
+        "output": params.output,
+        "force": params.force,
+        "dry-run": params.dry_run,
+        "lock": params.lock is True,
+        "no-lock": params.lock is False,
+        "accept-new-digest": params.accept_new_digest,
+        "allow-downgrade": params.allow_downgrade,
+        "offline": params.offline,
+        "require-signature": params.require_signature and not changes.get("compute"),
+        "key": params.keys,
+    }
+    return command_line(["pull", name, *option_words(options | changes)])
 
-    recipe = (catalog or Catalog.packaged()).recipe(artifact.record.id.model)
-    return verify_files(
-        artifact.payload,
-        manifest=artifact.manifest,
-        expected=artifact.record.files,
-        geometry=recipe.geometry if recipe else None,
-        name_hint=str(artifact.record.id),
+
+def _fetched(observer: Observer, label: str, file: str, done: int, total: int) -> None:
+    observer.advance(label + file, done, total, "bytes")
+
+
+def _attempt(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What `call` returns, or the error that it raises."""
+    try:
+        return call(*arguments)
+    except OscarZooError as error:
+        return error
+
+
+def _job(
+    params: PullParams,
+    sources: Sources,
+    trust: Trust,
+    store: Store,
+    target: Named,
+    fetched: Progress,
+) -> PullJob:
+    return PullJob(
+        target.reference,
+        sources.hubs,
+        store,
+        trust=trust,
+        signing=SignatureWish(params.require_signature, tuple(map(Path, params.keys))),
+        offline=sources.offline,
+        go_online=sources.go_online,
+        progress=fetched,
     )
+
+
+def _pulled(make: Callable[[], PullJob], params: PullParams, target: Named) -> PullResult:
+    result = make().pull()
+    if isinstance(target, ModelTarget):
+        check_made_for(target.choice, result.artifact.manifest)
+    return _copied(result, params)
+
+
+def _copied(result: PullResult, params: PullParams) -> PullResult:
+    if params.output is None:
+        return result
+    return replace(result, output=export(result.artifact, params.output, replace=params.force))
+
+
+def _offered(make: Callable[[], PullJob], params: PullParams, target: Named) -> Result:
+    job = make()
+    found = job.plan()
+    if isinstance(found, PullResult):
+        return replace(found, files=(), bytes=0)
+    if params.require_signature and found.signature is None:
+        NOT_SIGNED.require(f"{found.id.reference} on {found.hub.title}")
+    installed = job.store.find(found.id)
+    here = installed is not None and found.digest == installed.digest
+    return Offered(
+        id=str(found.id),
+        digest=found.digest,
+        already_present=here,
+        hub=found.hub.name,
+        revision=found.hub.revision,
+        warnings=found.warnings,
+        files=() if here else tuple(ListedFile(f.path, f.size, f.sha256) for f in found.files),
+    )
+
+
+def _computed(instead: Instead, found: NotFound, observer: Observer) -> PullResult | Planned:
+    """What `instead` makes of a model that some command takes."""
+    config = ConfigFile.kept(found.choice.source, None)
+    if config is not None:
+        check_cache(config, found.choice.model_id)
+    result = instead(found, observer)
+    return _copied(result, found.params) if isinstance(result, PullResult) else result

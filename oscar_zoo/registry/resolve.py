@@ -1,9 +1,10 @@
-"""A reference -> one artifact on one hub, with everything needed to check it.
+"""A reference -> one artifact of the first hub that has it, or an error that says what to do.
 
 Names are compared without case, in this order: exact id `<Model>/<tag>`, model name or hub id (the
 organisation may be dropped where that is unique), alias. A name that means several versions is an
-error that lists them, never a guess; deprecated versions count only where none is active. Withdrawn
-(yanked) versions are not found by name; a digest still finds them, with the reason as a warning.
+error that lists them, never a guess; deprecated versions count only where none is active, and
+withdrawn (yanked) ones are found by digest only. The next hub is asked after network trouble or a
+plain "not here", never after anything else: another hub's answer would hide a wrong digest.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.names import ArtifactId, Reference
@@ -50,8 +51,6 @@ def resolve(
 
     Args:
         reference: `NAME`, `NAME:TAG`, `NAME@sha256:PREFIX` or `<Model>/<tag>`.
-        catalog: recipes and manifests to know names by; default the packaged ones.
-        trust: what was seen before; an index that went back is refused.
     """
     if isinstance(reference, str):
         reference = Reference.parse(reference)
@@ -188,17 +187,16 @@ def _not_found(
     )
 
 
+if TYPE_CHECKING:
+    from oscar_zoo.registry.fetch import PullJob
+
 T = TypeVar("T")
 
 
 def first_answer(
     hubs: Sequence[Hub], ask: Callable[[Hub], T], *, name: str
 ) -> tuple[T, tuple[str, ...]]:
-    """The first answer to `ask`, and a sentence for every hub that did not answer before.
-
-    Args:
-        hubs: in order.
-    """
+    """The first answer to `ask`, and a sentence for every hub that did not answer before."""
     if not hubs:
         raise UsageError("there is no hub to ask.", hint="name one with --hub, or in config.toml")
     troubles: list[tuple[Hub, OscarZooError]] = []
@@ -280,64 +278,39 @@ _SHOWN = 3
 """How many installed names an error lists."""
 
 
-def explained(
-    error: OscarZooError,
-    reference: Reference,
-    store: Store,
-    hubs: Sequence[Hub],
-    catalog: Catalog,
-    *,
-    offline: bool,
-    go_online: str,
-) -> OscarZooError:
-    """`error` with what the user can do: use the copy in the store, or fetch it again.
-
-    Args:
-        store: where a copy may be.
-    """
-    record = find_installed(reference, store, catalog)
+def explained(error: OscarZooError, job: PullJob) -> OscarZooError:
+    """`error` of hubs that could not help, with what was looked for and what the user can do: use
+    the copy in the store, or fetch it again."""
+    if job.pin is not None and job.trust.lock is not None:
+        return _pinned_missing(error, job, job.pin, job.trust.lock.path)
+    record = find_installed(job.reference, job.store, job.catalog)
     if record is None:
-        return _missing(
-            error, reference, store, hubs, catalog, offline=offline, go_online=go_online
-        )
-    try:
-        store.open(record.digest, record.id)
-    except IntegrityError as damage:
-        return _damaged(damage, error, record, [hub.name for hub in hubs])
+        return _missing(error, job)
+    if (damaged := _damaged(error, job, record)) is not None:
+        return damaged
     if isinstance(error, NetworkError):
-        again = f"oscar-zoo pull {reference} --offline"
+        again = f"oscar-zoo pull {job.reference} --offline"
         error.advise(f"a copy of {record.fetched[:10]} is here; to use it: {again}")
     return error
 
 
-def pinned_missing(
-    error: OscarZooError,
-    reference: Reference,
-    pin: Pin,
-    lock: Path,
-    store: Store,
-    hubs: Sequence[Hub],
-) -> OscarZooError:
+def _pinned_missing(error: OscarZooError, job: PullJob, pin: Pin, lock: Path) -> OscarZooError:
     """`error` about a version that a lock pins. Its message begins with the lock and the version,
-    and its advice says where the version was and which other versions are here.
-
-    Args:
-        store: where copies may be.
-    """
+    and its advice says where the version was and which other versions are here."""
+    if job.offline and not isinstance(error, NetworkError):
+        error = OfflineError.for_name(str(job.reference), go_online=job.go_online)
     others = []
-    for record in store.installed():
+    for record in job.store.installed():
         if record.id.key == pin.artifact_id.key:
-            if pin.same_bytes(record.digest, record.manifest_sha256):
-                try:
-                    store.open(record.digest, record.id)
-                except IntegrityError as damage:
-                    return _damaged(damage, error, record, [hub.name for hub in hubs])
+            same = pin.same_bytes(record.digest, record.manifest_sha256)
+            if same and (damaged := _damaged(error, job, record)) is not None:
+                return damaged
         elif record.id.model.casefold() == pin.artifact_id.model.casefold():
             others.append(record.id.reference)
     name = pin.artifact_id.reference
     error.message = (
-        f"{lock} pins {reference} to {name}, which is not on this machine and could not be fetched:"
-        f" {error.message}"
+        f"{lock} pins {job.reference} to {name}, which is not on this machine and could not be"
+        f" fetched: {error.message}"
     )
     error.args = (error.message,)
     fetch = f"fetch it from where it was: oscar-zoo pull {name} --hub {quote(pin.hub)}"
@@ -346,38 +319,33 @@ def pinned_missing(
     return error
 
 
-def _damaged(
-    damage: IntegrityError, error: OscarZooError, record: Record, asked: Sequence[str]
-) -> IntegrityError:
-    """`damage` of a copy in the store, with the hub that it came from where that was not `asked`,
-    and what the others said."""
-    said = f"it could not be fetched again: {error.message}"
-    if not any(same_hub(record.source, name) for name in asked):
-        said = f"fetch it again from where it came from: {record.fetch_again} ({said.rstrip('.')})"
-    damage.advise(said)
-    return damage
+def _damaged(error: OscarZooError, job: PullJob, record: Record) -> IntegrityError | None:
+    """What is wrong with a copy in the store, with the hub that it came from where that was not
+    asked, and what the others said."""
+    try:
+        job.store.open(record.digest, record.id)
+    except IntegrityError as damage:
+        said = f"it could not be fetched again: {error.message}"
+        if not any(same_hub(record.source, hub.name) for hub in job.hubs):
+            place = f"fetch it again from where it came from: {record.fetch_again}"
+            said = f"{place} ({said.rstrip('.')})"
+        damage.advise(said)
+        return damage
+    return None
 
 
-def _missing(
-    error: OscarZooError,
-    reference: Reference,
-    store: Store,
-    hubs: Sequence[Hub],
-    catalog: Catalog,
-    *,
-    offline: bool,
-    go_online: str,
-) -> OscarZooError:
+def _missing(error: OscarZooError, job: PullJob) -> OscarZooError:
     """`error` about an artifact that is not here. Its message begins with that, and its advice
     lists what is installed."""
-    known = catalog.recipe(reference.name) is not None
-    if offline and known and all(hub.name == own_zoo() for hub in hubs):
+    reference = job.reference
+    known = job.catalog.recipe(reference.name) is not None
+    if job.offline and known and all(hub.name == own_zoo() for hub in job.hubs):
         if not isinstance(error, OfflineError):
-            error = OfflineError.for_name(str(reference), go_online=go_online)
+            error = OfflineError.for_name(str(reference), go_online=job.go_online)
     elif not isinstance(error, NetworkError):
         return error
-    here = _installed(store)
-    if offline:
+    here = _installed(job.store)
+    if job.offline:
         error.advice = "; ".join(filter(None, (error.advice, here)))
         return error
     if isinstance(error, NetworkError):

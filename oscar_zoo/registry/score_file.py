@@ -1,7 +1,9 @@
-"""What makes two scores claims about the same thing, and what a measured one has to say.
+"""Scores of artifacts: what makes two of them claims about the same thing, what a measured one has
+to say, how they are added, and the score file `oscar-zoo.scores/1`.
 
 A measured score is believed because somebody else can repeat it. So it names the questions, the
-runs, the tools, the settings and the bytes, and its standard error follows from the rest.
+runs, the tools, the settings and the bytes, and its standard error follows from the rest. Nothing
+that was claimed once is lost: an earlier value goes to the history of the later one.
 """
 
 from __future__ import annotations
@@ -63,8 +65,7 @@ def is_of_recipe(score: Score) -> bool:
 def faults(score: Score, digest: str) -> tuple[str, ...]:
     """What is wrong with a score as a record of the artifact `digest`; empty when nothing is.
 
-    Each is a sentence without a full stop that begins with the task.
-    """
+    Each is a sentence without a full stop that begins with the task."""
     found = [*_faults(score, digest if score.kv_dtype == "int2" else None)]
     if score.baseline is not None:
         found += _baseline_faults(score, score.baseline)
@@ -105,8 +106,7 @@ def _error_faults(score: Score) -> list[str]:
     """A standard error that cannot come from the value, the questions and the repeats.
 
     Answers to one question need not be independent. So the error lies between that of `n * repeats`
-    independent answers and that of `n`.
-    """
+    independent answers and that of `n`."""
     value, error, n = score.value, score.stderr, score.n
     if error is not None and error < 0:
         return [f"its standard error is {error:g}"]
@@ -206,8 +206,6 @@ class ScoreFile(Spec):
     """Scores of one artifact.
 
     Attributes:
-        artifact: `<Model>/<tag>`.
-        digest: of its payload.
         scores: at most one about the same thing by the same reporter; those of an INT2 cache carry
             their BF16 baseline.
     """
@@ -249,11 +247,7 @@ class ScoreFile(Spec):
     @classmethod
     @malformed_hint("measure again with `oscar-zoo eval`, or fetch it again")
     def from_bytes(cls, data: bytes, *, what: str = FILE_NAME) -> Self:
-        """Parse an untrusted score file.
-
-        Args:
-            data: the whole file.
-        """
+        """Parse an untrusted score file."""
         value = strict_json.loads(data, what=what)
         if type(value) is not dict:
             raise MalformedFile("scores.schema", f"{what} is not a JSON object.")
@@ -291,8 +285,7 @@ def read(path: Path) -> ScoreFile | None:
 
 def keep(path: Path, new: ScoreFile) -> ScoreFile:
     """Add the scores of `new` to the file at `path`, in one step; scores of other bytes, from
-    before the artifact was made anew, are dropped.
-    """
+    before the artifact was made anew, are dropped."""
     with durable.storage_errors(f"cannot write {path}"):
         durable.make_folders(path.parent)
         with durable.held(str(path), timeout=30):

@@ -32,7 +32,6 @@ class SignatureWish:
 
     Attributes:
         required: whether an artifact without a valid signature of a known key is refused.
-        keys: PEM files of public keys that are known besides others.
     """
 
     required: bool = False
@@ -44,7 +43,6 @@ class KnownKey:
     """A key that is known.
 
     Attributes:
-        fingerprint: sha256 of the public key.
         by: who vouches for it, for people.
         public: the key as DER, or `None` where only its fingerprint is known.
         until: when it is no longer trusted, or `None`.
@@ -99,11 +97,7 @@ def check_signature(
     *,
     others: Collection[str] = (),
 ) -> SignatureReport:
-    """Hold a signature file against the files of an artifact and against known keys.
-
-    Args:
-        data: the signature file, or `None` where there is none.
-    """
+    """Hold a signature file against the files of an artifact and against known keys."""
     if data is None:
         return NOT_SIGNED
     try:

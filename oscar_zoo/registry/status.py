@@ -1,10 +1,13 @@
-"""Yank or deprecate an artifact of a hub, or offer it again; only the index and the card change.
+"""Change what the index of a hub says of a version: yank or deprecate it, offer it again, or add
+scores. The bytes stay.
 
-The bytes stay. A yanked version is no longer found by name, but its exact digest still finds it.
+A yanked version is no longer found by name, but its exact digest still finds it. Nothing that was
+claimed once is lost. Unlike `resolve`, a name means yanked versions too, and nothing is chosen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
@@ -30,26 +33,29 @@ _LONGEST_REASON = 1000
 
 
 @dataclass(frozen=True)
-class StatusResult:
-    """What `set_status` did.
-
-    Attributes:
-        id: of the artifact.
-        digest: of its payload.
-        status: as it is now, or will be once `proposal` is merged.
-        changed: whether anything was written.
-        serial: of the index.
-        revision: where the hub stands, or `None` for a proposal.
-        proposal: address of the pull request that has to be merged, or `None`.
-    """
+class Amended:
+    """What a change of an index entry did; `revision` is `None` for a proposal."""
 
     id: ArtifactId
     digest: str
-    status: Status
     changed: bool
     serial: int
     revision: str | None
-    proposal: str | None = None
+    proposal: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusResult(Amended):
+    """What `set_status` did; `status` is as it will be once `proposal` is merged."""
+
+    status: Status
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttachResult(Amended):
+    """What `attach_scores` did; `scores` are all that will be there once `proposal` is merged."""
+
+    scores: tuple[Score, ...]
 
 
 def set_status(
@@ -65,7 +71,6 @@ def set_status(
     nothing.
 
     Args:
-        hub: where; an artifact that its index lacks gets an entry.
         name: exactly one version: `NAME:TAG`, `<Model>/<tag>` or `[NAME@]sha256:PREFIX`.
         reason: for people; needed unless `state` is `active`.
         replaced_by: a version of `hub`, named like `name`, to use instead.
@@ -75,47 +80,27 @@ def set_status(
         raise UsageError(
             f"a {state} version needs a reason.", hint='tell people why: --reason "..."'
         )
-    seen: list[tuple[IndexEntry, int]] = []
 
-    def make(now: HubState) -> Change | None:
-        artifact = exact_version(now, name)
+    def change(now: HubState, entry: IndexEntry) -> tuple[IndexEntry, str]:
+        artifact = entry.artifact_id
         instead = None if replaced_by is None else exact_version(now, replaced_by)
         if instead == artifact:
             raise UsageError(
                 f"{artifact.reference} cannot replace itself.", hint="name another version"
             )
-        entry = now.index.entry(artifact) or Version.on(hub, artifact).entry()
-        wanted = _status(state, reason, instead.reference if instead else None)
+        wanted = Status(
+            state=state,
+            reason=reason,
+            replaced_by=instead.reference if instead else None,
+            date=datetime.now(UTC).strftime("%Y-%m-%d"),
+        )
         if _is_same(entry.status, wanted):
-            seen.append((entry, now.index.serial))
-            return None
-        index = now.index.with_entry(entry.model_copy(update={"status": wanted}))
-        seen.append((entry.model_copy(update={"status": wanted}), index.serial))
+            return entry, ""
         message = f"{_VERBS[state]} {artifact}" + (f": {reason}" if reason else "")
-        return Change(None, {}, now.root_files(index), now.revision, message, propose)
+        return entry.model_copy(update={"status": wanted}), message
 
-    applied = apply_change(hub, make)
-    entry, serial = seen[-1]
-    commit = applied.commit
-    changed = applied.change is not None
-    return StatusResult(
-        entry.artifact_id,
-        entry.digest,
-        entry.status,
-        changed,
-        serial,
-        commit.revision,
-        commit.proposal,
-    )
-
-
-def _status(state: StateName, reason: str | None, replaced_by: str | None) -> Status:
-    return Status(
-        state=state,
-        reason=reason,
-        replaced_by=replaced_by,
-        date=datetime.now(UTC).strftime("%Y-%m-%d"),
-    )
+    entry, made = _amend(hub, name, change, propose=propose)
+    return StatusResult(**vars(made), status=entry.status)
 
 
 def _is_same(now: Status, wanted: Status) -> bool:
@@ -125,68 +110,52 @@ def _is_same(now: Status, wanted: Status) -> bool:
     return now.model_copy(update={"date": wanted.date}) == wanted
 
 
-@dataclass(frozen=True)
-class AttachResult:
-    """What `attach_scores` did.
-
-    Attributes:
-        id: of the artifact.
-        digest: of its payload.
-        scores: all that it has now, or will have once `proposal` is merged.
-        changed: whether anything was written.
-        serial: of the index.
-        revision: where the hub stands, or `None` for a proposal.
-        proposal: address of the pull request that has to be merged, or `None`.
-    """
-
-    id: ArtifactId
-    digest: str
-    scores: tuple[Score, ...]
-    changed: bool
-    serial: int
-    revision: str | None
-    proposal: str | None = None
-
-
 def attach_scores(
     hub: Hub, name: str, file: ScoreFile, *, what: str, propose: bool = False
 ) -> AttachResult:
-    """Add the scores of `file` to one artifact of `hub`; scores that it has already are success
-    and write nothing.
+    """Add the scores of `file`, which is of exactly these bytes, to one artifact of `hub`; `name`
+    is as for `set_status`. Scores that it has already are success and write nothing."""
 
-    Args:
-        hub: where; an artifact that its index lacks gets an entry.
-        name: exactly one version: `NAME:TAG`, `<Model>/<tag>` or `[NAME@]sha256:PREFIX`.
-        file: scores of exactly these bytes.
-    """
+    def change(now: HubState, entry: IndexEntry) -> tuple[IndexEntry, str]:
+        check_same(file, entry.artifact_id, entry.digest, what=what, where=hub.title)
+        scores = merged(entry.scores, file.scores)
+        if scores == entry.scores:
+            return entry, ""
+        tasks = ", ".join(dict.fromkeys(score.task for score in file.scores))
+        message = f"Add scores of {entry.artifact_id}: {tasks}"
+        return entry.model_copy(update={"scores": scores}), message
+
+    entry, made = _amend(hub, name, change, propose=propose)
+    return AttachResult(**vars(made), scores=entry.scores)
+
+
+def _amend(
+    hub: Hub,
+    name: str,
+    change: Callable[[HubState, IndexEntry], tuple[IndexEntry, str]],
+    *,
+    propose: bool,
+) -> tuple[IndexEntry, Amended]:
+    """Write the entry that `change` makes of that of `name`, with its message for the history; the
+    same entry needs nothing. An artifact that the index lacks gets an entry."""
     seen: list[tuple[IndexEntry, int]] = []
 
     def make(now: HubState) -> Change | None:
         artifact = exact_version(now, name)
-        entry = now.index.entry(artifact) or Version.on(hub, artifact).entry()
-        check_same(file, artifact, entry.digest, what=what, where=hub.title)
-        scores = merged(entry.scores, file.scores)
-        if scores == entry.scores:
+        before = now.index.entry(artifact) or Version.on(hub, artifact).entry()
+        entry, message = change(now, before)
+        if entry is before:
             seen.append((entry, now.index.serial))
             return None
-        entry = entry.model_copy(update={"scores": scores})
         index = now.index.with_entry(entry)
         seen.append((entry, index.serial))
-        tasks = ", ".join(dict.fromkeys(score.task for score in file.scores))
-        message = f"Add scores of {artifact}: {tasks}"
         return Change(None, {}, now.root_files(index), now.revision, message, propose)
 
     applied = apply_change(hub, make)
-    entry, serial = seen[-1]
-    commit = applied.commit
-    return AttachResult(
-        entry.artifact_id,
-        entry.digest,
-        entry.scores,
-        applied.change is not None,
-        serial,
-        commit.revision,
-        commit.proposal,
+    (entry, serial), commit = seen[-1], applied.commit
+    changed = applied.change is not None
+    return entry, Amended(
+        entry.artifact_id, entry.digest, changed, serial, commit.revision, commit.proposal
     )
 
 
@@ -213,8 +182,7 @@ _SHOWN = 5
 
 def named_versions(state: HubState, name: str) -> tuple[ArtifactId, ...]:
     """Every version that `name` fits, in any case: `NAME`, `NAME:TAG`, `<Model>/<tag>`, an alias,
-    `[NAME@]sha256:PREFIX`.
-    """
+    `[NAME@]sha256:PREFIX`."""
     bare = name.startswith("sha256:")
     reference = Reference.parse(f"any@{name}" if bare else name)
     known = {entry.artifact_id.key: entry.artifact_id for entry in state.index.artifacts}
@@ -241,8 +209,7 @@ def named_versions(state: HubState, name: str) -> tuple[ArtifactId, ...]:
 
 def exact_version(state: HubState, name: str) -> ArtifactId:
     """The one version that `name` names exactly, as an alias does. The name of a model does not,
-    even if the model has a single version.
-    """
+    even if the model has a single version."""
     found = named_versions(state, name)
     if len(found) > 1:
         raise AmbiguousName.for_name(name, [artifact.reference for artifact in found])

@@ -79,25 +79,8 @@ class StoredArtifact:
         return {name: data for name, data in self.files.items() if name != SIGNATURE_NAME}
 
 
-@dataclass(frozen=True)
-class EntryOrigin:
-    """What is remembered of an entry besides its bytes; see `Record`."""
-
-    revision: str | None = None
-    level: str | None = None
-    warnings: tuple[str, ...] = ()
-    accepted: tuple[str, ...] = ()
-    measured: Measured | None = None
-
-
 class Store:
-    """The store in the folder `root` (default: the cache folder of this user).
-
-    Attributes:
-        root: the folder.
-        blobs: the folder of blobs.
-        artifacts: the folder of entries.
-    """
+    """The store in the folder `root` (default: the cache folder of this user)."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = (root or paths.cache_dir()).absolute()
@@ -110,7 +93,11 @@ class Store:
         files: Mapping[str, bytes],
         *,
         source: str,
-        origin: EntryOrigin | None = None,
+        revision: str | None = None,
+        level: str | None = None,
+        warnings: tuple[str, ...] = (),
+        accepted: tuple[str, ...] = (),
+        measured: Measured | None = None,
     ) -> StoredArtifact:
         """Store verified `files` under `artifact`; an intact entry with the same bytes stays, any
         other is replaced.
@@ -120,7 +107,6 @@ class Store:
                 intact entry keeps its signature where these bring none.
             source: where the bytes came from, for people.
         """
-        origin = origin or EntryOrigin()
         digests = _digests(files)
         digest = artifact_digest(digests)
         target = self._entry(digest, artifact)
@@ -135,12 +121,12 @@ class Store:
             source,
             fetched,
             target,
-            origin.revision,
-            origin.level,
-            origin.warnings,
+            revision,
+            level,
+            warnings,
             signature,
-            origin.accepted,
-            origin.measured,
+            accepted,
+            measured,
         )
         present = self._present(digest, artifact, manifest, signature)
         if present is not None:
@@ -238,8 +224,7 @@ class Store:
     def tidy(self) -> None:
         """Remove what killed processes left while they added or removed entries.
 
-        A failure is none: it is not what was asked for.
-        """
+        A failure is none: it is not what was asked for."""
         for folder in (self.root, self.blobs, self.artifacts):
             with contextlib.suppress(OSError):
                 durable.sweep(folder)
@@ -402,17 +387,9 @@ class Record:
     """What the store knows about an entry without reading its payload.
 
     Attributes:
-        id: artifact id.
-        digest: `sha256:<hex>` over `files`.
-        files: payload files, sorted.
         manifest_sha256: sha256 of `oscar.json`, or `None` when the hub had none.
-        source: the hub it came from.
-        fetched: RFC 3339 UTC.
-        path: folder of the entry.
-        revision: commit of the hub, or `None` where it has none.
         level: what verification reached before the entry was stored, or `None` in entries of older
             versions.
-        warnings: codes of what it remarked.
         signature_sha256: sha256 of the signature file, or `None` when there was none.
         accepted: what it was published in spite of, as the index of its hub said.
         measured: perplexity and recall as the index of its hub said, or `None`.
@@ -551,8 +528,7 @@ def find_installed(
     """The store's record of what `reference` means, or `None` when nothing stored matches.
 
     The latest fetched entry of an id wins; a bare name that several stored versions match means the
-    recipe's default.
-    """
+    recipe's default."""
     catalog = catalog or Catalog.packaged()
     recipe = catalog.recipe(reference.name)
     wanted = reference.name.casefold()

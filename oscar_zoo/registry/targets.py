@@ -1,4 +1,9 @@
-"""What the name of a model means: a folder, a name of the zoo, or an id on a model hub."""
+"""What a text means where a verb takes a path, a name or a model. Text is parsed here, once.
+
+How a text is written decides what it is, never what happens to lie in the current folder; see
+`artifact.names.is_path`. A file or folder with the name of an artifact is mentioned in a note or in
+the error, so that nobody wonders.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +55,6 @@ class ModelChoice:
         model_id: identity recorded in manifests: the recipe's hub id, else the hub id or folder
             name given.
         name: folder-safe base name, first part of artifact ids.
-        recipe: what the zoo knows about it, or `None`.
         notes: one sentence where something else has the same name.
     """
 
@@ -90,8 +94,7 @@ def choose_model(model: str | Path) -> ModelChoice:
     A `Path`, or a text written as a path, is a folder. Otherwise a name of the zoo wins. An id such
     as `Qwen/Qwen3-8B` means a folder of that name with a `config.json`, as it does for transformers
     and SGLang. A name that the zoo does not know may mean a folder too, or one version that has it
-    as an alias.
-    """
+    as an alias."""
     if isinstance(model, str) and not is_path(model):
         return _named(model)
     return model_in_folder(Path(model).expanduser())
@@ -157,8 +160,7 @@ def _named(name: str) -> ModelChoice:
 def recorded_model(model_id: str) -> ModelChoice:
     """The model of a manifest or moments file, by the identity recorded there.
 
-    No folder is looked at: the name of a local model means nothing on another machine.
-    """
+    No folder is looked at: the name of a local model means nothing on another machine."""
     recipe = Catalog.packaged().recipe(model_id)
     name = recipe.name if recipe else safe_part(model_id.rpartition("/")[2])
     return ModelChoice(model_id, model_id, name, recipe)
@@ -195,8 +197,7 @@ def _unknown(text: str, close: Sequence[str]) -> OscarZooError:
 def check_made_for(choice: ModelChoice, manifest: Manifest | None) -> None:
     """Refuse the artifact of a folder's name when it was computed for another model of that name.
 
-    Names that the zoo knows mean one model everywhere; a folder may have any name.
-    """
+    Names that the zoo knows mean one model everywhere; a folder may have any name."""
     made_for = manifest.model.config_sha256 if manifest else None
     if made_for is None or choice.recipe is not None:
         return
@@ -220,12 +221,7 @@ def check_model_id(text: str) -> None:
 
 @dataclass(frozen=True)
 class PathTarget:
-    """A file, an artifact folder or a tree of them; nothing needs to be there yet.
-
-    Attributes:
-        text: the target as it was written, for messages.
-        path: where it is; `~` is expanded.
-    """
+    """A file, an artifact folder or a tree of them; nothing needs to be there yet."""
 
     text: str
     path: Path
@@ -240,12 +236,7 @@ class PathTarget:
 
 @dataclass(frozen=True)
 class ModelTarget:
-    """A folder that holds a model and is no artifact. It stands for the artifact of its name.
-
-    Attributes:
-        text: the target as it was written, for messages.
-        choice: the model in it.
-    """
+    """A folder that holds a model and is no artifact. It stands for the artifact of its name."""
 
     text: str
     choice: ModelChoice
@@ -269,8 +260,6 @@ class NameTarget:
     """The name of an artifact.
 
     Attributes:
-        text: the target as it was written, for messages.
-        reference: the parsed name.
         namesake: a file or folder of the current folder that has the same name, or `None`.
     """
 

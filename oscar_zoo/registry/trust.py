@@ -4,6 +4,10 @@ breaks one.
 A promise of the past (the project's lock, what this user has seen, the copy in the store) can be
 given up on purpose, with `accept_new`. A promise of the present (the manifest shipped with this
 package, the index of the hub itself) cannot: the bytes are simply wrong.
+
+A hub may sign which index is in force, and until when (`timestamp.json`, after the timestamp role
+of TUF): who keeps serving one old and valid index is noticed when it expires, and a changed index
+when its digest differs. The key is pinned on first use; from then on the hub must have one.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from oscar_zoo.registry import signing_key
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs.base import TIMESTAMP_NAME
 from oscar_zoo.registry.index import Index, IndexEntry
-from oscar_zoo.registry.pins import Pin, PinFile, Pins
+from oscar_zoo.registry.pins import Pin, PinFile
 from oscar_zoo.registry.signing_key import SigningKey
 from oscar_zoo.registry.store import Record
 
@@ -47,8 +51,6 @@ class Promise:
     """What somebody said an artifact is.
 
     Attributes:
-        digest: of the payload.
-        manifest_sha256: of `oscar.json`; `None` says there is none.
         by: who said so, for people.
         final: whether it cannot be given up.
         about_manifest: whether it says anything about `oscar.json`.
@@ -73,9 +75,6 @@ class Trust:
     """What has been seen before, and how strict to be.
 
     Attributes:
-        known: the pins of this user.
-        lock: the pins of the project, or `None` outside of one.
-        locked: only what `lock` has, and nothing is written to it.
         write_lock: whether what was used is added to `lock`.
         accept_new: promises of the past may be broken.
         allow_downgrade: an index may go back.
@@ -132,12 +131,7 @@ class Trust:
         of: Sequence[Promise],
         hub: str,
     ) -> None:
-        """Refuse an offer that breaks a promise.
-
-        Args:
-            digest: what is offered, or `None` while nobody knows.
-            manifest_sha256: of the `oscar.json` offered, or `None` when there is none.
-        """
+        """Refuse an offer that breaks a promise."""
         for promise in of:
             if promise.broken(digest, manifest_sha256) and not (
                 self.accept_new and not promise.final
@@ -166,7 +160,8 @@ class Trust:
     ) -> None:
         """Write down what was used: for this user, and for the project where its lock may be
         written."""
-        self.known.update(lambda pins: _with(pins, pin, hub, index, key))
+        serial = 0 if index is None else index.serial
+        self.known.update(lambda pins: pins.with_pin(pin).with_index(hub, serial, key))
         if self.lock is not None and self.write_lock and not self.locked:
             self.lock.update(lambda pins: pins.with_pin(pin))
 
@@ -179,12 +174,6 @@ def of_record(record: Record) -> Promise:
 
 def _of_pin(pin: Pin, name: str) -> Promise:
     return Promise(pin.digest, pin.manifest_sha256, f"{name} (first seen {pin.first_seen[:10]})")
-
-
-def _with(pins: Pins, pin: Pin, hub: str, index: Index | None, key: str | None) -> Pins:
-    changed = pins.with_pin(pin)
-    changed = changed if key is None else changed.with_key(hub, key)
-    return changed.with_serial(hub, index.serial) if index is not None and index.serial else changed
 
 
 def _broken(
@@ -231,8 +220,6 @@ class Timestamp(Spec):
     """The document.
 
     Attributes:
-        serial: of the index.
-        index_sha256: of the bytes of `index.json`.
         expires: when this document is no longer valid, RFC 3339 UTC.
         key: the public key, DER in base64.
         signature: of all other fields in canonical JSON, DER in base64.
@@ -316,8 +303,6 @@ def checked_key(
     """The fingerprint of the key that signed the index of a hub, or `None` of a hub without one.
 
     Args:
-        stamp: its `timestamp.json`, or `None`.
-        index: its `index.json`, or `None`.
         pinned: the fingerprint seen before, or `None`.
     """
     if stamp is None:
@@ -346,11 +331,7 @@ def checked_key(
 
 def renewed(stamp: bytes | None, index: bytes, serial: int, key: SigningKey | None) -> bytes | None:
     """The timestamp to write beside `index`, or `None` where the one that is there stays or none is
-    wanted.
-
-    Args:
-        key: of whoever writes, or `None`.
-    """
+    wanted."""
     before = None
     if stamp is not None:
         before = Timestamp.from_bytes(stamp, TIMESTAMP_NAME)

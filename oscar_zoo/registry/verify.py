@@ -1,4 +1,4 @@
-"""Verify what lies at a path, or what a name means in the local store."""
+"""Verify files, folders, trees of artifacts, and artifacts of the local store. Needs no torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from oscar_zoo.registry.catalog import Catalog, recipe_for
 from oscar_zoo.registry.known_names import close_names, find_stored, status_warnings
 from oscar_zoo.registry.params import VerifyParams
 from oscar_zoo.registry.signatures import SignatureWish, signature_in, signature_of, with_signature
-from oscar_zoo.registry.store import Record, Store
+from oscar_zoo.registry.store import Record, Store, StoredArtifact
 from oscar_zoo.registry.targets import NameTarget, looking_up, parse
 from oscar_zoo.verb import python_call
 
@@ -44,8 +44,6 @@ class Expected:
     Attributes:
         geometry: of the model; default that of the model which a folder of the path, or the
             artifact itself, names.
-        digest: what the artifact must have; see `verify_files`.
-        strict: apply the rules of publishing.
         signing: whether a signature is required, and keys that are known.
     """
 
@@ -97,8 +95,7 @@ def check_one(path: Path, expected: Expected | None = None) -> Outcome:
 
 def check_installed(reference: Reference, expected: Expected) -> Outcome:
     """Verify what `reference` means in the local store; a damaged or missing file is an outcome,
-    not an exception.
-    """
+    not an exception."""
     store = Store()
     record = find_stored(reference, store)
     if record is None:
@@ -146,10 +143,23 @@ def _check_stored(store: Store, record: Record, expected: Expected) -> Outcome:
     return replace(outcome, signature=signature)
 
 
+def verify_stored(artifact: StoredArtifact, catalog: Catalog | None = None) -> Outcome:
+    """Verify an entry that `Store.open` returned, with the geometry the zoo knows for its model."""
+    from oscar_zoo.artifact.verify import verify_files
+
+    recipe = (catalog or Catalog.packaged()).recipe(artifact.record.id.model)
+    return verify_files(
+        artifact.payload,
+        manifest=artifact.manifest,
+        expected=artifact.record.files,
+        geometry=recipe.geometry if recipe else None,
+        name_hint=str(artifact.record.id),
+    )
+
+
 def existing_path(path: Path) -> Path:
     """What to verify for `path`: a manifest stands for its folder, and a link to a folder for the
-    folder itself.
-    """
+    folder itself."""
     text = path_text(path)
     if path.is_symlink() and not path.exists():
         raise PathNotFound(
@@ -170,7 +180,6 @@ class Place:
     """What a path holds.
 
     Attributes:
-        path: as `existing_path` gives it.
         artifacts: `path` if it is a file, else the folders of artifacts at and below it; one at
             least.
     """

@@ -27,18 +27,9 @@ class ResolvedArtifact:
     """One artifact as a hub offers it now; nothing of it is verified yet.
 
     Attributes:
-        id: as the hub spells it.
-        hub: where it is.
-        files: the payload files, as listed.
-        manifest_bytes: `oscar.json` of the hub, or `None` when the artifact has none.
-        manifest: the same, parsed.
         packaged: the manifest shipped with this package, or `None`; its checksums, where known, are
             what we expect.
-        seen: what somebody saw in public under this id, or `None`.
-        entry: what the hub's index says, or `None`.
-        geometry: shape of the model by its recipe, or `None` when the zoo does not know the model.
         warnings: what a person should read before using it.
-        signature: its signature file as listed, or `None`.
     """
 
     id: ArtifactId
@@ -77,8 +68,7 @@ class ResolvedArtifact:
         says nothing of `oscar.json`.
 
         A packaged manifest speaks of what is on the hub. What was seen elsewhere is a promise of
-        the past.
-        """
+        the past."""
         if self.packaged is not None and self.packaged.digest is not None:
             by = "the manifest shipped with oscar-zoo"
             return Promise(self.packaged.digest, None, by, final=True, about_manifest=False)
@@ -98,9 +88,6 @@ class HubView:
     """A hub with its index.
 
     Attributes:
-        hub: the hub, pinned to one commit by its first answer.
-        catalog: recipes and packaged manifests.
-        index: of the hub; empty when it has none.
         key: fingerprint of the key that signed the index, or `None`.
     """
 
@@ -193,8 +180,7 @@ def _signed(hub: Hub, data: bytes | None, trust: Trust) -> tuple[str | None, byt
     """The key that signed the index `data` of `hub`, and the index.
 
     A folder is not read at one moment, so it is read again where its timestamp is of another index:
-    somebody may be publishing.
-    """
+    somebody may be publishing."""
     for attempt in range(_READS):
         try:
             return trust.check_timestamp(hub.name, hub.root_file(TIMESTAMP_NAME), data), data

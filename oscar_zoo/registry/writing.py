@@ -1,15 +1,18 @@
-"""Putting a version on a hub, shared by `publish` and `mirror`: the change, and the check that it
-arrived."""
+"""What publish, mirror and the changes of an index share: which hubs are written, in which order,
+putting a version on one, and the check that it arrived."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
+
+from pydantic import Field, InstanceOf, PlainSerializer
 
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.artifact.outcome import says
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import (
     ArtifactNotFound,
@@ -35,15 +38,11 @@ class Placing:
     """A version to be put on a hub.
 
     Attributes:
-        version: what.
-        files: its files by plain name, `oscar.json` among them if it has one.
         aliases: names to add to its index entry.
         scores: claims about these bytes to add to its index entry.
         accepted: what it is published in spite of, for its index entry.
         like: an entry of another hub, whose status, scores, aliases and places a new entry takes
             over.
-        propose: as a pull request.
-        verb: of the commit message.
     """
 
     version: Version
@@ -180,6 +179,34 @@ WRITE_AGAIN = "check the connection, then run the same command again, which is s
 
 
 @dataclass(frozen=True)
+class ErrorFacts:
+    """Why a command, or a part of it, failed."""
+
+    code: Annotated[
+        str,
+        says("What went wrong, in a word that does not change, such as not_found.artifact."),
+    ]
+    message: Annotated[str, says("The cause, in a sentence for people.")]
+    hint: Annotated[str | None, says("What to do next, for people; null where nobody can say.")]
+
+
+def facts_of(errors: Sequence[OscarZooError]) -> list[ErrorFacts]:
+    """Errors as JSON has them."""
+    return [ErrorFacts(error.code, error.message, error.hint) for error in errors]
+
+
+def _failure(error: OscarZooError | None) -> list[ErrorFacts]:
+    return facts_of([] if error is None else [error])
+
+
+Failure = Annotated[
+    InstanceOf[OscarZooError] | None,
+    PlainSerializer(_failure, return_type=list[ErrorFacts]),
+    Field(serialization_alias="errors", description="Why the next hub did not take it, if any."),
+]
+
+
+@dataclass(frozen=True)
 class Written(Generic[R]):
     """What was done on one hub; `hub` is its name."""
 
@@ -202,8 +229,7 @@ class WriteReport(Generic[R]):
 
 def writable_hubs(names: Sequence[str]) -> tuple[Hub, ...]:
     """The hubs to write to, in order, those without commits last; without names, `publish` of
-    `config.toml`, or the zoo of this user.
-    """
+    `config.toml`, or the zoo of this user."""
     hubs = address.publishing_hubs(names)
     for hub in hubs:
         check_online(hub)
@@ -227,11 +253,7 @@ def write_to_each(
     observer: Observer,
     told: Callable[[Written[R]], None],
 ) -> WriteReport[R]:
-    """Run `write` on one hub after the other, until one fails.
-
-    Args:
-        hubs: where, in order.
-    """
+    """Run `write` on one hub after the other, until one fails."""
     done: list[Written[R]] = []
     for hub in hubs:
         observer.advance(f"{doing} {hub.title}", 0, 0)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from oscar_zoo import paths
-from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.artifact.files import artifact_digest
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang import served_artifact
@@ -21,6 +20,7 @@ from oscar_zoo.errors import DigestMismatchError, NetworkError, UsageError
 from oscar_zoo.models.hardware import pick_serving_device
 from oscar_zoo.next_step import Compute
 from oscar_zoo.observer import Note, Observer
+from oscar_zoo.registry.artifacts import Artifact
 from oscar_zoo.serving.drafts import DraftChoice
 from oscar_zoo.serving.params import ServeParams
 from oscar_zoo.serving.prepared import Prepared

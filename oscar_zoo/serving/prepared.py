@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
-from oscar_zoo.app.artifacts import Artifact
 from oscar_zoo.artifact import specs
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.names import path_text
@@ -23,6 +22,7 @@ from oscar_zoo.models import hardware, weight_files
 from oscar_zoo.models.config_file import ConfigFile, check_cache
 from oscar_zoo.observer import Observer
 from oscar_zoo.registry.architectures import architecture
+from oscar_zoo.registry.artifacts import Artifact
 from oscar_zoo.registry.recipe import serving_recipe
 from oscar_zoo.registry.targets import ModelChoice, parse_model
 

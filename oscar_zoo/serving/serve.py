@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 
-from oscar_zoo.app.artifacts import Artifact, open_folder, open_named
 from oscar_zoo.artifact.artifact_folder import choose_artifact
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.engines.requirements import require_serve
@@ -25,6 +24,7 @@ from oscar_zoo.errors import AmbiguousName, NetworkError, OscarZooError, PortInU
 from oscar_zoo.models import hardware
 from oscar_zoo.observer import Observer
 from oscar_zoo.registry import targets
+from oscar_zoo.registry.artifacts import Artifact, open_folder, open_named
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.lookup import known_entries
 from oscar_zoo.registry.targets import ModelChoice, ModelTarget, NameTarget, PathTarget

@@ -10,15 +10,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from oscar_zoo import paths
-from oscar_zoo.app.artifacts import Artifact, stored_artifact
 from oscar_zoo.artifact.outcome import Digest, Verified, says, why
 from oscar_zoo.errors import ArtifactNotFound, IntegrityError
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry import gc
+from oscar_zoo.registry.artifacts import Artifact, stored_artifact
 from oscar_zoo.registry.known_names import find_stored
-from oscar_zoo.registry.pull import verify_stored
 from oscar_zoo.registry.store import Record, Store
 from oscar_zoo.registry.targets import NameTarget, parse_name
+from oscar_zoo.registry.verify import verify_stored
 from oscar_zoo.site import facts
 from oscar_zoo.site.facts import Name, Size, StoredArtifact
 from oscar_zoo.site.params import (

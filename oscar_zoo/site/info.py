@@ -11,7 +11,6 @@ from typing import Annotated, Literal, cast
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from oscar_zoo.app.compute_wish import computing
 from oscar_zoo.artifact import manifest, outcome
 from oscar_zoo.artifact.manifest import FILE_NAME, SIGNATURE_NAME
 from oscar_zoo.artifact.names import ArtifactId, Reference
@@ -22,6 +21,7 @@ from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry import known_names, measured
 from oscar_zoo.registry.architectures import Answer, architecture
 from oscar_zoo.registry.catalog import Catalog
+from oscar_zoo.registry.compute_wish import computing
 from oscar_zoo.registry.entries import known_scores
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import status_warnings

@@ -17,7 +17,6 @@ from tiny_models import EXAMPLE, write_model
 from oscar_zoo.app.compute import CALIB_TOKENS, compute, compute_artifact, options_of
 from oscar_zoo.app.compute_plan import plan_computing
 from oscar_zoo.app.compute_request import METHODS, ComputeRequest
-from oscar_zoo.app.compute_wish import ComputeWish
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.compute import command
 from oscar_zoo.compute.methods.table import TABLE
@@ -25,6 +24,7 @@ from oscar_zoo.compute.options import AUTO
 from oscar_zoo.errors import ArtifactNotFound, HubUnreachable, UsageError
 from oscar_zoo.evaluate.shared import Phase
 from oscar_zoo.observer import SILENT, Note, Silent
+from oscar_zoo.registry.compute_wish import ComputeWish
 from oscar_zoo.registry.targets import choose_model
 
 NOBODY = ArtifactNotFound("nobody has it")

@@ -10,17 +10,16 @@ from measured_artifacts import measured_files
 from tiny_artifacts import artifact_files, write_folder
 
 import oscar_zoo
-from oscar_zoo.app.artifacts import open_artifact
-from oscar_zoo.app.publish import PublishRequest, publish_all
-from oscar_zoo.app.pull import pull_all
-from oscar_zoo.app.pull_request import Offered, Pulled, PullRequest
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.errors import ArtifactNotFound, OutputExists, UsageError
 from oscar_zoo.observer import SILENT
-from oscar_zoo.registry import verify
+from oscar_zoo.registry import publish, pull, verify
+from oscar_zoo.registry.artifacts import open_artifact
+from oscar_zoo.registry.fetch import PullResult
 from oscar_zoo.registry.hubs.address import Sources
-from oscar_zoo.registry.params import VerifyParams
-from oscar_zoo.registry.targets import parse, parse_name, parse_named
+from oscar_zoo.registry.params import PublishParams, PullParams, VerifyParams
+from oscar_zoo.registry.pull import Offered
+from oscar_zoo.registry.targets import parse, parse_name
 from oscar_zoo.site.cache import check, remove, stored
 from oscar_zoo.site.info import describe
 from oscar_zoo.site.params import CacheListParams, CacheRmParams, CacheVerifyParams
@@ -39,25 +38,23 @@ def sources(tmp_path: Path) -> Sources:
 
 
 def test_pull_gives_one_result_per_target_in_order(sources: Sources, tmp_path: Path) -> None:
-    targets = tuple(map(parse_named, ("nowhere", HARD.model, "nowhere")))
-    offered = pull_all(PullRequest(targets, sources, dry_run=True)).results[1]
+    names, out = ("nowhere", HARD.model, "nowhere"), tmp_path / "out"
+    (offered,) = pull.run(PullParams(names, hubs=sources.named, dry_run=True)).artifacts
     assert isinstance(offered, Offered) and len(offered.files) == 2
     assert not offered.already_present and stored(CacheListParams()).artifacts == ()
-    report = pull_all(PullRequest(targets, sources, output=tmp_path / "out"))
-    assert len(report.results) == 2  # a target that is named twice is pulled once
-    missing, pulled = report.results
-    assert isinstance(missing, ArtifactNotFound) and isinstance(pulled, Pulled)
-    assert pulled.output == tmp_path / "out" / HARD.model / HARD.tag and report.new_lock is None
-    again = pull_all(PullRequest((), sources, everything=True)).results
-    assert len(again) == 1 and isinstance(again[0], Pulled) and again[0].result.already_present
+    report = pull.run(PullParams(names, hubs=sources.named, output=out))
+    (missing,), (pulled,) = report.errors, report.artifacts  # named twice, pulled once
+    assert isinstance(missing, ArtifactNotFound) and isinstance(pulled, PullResult)
+    assert pulled.output == out / HARD.model / HARD.tag and report.new_lock is None
+    (again,) = pull.run(PullParams(hubs=sources.named, everything=True)).artifacts
+    assert isinstance(again, PullResult) and again.already_present
 
 
 def test_a_pull_that_contradicts_itself_is_refused(sources: Sources) -> None:
     with pytest.raises(UsageError, match="name artifacts"):
-        pull_all(PullRequest((), sources))
-    target = parse_named(HARD.model)
+        pull.run(PullParams(hubs=sources.named))
     with pytest.raises(UsageError, match="--locked needs the lock"):
-        pull_all(PullRequest((target,), sources, lock=False, locked=True))
+        pull.run(PullParams((HARD.model,), hubs=sources.named, lock=False, locked=True))
 
 
 def test_python_pulls_into_a_folder_and_hears_of_bytes(sources: Sources, tmp_path: Path) -> None:
@@ -102,14 +99,14 @@ def test_a_later_hub_that_fails_leaves_what_was_done(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "out", measured_files())
     (tmp_path / "first").mkdir()
     hubs = (f"file:{tmp_path}/first", f"file:{tmp_path}/missing")
-    report = publish_all(PublishRequest(folder, hubs))
-    assert [written.hub for written in report.done] == [hubs[0]] and report.error is not None
+    report = publish.run(PublishParams(folder, hubs=hubs))
+    assert [result.hub for result in report.hubs] == [hubs[0]] and report.error is not None
     with pytest.raises(type(report.error)):
-        publish_all(PublishRequest(folder, hubs[1:]))
+        publish.run(PublishParams(folder, hubs=hubs[1:]))
 
 
 def test_the_store_is_listed_checked_and_emptied(sources: Sources) -> None:
-    pull_all(PullRequest((parse_named(HARD.model),), sources))
+    pull.run(PullParams((HARD.model,), hubs=sources.named))
     (row,) = stored(CacheListParams()).artifacts
     assert [found.problem for found in check(CacheVerifyParams()).artifacts] == [None]
     blob = next(path for path in row["path"].iterdir() if path.suffix == ".pt")

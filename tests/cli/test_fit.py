@@ -17,11 +17,11 @@ from tiny_artifacts import artifact_files, write_folder
 from tiny_models import change_config, save_model
 
 from oscar_zoo.app.compute_plan import plan_computing
-from oscar_zoo.app.compute_wish import ComputeWish
 from oscar_zoo.cli.main import run
 from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel
 from oscar_zoo.observer import SILENT
+from oscar_zoo.registry.compute_wish import ComputeWish
 from oscar_zoo.registry.targets import choose_model
 
 ROOT = Path(__file__).resolve().parents[2]

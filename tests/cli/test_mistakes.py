@@ -110,10 +110,11 @@ def test_what_asked_for_offline_mode_is_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     for name in ("OSCAR_ZOO_OFFLINE", "HF_HUB_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # which the option replaces
     monkeypatch.setenv("OSCAR_ZOO_HUB", "hf:nobody/asks")
     assert "without --offline" in refused(capsys, 5, "pull", "Qwen3-8B", "--offline")
-    monkeypatch.setenv(variable, "1")
+    for name in ("OSCAR_ZOO_OFFLINE", "HF_HUB_OFFLINE"):
+        monkeypatch.setenv(name, "1" if name == variable else "")
     told = refused(capsys, 5, "pull", "Qwen3-8B")
     assert f"nset {variable}" in told and "--offline" not in told
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,21 +10,18 @@ from typing import Any
 
 import pytest
 from hub_server import HubServer
-from huggingface_zoo import CANARY, FILES, QWEN, ROOT, K, running_hub
+from huggingface_zoo import CANARY, FILES, QWEN, K, running_hub
 from raw_server import RawServer, answer
 
 from oscar_zoo.errors import (
     DigestMismatchError,
-    Forbidden,
     GatedRepository,
     HubTimeout,
     HubUnreachable,
     LoginRequired,
     MalformedFile,
-    NotFoundError,
     OfflineError,
     OscarZooError,
-    RateLimited,
     RepositoryNotFound,
     RevisionNotFound,
 )
@@ -136,22 +131,6 @@ def test_files_are_read_wherever_the_hub_keeps_them(server: HubServer, redirect:
     assert all(record.credentials for record in server.requests if record.host == "origin")
 
 
-@pytest.mark.parametrize(
-    "name", ["X-Repo-Commit", "ETag", "X-Linked-Etag", "X-Linked-Size", "Content-Length"]
-)
-def test_headers_that_a_proxy_drops_do_not_matter(server: HubServer, name: str) -> None:
-    server.fault("drop_header", name=name)
-    hub = RemoteHub(source())
-    assert hub.fetch(QWEN, "k.pt", limit=1 << 20) == K
-    assert hub.fetch(QWEN, "oscar.json", limit=99) == b'{"a": 1}'
-
-
-def test_a_file_that_is_gone_is_named(server: HubServer) -> None:
-    commit = server.repository("org/name").commits[-1].oid
-    with pytest.raises(NotFoundError, match=r"Hugging Face org/name has no file m/gone\.pt"):
-        source().read(commit, HubFile("m/gone.pt", 3, None), limit=9)
-
-
 def test_a_listing_without_sha256_still_checks_content(server: HubServer) -> None:
     server.repository("org/name").no_sha256 = True
     hub = RemoteHub(source())
@@ -233,15 +212,6 @@ def test_a_hub_that_falls_silent_is_given_up(server: HubServer) -> None:
             call()
 
 
-def test_a_port_that_accepts_and_one_that_does_not(server: HubServer) -> None:
-    with pytest.raises(HubTimeout):
-        HuggingFaceSource(
-            "org/name", endpoint=server.hang_accept(), limits=Limits(read=0.3)
-        ).resolve(None)
-    with pytest.raises(HubUnreachable, match="connection refused"):
-        source(endpoint=server.closed_port()).resolve(None)
-
-
 def test_two_hundred_random_troubles_give_the_content_or_an_error(
     server: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,27 +249,6 @@ def test_two_hundred_random_troubles_give_the_content_or_an_error(
     assert 100 < good < 200
 
 
-NEEDS = """
-from oscar_zoo.registry.hubs.huggingface import open_huggingface
-hub = open_huggingface("org/name")
-for artifact in hub.artifacts():
-    assert hub.fetch(artifact, "oscar.json", limit=99)
-assert hub.root_file("index.json")
-"""
-
-
-def test_processes_that_start_together_fetch_each_small_file_once(
-    server: HubServer, tmp_path: Path
-) -> None:
-    environment = server.environment(tmp_path) | {"OSCAR_ZOO_CACHE": str(tmp_path / "cache")}
-    several = [
-        subprocess.Popen([sys.executable, "-c", NEEDS], env=environment, cwd=ROOT) for _ in range(6)
-    ]
-    assert [each.wait(300) for each in several] == [0] * 6
-    asked = [record.path for record in server.requests if record.path != "/api/models/org/name"]
-    assert len(asked) == len(set(asked)) == 3  # the listing, one manifest, the index
-
-
 @pytest.mark.parametrize(
     "kind, token, error",
     [
@@ -322,15 +271,6 @@ def test_private_gated_and_missing(
     if kind is not None:
         right = HuggingFaceSource("org/other", token="hf_right", limits=LIMITS)
         assert RemoteHub(right).fetch(QWEN, "k.pt", limit=1 << 20) == K
-
-
-@pytest.mark.parametrize(
-    "code, error", [(403, Forbidden), (429, RateLimited), (404, RepositoryNotFound)]
-)
-def test_other_refusals(server: HubServer, code: int, error: type[OscarZooError]) -> None:
-    server.fault("status", "/api/*", code=code, retry_after=99)
-    with pytest.raises(error, match="Hugging Face org/name"):
-        source(token=CANARY).resolve(None)
 
 
 def test_where_the_token_comes_from(

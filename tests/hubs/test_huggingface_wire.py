@@ -40,26 +40,6 @@ def page(*rows: object) -> list[HubFile]:
     return list(wire.parse_page(json.dumps(rows).encode(), HUB))
 
 
-def test_the_commit_of_a_repository() -> None:
-    body = json.dumps(
-        {"id": "org/name", "sha": OID, "siblings": [], "new": {"keys": [1.5, None]}}
-    ).encode()
-    assert wire.parse_commit(body, HUB) == OID
-
-
-@pytest.mark.parametrize(
-    "sha", [None, "", "main", OID[1:], OID + "a", OID.upper(), 7, [OID], OID + "\n"]
-)
-def test_an_answer_without_a_commit(sha: object) -> None:
-    with pytest.raises(
-        HubUnreachable, match=f"{HUB} cannot be reached: its answer names no commit"
-    ):
-        wire.parse_commit(json.dumps({"sha": sha}).encode(), HUB)
-    for other in (b"{}", b"[]", b'"text"', b"null"):
-        with pytest.raises(HubUnreachable, match="names no commit"):
-            wire.parse_commit(other, HUB)
-
-
 @pytest.mark.parametrize(
     "body, seen",
     [
@@ -130,24 +110,6 @@ def test_a_listing_that_is_none(row: object) -> None:
 
 
 HERE = "https://hub.example/api/models/org/name/tree/main?recursive=true"
-
-
-@pytest.mark.parametrize(
-    "link, following",
-    [
-        ("", None),
-        ('<https://hub.example/x?cursor=a%3D>; rel="next"', "https://hub.example/x?cursor=a%3D"),
-        ("<https://hub.example/x>; rel=next", "https://hub.example/x"),
-        (
-            '<https://hub.example/f>; rel="first", <https://hub.example/n>; rel="next"',
-            "https://hub.example/n",
-        ),
-        ('<https://hub.example/f>; rel="last"', None),
-        ("nonsense", None),
-    ],
-)
-def test_the_next_page(link: str, following: str | None) -> None:
-    assert wire.next_page({"link": link}, HERE, HUB) == following
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,11 @@ from scripted_hub import Injection, killed_at, raise_error
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import (
-    ArtifactNotFound,
     InvalidName,
     MalformedFile,
     PathNotFound,
-    RevisionNotFound,
     StaleRevision,
     StorageError,
-    UsageError,
 )
 from oscar_zoo.registry.hubs import local
 from oscar_zoo.registry.hubs.base import Change, Commit
@@ -89,16 +86,6 @@ def test_a_view_stays_what_it_was_until_it_is_refreshed(hub: LocalHub) -> None:
     assert (other.revision, other.root_file("index.json")) == (hub.revision, b"two")
 
 
-def test_a_folder_knows_its_present_revision_only(hub: LocalHub) -> None:
-    put(hub, ID, FILES, root={"index.json": b"one"})
-    old = hub.revision
-    assert hub.at(old).files(ID) == hub.files(ID)
-    put(hub, ArtifactId("Model", "next"), FILES, root={"index.json": b"two"})
-    for gone in (old, "main", "0" * 40):
-        with pytest.raises(RevisionNotFound, match=gone):
-            hub.at(gone)
-
-
 @pytest.mark.parametrize("files", [FILES, {**FILES, "k.pt": b"other"}, {"more.pt": b""}])
 @pytest.mark.parametrize("artifact", [ID, ArtifactId("model", "TAG")])
 def test_a_version_is_never_written_again(
@@ -114,14 +101,6 @@ def test_a_version_is_never_written_again(
     }
     assert (hub.root_file("index.json"), hub.root_file("README.md")) == (b"one", None)
     assert temps(hub) == []
-
-
-def test_a_folder_takes_no_proposal_and_has_no_tags(hub: LocalHub) -> None:
-    with pytest.raises(UsageError, match="proposals"):
-        hub.commit(Change(ID, FILES, {}, hub.revision, "Add", propose=True))
-    assert not hub.root.exists()
-    hub.tag("oz-model-tag", hub.revision, "message")
-    assert not hub.root.exists()
 
 
 def test_a_writer_waits_for_its_turn(hub: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,27 +161,6 @@ def test_a_missing_folder_is_an_error_unless_it_is_the_default_zoo(tmp_path: Pat
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_hub_whose_first_version_is_just_written_is_empty(tmp_path: Path) -> None:
-    hub = LocalHub(tmp_path, must_exist=True)
-    (tmp_path / "Model").mkdir()
-    with pytest.raises(PathNotFound, match="other files"):
-        hub.artifacts()
-    (tmp_path / local._LOCK_NAME).touch()
-    assert hub.artifacts() == ()
-
-
-def test_a_read_only_hub_can_be_read(hub: LocalHub) -> None:
-    put(hub, ID, FILES)
-    for path in (hub.root / "Model" / "tag", hub.root / "Model", hub.root):
-        path.chmod(0o555)
-    try:
-        assert hub.artifacts() == (ID,)
-        assert hub.fetch(ID, "v.pt", limit=1000) == FILES["v.pt"]
-    finally:
-        for path in (hub.root, hub.root / "Model", hub.root / "Model" / "tag"):
-            path.chmod(0o755)
-
-
 def test_links_are_not_followed(hub: LocalHub, tmp_path: Path) -> None:
     put(hub, ID, FILES)
     secret = tmp_path / "secret"
@@ -242,30 +200,6 @@ def test_a_file_longer_than_listed_and_a_pipe_are_refused(hub: LocalHub) -> None
     os.mkfifo(hub.root / "Model" / "tag" / "pipe.pt")
     with pytest.raises(MalformedFile):
         hub.fetch(ID, "pipe.pt", limit=100)
-
-
-def test_what_is_not_there_is_not_found(hub: LocalHub) -> None:
-    put(hub, ID, FILES)
-    with pytest.raises(ArtifactNotFound, match="Model/no"):
-        hub.files(ArtifactId("Model", "no"))
-    with pytest.raises(PathNotFound):
-        hub.fetch(ID, "no.pt", limit=100)
-
-
-def test_old_leftovers_of_this_user_are_removed(hub: LocalHub) -> None:
-    put(hub, ID, FILES)
-    old, young = hub.root / ".tmp.old", hub.root / ".tmp.young"
-    for folder in (old, young):
-        folder.mkdir()
-        (folder / "k.pt").write_bytes(b"half")
-    os.utime(old, (time.time() - 7200,) * 2)
-    put(hub, ArtifactId("Model", "next"), FILES)
-    assert temps(hub) == [".tmp.young"]
-
-
-def test_published_files_are_readable_by_all_and_writable_by_the_owner(hub: LocalHub) -> None:
-    put(hub, ID, FILES)
-    assert stat.S_IMODE((hub.root / "Model" / "tag" / "k.pt").stat().st_mode) == 0o644
 
 
 def complete(hub: LocalHub) -> bool:
@@ -365,10 +299,3 @@ def test_nothing_is_written_through_a_link(
         put(hub, ID, FILES)
     assert sorted(hub.root.rglob("*")) == before
     assert not leads or not list(outside.iterdir())
-
-
-def test_a_hub_may_lie_behind_a_link(hub: LocalHub, tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    hub.root.symlink_to(tmp_path / "real")
-    put(hub, ID, FILES)
-    assert hub.fetch(ID, "k.pt", limit=400) == FILES["k.pt"]

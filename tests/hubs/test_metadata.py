@@ -1,11 +1,7 @@
 from __future__ import annotations
 
-import fcntl
 import os
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +12,6 @@ from oscar_zoo.errors import ForeignFolder
 from oscar_zoo.registry.hubs import remote
 from oscar_zoo.registry.hubs.remote import MAX_COMMITS, MetadataCache
 
-ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -142,31 +137,6 @@ def test_what_is_damaged_is_fetched_again(damage: Callable[[Path], None]) -> Non
     assert MetadataCache("hub").file(COMMIT, "oscar.json", hub) == hub.data
 
 
-def test_a_file_of_another_name_or_commit_is_not_taken() -> None:
-    MetadataCache("hub").file(COMMIT, "a", Hub(b"a"))
-    MetadataCache("hub").file(COMMIT, "b", Hub(b"b"))
-    a, b = kept()
-    a.replace(b)
-    assert MetadataCache("hub").file(COMMIT, "b", Hub(b"fresh")) == b"fresh"
-    b.parent.parent.rename(b.parents[2] / COMMIT[::-1])
-    assert MetadataCache("hub").file(COMMIT[::-1], "b", Hub(b"fresher")) == b"fresher"
-
-
-def test_nothing_large_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "MAX_FILE_BYTES", 10)
-    for size, asked in ((10, 1), (11, 2)):
-        hub = Hub(b"x" * size)
-        assert len(MetadataCache("hub").file(COMMIT, str(size), hub)) == size
-        assert len(MetadataCache("hub").file(COMMIT, str(size), hub)) == size
-        assert hub.asked == asked
-
-
-def test_what_failed_is_not_kept() -> None:
-    with pytest.raises(ConnectionError):
-        MetadataCache("hub").listing(COMMIT, lambda: (_ for _ in ()).throw(ConnectionError()))
-    assert MetadataCache("hub").listing(COMMIT, Hub()) == b"content"
-
-
 def test_only_the_newest_commits_are_kept() -> None:
     commits = [f"{number:040x}" for number in range(MAX_COMMITS + 5)]
     for age, commit in enumerate(reversed(commits)):
@@ -178,29 +148,6 @@ def test_only_the_newest_commits_are_kept() -> None:
     MetadataCache("other").listing(COMMIT, Hub())
     left = [entry.name for entry in home.iterdir() if len(entry.name) == 40]
     assert sorted(left) == commits[:MAX_COMMITS]
-
-
-def test_a_clock_that_went_back_does_not_cost_the_commit_in_use() -> None:
-    commits = [f"{number:040x}" for number in range(MAX_COMMITS)]
-    for commit in commits:
-        MetadataCache("hub").listing(commit, Hub())
-    for place in kept():
-        os.utime(place.parent, (1 << 33, 1 << 33))
-    hub = Hub()
-    for _ in range(2):
-        MetadataCache("hub").listing(COMMIT, hub)
-    assert hub.asked == 1
-
-
-def test_what_a_killed_process_left_is_removed() -> None:
-    MetadataCache("hub").listing(COMMIT, Hub())
-    (place,) = kept()
-    for age, name in ((0, ".tmp.new"), (7200, ".tmp.old")):
-        (place.parent / name).write_bytes(b"half")
-        os.utime(place.parent / name, (time.time() - age,) * 2)
-    place.unlink()
-    MetadataCache("hub").listing(COMMIT, Hub())
-    assert sorted(path.name for path in kept()) == [".tmp.new", "listing.json"]
 
 
 def test_folders_are_private() -> None:
@@ -268,27 +215,3 @@ def test_threads_that_need_the_same_fetch_it_once() -> None:
         thread.join(300)
     assert got == [b"content"] * 8
     assert hub.asked == 1
-
-
-def test_without_locks_everybody_still_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    assert MetadataCache("hub").listing(COMMIT, Hub()) == b"content"
-    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(BlockingIOError()))
-    monkeypatch.setattr(remote, "LOCK_SECONDS", 0.05)
-    assert MetadataCache("other").listing(COMMIT, Hub()) == b"content"
-
-
-KILLED = """
-import os, signal
-from oscar_zoo.registry.hubs.remote import MetadataCache
-MetadataCache("hub").listing("%s", lambda: os.kill(os.getpid(), signal.SIGKILL))
-"""
-
-
-def test_a_process_killed_while_it_fetches_holds_up_nobody() -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED % COMMIT], cwd=ROOT, timeout=300)
-    assert done.returncode == -9
-    assert MetadataCache("hub").listing(COMMIT, Hub()) == b"content"

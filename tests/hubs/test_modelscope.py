@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from oscar_zoo.errors import (
     HubUnreachable,
     IntegrityError,
     LoginRequired,
-    MissingDependency,
     NotFoundError,
     OscarZooError,
     RateLimited,
@@ -39,7 +37,6 @@ from oscar_zoo.errors import (
     RevisionNotFound,
     StaleRevision,
 )
-from oscar_zoo.next_step import Install
 from oscar_zoo.registry.hubs import modelscope
 from oscar_zoo.registry.hubs.modelscope import open_modelscope
 
@@ -79,25 +76,6 @@ def test_a_view_stays_at_its_commit_until_it_is_refreshed(repo: Repository) -> N
     assert (hub.revision, hub.artifacts()) == (repo.head(), (ID, OTHER))
     assert hub.fetch(ID, "k.pt", limit=1 << 20) == b"new"
     assert hub.at(first).fetch(ID, "k.pt", limit=1 << 20) == ROTATION
-
-
-def test_reading_needs_no_client(
-    repo: Repository, monkeypatch: pytest.MonkeyPatch, token: str
-) -> None:
-    monkeypatch.setitem(sys.modules, "modelscope_hub", None)
-    hub = open_zoo()
-    assert hub.fetch(ID, "k.pt", limit=1 << 20) == ROTATION
-    with pytest.raises(MissingDependency) as caught:
-        hub.commit(addition(hub.revision))
-    assert caught.value.hint == str(Install("modelscope"))
-
-
-def test_a_tag_is_read_at_its_commit(repo: Repository) -> None:
-    repo.move("v1", repo.head())
-    repo.commit({f"{ID}/k.pt": b"new"})
-    hub = open_zoo("v1")
-    assert hub.name == "ms:org/zoo@v1"
-    assert hub.fetch(ID, "k.pt", limit=1 << 20) == ROTATION
 
 
 def test_a_hub_that_tells_no_commits_is_still_a_view_that_does_not_move(
@@ -182,11 +160,6 @@ def test_what_is_missing_is_named(server: HubServer, repo: Repository) -> None:
     server.fault("status", "*FilePath=*", code=404)
     with pytest.raises(NotFoundError, match=r"k\.pt"):
         open_zoo().fetch(ID, "k.pt", limit=1 << 20)
-
-
-def test_a_new_repository_is_empty(server: HubServer, repo: Repository) -> None:
-    server.fault("status", LISTING, code=404, error_code=10990101004)
-    assert open_zoo().artifacts() == ()
 
 
 def test_private_and_gated_repositories(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,15 +92,6 @@ def test_a_file_is_not_sent_in_the_open_or_nowhere(address: str) -> None:
     assert not library.uploads and not library.commits
 
 
-def test_what_the_hub_has_is_not_sent_again_and_twins_are_sent_once() -> None:
-    known = Library("https://hub.example", None)
-    commit(known, {"m/t/k.pt": b"k"})
-    assert not known.uploads and known.commits == 1
-    twins = Library("https://hub.example", "https://hub.example/1")
-    commit(twins, {"m/t/k.pt": b"k", "m/t/v.pt": b"k"})
-    assert len(twins.uploads) == 1 and twins.commits == 1
-
-
 def test_small_text_and_the_card_travel_inside_the_commit() -> None:
     library = Library("https://hub.example", None)
     edge = 64 << 10

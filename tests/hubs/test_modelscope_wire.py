@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from oscar_zoo.errors import (
     RepositoryNotFound,
     StaleRevision,
 )
-from oscar_zoo.registry.hubs.base import HubFile
 from oscar_zoo.registry.hubs.modelscope_wire import (
     MAX_ENTRIES,
     Listing,
@@ -39,21 +37,6 @@ def entry(path: str = "m/t/k.pt", **other: Any) -> dict[str, Any]:
 
 def listing(*entries: Any, latest: Any = None, name: str = "master") -> Listing:
     return parse_listing({"Files": list(entries), "LatestCommitter": latest}, name, TITLE)
-
-
-def test_a_listing_is_its_files_without_folders_in_lower_case() -> None:
-    found = listing(
-        entry(),
-        entry("m", Type="tree", Size=0, Sha256=""),
-        entry("b", Sha256="AB" * 32),
-        entry("c", Sha256=""),
-    )
-    assert found.files == {
-        "m/t/k.pt": HubFile("m/t/k.pt", 3, "ab" * 32),
-        "b": HubFile("b", 3, "ab" * 32),
-        "c": HubFile("c", 3, None),
-    }
-    assert parse_listing({"Files": None}, "master", TITLE).files == {}
 
 
 @pytest.mark.parametrize(
@@ -86,20 +69,6 @@ def test_the_commit_is_told_or_found_by_its_beginning_among_the_files(
     )
     assert found.commit == commit
     assert found.revision == commit or (commit is None and not is_commit(found.revision))
-
-
-def test_a_beginning_that_two_commits_share_is_none() -> None:
-    twin = HEAD[:8] + "0" * 32
-    assert (
-        listing(
-            entry("a", Revision=HEAD), entry("b", Revision=twin), latest={"ShortId": HEAD[:8]}
-        ).commit
-        is None
-    )
-
-
-def test_a_listing_of_a_commit_has_that_commit() -> None:
-    assert listing(entry(), name=HEAD).revision == HEAD
 
 
 def test_without_a_commit_the_revision_is_the_name_and_changes_with_the_files() -> None:
@@ -139,10 +108,6 @@ def test_without_a_commit_the_revision_is_the_name_and_changes_with_the_files() 
 def test_a_listing_that_makes_no_sense_or_may_be_cut_is_refused(data: Any, words: str) -> None:
     with pytest.raises(HubUnreachable, match=words):
         parse_listing(data, "master", TITLE)
-
-
-def test_a_listing_just_below_the_cap_is_whole() -> None:
-    assert len(listing(*[entry(f"f{n}") for n in range(MAX_ENTRIES - 1)]).files) == MAX_ENTRIES - 1
 
 
 JSON = st.recursive(
@@ -198,23 +163,6 @@ def test_any_json_is_a_listing_or_refused(data: Any) -> None:
 def test_what_is_no_envelope_did_not_come_from_the_hub(body: bytes, words: str) -> None:
     with pytest.raises(HubUnreachable, match=words):
         data_in(body, TITLE)
-
-
-@pytest.mark.parametrize(
-    ("envelope", "code"),
-    [
-        ({"Code": 200, "Success": False, "Data": {}}, 200),
-        ({"Code": 10010205001, "Success": True, "Data": {}}, 10010205001),
-        ({"Code": "no", "Data": {}}, None),
-    ],
-)
-def test_an_envelope_can_say_that_it_did_not_work(
-    envelope: dict[str, Any], code: int | None
-) -> None:
-    with pytest.raises(Refused) as caught:
-        data_in(json.dumps(envelope).encode(), TITLE)
-    assert caught.value.code == code
-    assert data_in(b'{"Code":200,"Data":[1]}', TITLE) == [1]
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from modelscope_zoo import (
     isolate,
     open_zoo,
     posts,
-    without_commits,
 )
 
 from oscar_zoo.errors import (
@@ -198,24 +197,6 @@ def test_what_the_hub_has_afterwards_is_compared_with_what_was_sent(
     assert len(writing.commits) == 3
 
 
-def test_a_lost_reply_may_have_been_a_commit(server: HubServer, writing: Repository) -> None:
-    server.fault("lose_reply", COMMIT)
-    with pytest.raises(NetworkError):
-        open_zoo().commit(addition(None))
-    assert len(writing.commits) == 2
-
-
-def test_a_hub_that_only_says_it_took_the_change(server: HubServer, writing: Repository) -> None:
-    server.fault(
-        "status",
-        COMMIT,
-        code=200,
-        body='{"Code":200,"Success":true,"Data":{"oid":"%s"}}' % ("0" * 40),
-    )
-    with pytest.raises(NetworkError, match=r"does not have .*/k\.pt"):
-        open_zoo().commit(addition(None))
-
-
 @pytest.mark.parametrize(
     ("path", "fault", "error"),
     [
@@ -289,23 +270,6 @@ def test_a_tag_is_never_moved(server: HubServer, writing: Repository) -> None:
         hub.tag("oz-d", first, "D")
 
 
-def test_where_no_commits_are_told_tags_are_compared_by_content(
-    server: HubServer, writing: Repository
-) -> None:
-    server.fault("status", LISTING, code=200, body=without_commits(FILES))
-    hub = open_zoo()
-    hub.tag("oz-a", hub.revision, "A")
-    assert writing.tags == {"oz-a": writing.head()}
-    server.fault(
-        "status",
-        "*/repo/files*Revision=oz-a*",
-        code=200,
-        body=without_commits({"index.json": b"other"}),
-    )
-    with pytest.raises(ConflictError):
-        hub.tag("oz-a", hub.revision, "A")
-
-
 def test_nothing_is_sent_without_a_token_or_for_a_proposal(
     server: HubServer, repo: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,21 +283,6 @@ def test_nothing_is_sent_without_a_token_or_for_a_proposal(
     with pytest.raises(UsageError, match="without encryption"):
         open_modelscope("org/zoo", endpoint="http://hub.example").create(private=True)
     assert not posts(server)
-
-
-@pytest.mark.parametrize("private", [True, False])
-def test_a_repository_is_created_as_asked_and_once(
-    server: HubServer, token: str, private: bool
-) -> None:
-    pytest.importorskip("modelscope_hub")
-    hub = open_zoo()
-    hub.create(private=private)
-    hub.create(private=not private)
-    made = server.find("ms", "org/zoo")
-    assert made is not None and made.private is private
-    server.fault("status", "*/api/v1/models", code=403)
-    with pytest.raises(Forbidden):
-        hub.create(private=private)
 
 
 def test_files_go_to_another_host_without_the_token(server: HubServer, writing: Repository) -> None:

@@ -111,16 +111,18 @@ def with_environment(**variables: str) -> dict[str, str]:
     return kept | TOKENS | {"HF_HUB_OFFLINE": "0"} | variables
 
 
-@pytest.mark.parametrize(("name", "value", "word"), BAD)
+SEARCH = (5, "search qwen --hub hf:nobody/zoo")
+OTHERS = [
+    (5, "publish ./artifact --hub ms:nobody/zoo"),
+    (5, "publish ./artifact --hub hf:nobody/zoo"),
+    (5, "login"),
+    (0, "login ms"),
+]
+
+
 @pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (5, "search qwen --hub hf:nobody/zoo"),
-        (5, "publish ./artifact --hub ms:nobody/zoo"),
-        (5, "publish ./artifact --hub hf:nobody/zoo"),
-        (5, "login"),
-        (0, "login ms"),
-    ],
+    ("code", "words", "name", "value", "word"),
+    [*((*SEARCH, *bad) for bad in BAD), *((*other, *BAD[1]) for other in OTHERS)],
 )
 def test_what_is_wrong_in_the_environment_is_named_without_its_value(
     code: int, words: str, name: str, value: str, word: str

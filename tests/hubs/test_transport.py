@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import logging
 import socket
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
-from typing import Any
 
 import pytest
 from raw_server import Handler, RawServer, Seen, answer, closed_port, reset
@@ -134,24 +130,6 @@ def test_refused_connections_are_not_tried_again(pauses: list[float]) -> None:
     assert pauses == []
 
 
-def test_making_the_client_is_not_the_slowness_of_the_hub(
-    serve: Callable[[Handler], RawServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where many processes start at once, importing takes seconds: here a minute, on a clock of our
-    own."""
-    server, make, clock, now = serve(script(GOOD)), http.http_client, time.monotonic, [0.0]
-    here = threading.current_thread()
-
-    def slow() -> Any:
-        assert threading.current_thread() is here  # not in the call that has to end in time
-        now[0] += 60
-        return make()
-
-    monkeypatch.setattr(http, "http_client", slow)
-    monkeypatch.setattr(time, "monotonic", lambda: clock() + now[0])
-    assert hub(server).get(server.url, limit=9, seconds=50).body == b"content"
-
-
 def test_a_client_that_somebody_closed_is_made_anew(
     serve: Callable[[Handler], RawServer], monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
@@ -162,14 +140,6 @@ def test_a_client_that_somebody_closed_is_made_anew(
     clients = iter([closed])
     monkeypatch.setattr(http, "http_client", lambda: next(clients, None) or make())
     assert hub(server).get(server.url, limit=9).body == b"content"
-
-
-@pytest.mark.parametrize("seconds", [0, -1.0])
-def test_no_time_means_no_request(serve: Callable[[Handler], RawServer], seconds: float) -> None:
-    server = serve(script(GOOD))
-    with pytest.raises(HubTimeout):
-        hub(server).get(server.url, limit=9, seconds=seconds)
-    assert server.requests == []
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 410, 416, 451])
@@ -256,13 +226,6 @@ def test_nobody_waits_longer_than_patience(
 )
 def test_a_wait_that_is_none(text: str) -> None:
     assert asked_to_wait({"retry-after": text}) is None
-
-
-def test_a_wait_until_a_moment() -> None:
-    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
-    assert 20 < (asked_to_wait({"retry-after": soon}) or 0) <= 30
-    assert asked_to_wait({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
-    assert asked_to_wait({"retry-after": "Wed, 21 Oct 2015 07:28:00 -0000"}) == 0
 
 
 def test_offline_mode_of_the_client_is_obeyed(

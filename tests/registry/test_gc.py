@@ -96,10 +96,6 @@ def test_what_nothing_needs_goes_and_the_rest_stays(store: Store) -> None:
     )
 
 
-def test_a_missing_store_is_not_created(store: Store) -> None:
-    assert gc(store).removed == () and not store.root.exists()
-
-
 def test_what_may_be_in_use_stays(store: Store) -> None:
     store.put(ID, KEPT, source="s")
     store.put(OTHER, LOST, source="s")
@@ -144,18 +140,6 @@ def test_an_entry_with_a_rotten_record_goes_and_one_of_another_version_stays(sto
         age(path)
     assert kinds(store) == {"incomplete entry": 1, "empty folder": 1, "blob": 1}
     assert len(list(store.entry_folders())) == 1
-
-
-def test_copies_in_place_of_links_keep_their_blobs(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "link", lambda *_: raise_error(errno.EPERM)())
-    store.put(ID, KEPT, source="s")
-    store.put(OTHER, LOST, source="s")
-    forget(store, OTHER)
-    assert kinds(store) == {"incomplete entry": 1, "empty folder": 1, "blob": 1}
-    record = store.find(ID)
-    assert record is not None and store.open(record.digest).files == KEPT
 
 
 @pytest.mark.parametrize("why", ["busy", "no locks"])

@@ -23,13 +23,6 @@ def test_figures_come_with_both_values_the_tool_and_the_text() -> None:
     assert found.text_sha256 == "a" * 64
 
 
-def test_recall_that_was_not_measured_is_not_there() -> None:
-    chosen = SELECTION["chosen"] | {"recall": None}
-    found = Measured.of(measured_manifest(SELECTION | {"chosen": chosen, "bf16_recall": None}))
-    assert found is not None and (found.short_recall, found.recall_line) == (None, None)
-    assert found.short_perplexity == "+0.90 %"
-
-
 @pytest.mark.parametrize(
     "selection",
     [

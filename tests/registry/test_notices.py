@@ -12,11 +12,11 @@ from hub_server import HubServer
 from hub_uses import HARD, publish, pull
 from tiny_artifacts import artifact_files, write_folder
 
+from oscar_zoo.registry.fetch import PullResult
 from oscar_zoo.registry.hubs.huggingface import open_huggingface
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.known_names import locked_warnings, status_warnings
 from oscar_zoo.registry.pins import LOCK_NAME, PinFile
-from oscar_zoo.registry.pull import PullResult
 from oscar_zoo.registry.status import set_status
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust

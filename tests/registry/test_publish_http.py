@@ -13,7 +13,7 @@ from hub_server import HubServer
 from hub_uses import HARD, VERSIONS, pull
 from measured_artifacts import key_file, public_file
 from publishing_child import Publisher
-from tiny_artifacts import FILE_NAME, artifact_files, payload, write_folder
+from tiny_artifacts import artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.manifest import SIGNATURE_NAME
 from oscar_zoo.errors import ArtifactSignatureError
@@ -127,90 +127,6 @@ def test_a_signature_goes_along_and_is_required_of_a_pull(
     assert caught.value.code == "signature.unknown_key"
 
 
-def test_publishing_again_sends_nothing(
-    server: HubServer, publisher: Publisher, folder: str
-) -> None:
-    repo = server.repository("org/zoo")
-    first = publisher.do("publish", folder=folder, hub=HUB)
-    server.clear()
-    again = publisher.do("publish", folder=folder, hub=HUB)
-    assert again == first | {"already_published": True}
-    assert (commit_requests(server), len(repo.commits)) == ([], 2)
-    assert not [r for r in server.requests if r.method == "PUT"]
-
-
-def test_other_content_is_refused_and_a_yank_changes_the_index_alone(
-    server: HubServer, publisher: Publisher, folder: str, tmp_path: Path
-) -> None:
-    repo = server.repository("org/zoo")
-    publisher.do("publish", folder=folder, hub=HUB)
-    rival = str(write_folder(tmp_path / "rival", artifact_files(seed=1)))
-    assert publisher.do("publish", folder=rival, hub=HUB)["error"] == "conflict.version"
-    before, tags = repo.files(), dict(repo.tags)
-    done = publisher.do("status", name=HARD.reference, hub=HUB, state="yanked", reason="wrong data")
-    assert (done["changed"], done["serial"], done["revision"]) == (True, 2, repo.head())
-    changed = {path for path, data in repo.files().items() if before.get(path) != data}
-    assert (changed, repo.tags, len(repo.commits)) == ({"index.json", "README.md"}, tags, 3)
-    assert not publisher.do(
-        "status", name=HARD.reference, hub=HUB, state="yanked", reason="wrong data"
-    )["changed"]
-    entry = index_of(repo).entry(HARD)
-    assert entry is not None and entry.status.state == "yanked"
-
-
-def test_a_lost_reply_is_not_a_second_commit(
-    server: HubServer, publisher: Publisher, folder: str
-) -> None:
-    repo = server.repository("org/zoo")
-    server.fault("lose_reply", "*/commit/*", times=1, method="POST")
-    done = publisher.do("publish", folder=folder, hub=HUB)
-    assert (done["already_published"], done["tag"], done["revision"]) == (False, TAG, repo.head())
-    assert len(repo.commits) == 2
-
-
-def test_a_request_that_never_arrived_is_sent_again(
-    server: HubServer, publisher: Publisher, folder: str
-) -> None:
-    repo = server.repository("org/zoo")
-    server.fault("reset", "*/commit/*", times=1, method="POST")
-    done = publisher.do("publish", folder=folder, hub=HUB)
-    assert (done["already_published"], done["tag"], len(repo.commits)) == (False, TAG, 2)
-
-
-def dies_with_the_next_commit(
-    server: HubServer, repo: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the next commit on, reading gives the page of a broken proxy."""
-    commit = repo.commit_blobs
-
-    def last(*arguments: Any, **more: Any) -> Any:
-        server.fault("html", "*/api/models/*", method="GET")
-        return commit(*arguments, **more)
-
-    monkeypatch.setattr(repo, "commit_blobs", last)
-
-
-@pytest.mark.parametrize("reply", ["lost", "read"])
-def test_a_hub_that_dies_with_the_commit_leaves_it_unknown_until_the_next_run(
-    server: HubServer,
-    publisher: Publisher,
-    folder: str,
-    monkeypatch: pytest.MonkeyPatch,
-    reply: str,
-) -> None:
-    repo = server.repository("org/zoo")
-    dies_with_the_next_commit(server, repo, monkeypatch)
-    if reply == "lost":
-        server.fault("lose_reply", "*/commit/*", times=1, method="POST")
-    broken = publisher.do("publish", folder=folder, hub=HUB)
-    assert broken["error"] == "network" and "run the same command again" in broken["hint"]
-    assert ("not known" if reply == "lost" else "read back") in broken["message"]
-    monkeypatch.undo()
-    server.clear_faults()
-    again = publisher.do("publish", folder=folder, hub=HUB)
-    assert (again["already_published"], again["tag"], len(repo.commits)) == (True, TAG, 2)
-
-
 def test_a_commit_of_somebody_else_in_between_is_kept(
     server: HubServer, publisher: Publisher, folder: str
 ) -> None:
@@ -227,17 +143,6 @@ def test_a_commit_of_somebody_else_in_between_is_kept(
     assert len(repo.commits) == 3
 
 
-def test_the_same_id_published_in_between_wins(
-    server: HubServer, publisher: Publisher, folder: str
-) -> None:
-    repo = server.repository("org/zoo")
-    rival = {f"{HARD}/{name}": data for name, data in artifact_files(seed=1).items()}
-    server.fault("second_writer", times=1, call=lambda: repo.commit(rival))
-    assert publisher.do("publish", folder=folder, hub=HUB)["error"] == "conflict.version"
-    assert {path: data for path, data in repo.files().items() if path in rival} == rival
-    assert (commit_requests(server), repo.tags) == ([412], {})
-
-
 def test_a_proposal_becomes_a_version_when_it_is_merged(
     server: HubServer, publisher: Publisher, folder: str
 ) -> None:
@@ -250,59 +155,6 @@ def test_a_proposal_becomes_a_version_when_it_is_merged(
     assert (merged["already_published"], merged["tag"], len(repo.commits)) == (True, TAG, 2)
 
 
-def test_a_proposal_whose_reply_is_lost_is_sent_once(
-    server: HubServer, publisher: Publisher, folder: str
-) -> None:
-    repo = server.repository("org/zoo")
-    server.fault("lose_reply", "*/commit/*", times=1, method="POST")
-    assert "not known" in publisher.do("publish", folder=folder, hub=HUB, propose=True)["message"]
-    assert len(repo.pulls) == 1
-
-
-def test_a_repository_is_created_on_request_only(
-    server: HubServer, publisher: Publisher, folder: str
-) -> None:
-    refused = publisher.do("publish", folder=folder, hub="hf:org/new")
-    assert refused["error"] == "not_found.repository" and "--create" in refused["hint"]
-    assert server.find("hf", "org/new") is None
-    done = publisher.do("publish", folder=folder, hub="hf:org/new", create=True)
-    assert done["tag"] == TAG
-    assert set(server.repository("org/new").files()) > {
-        f"{HARD}/{FILE_NAME}",
-        "index.json",
-        "README.md",
-    }
-
-
-@pytest.mark.parametrize("status", [403, 500])
-def test_a_refused_tag_is_repaired_by_the_next_run(
-    server: HubServer, publisher: Publisher, folder: str, status: int
-) -> None:
-    repo = server.repository("org/zoo")
-    server.fault("refuse_tag", status=status)
-    done = publisher.do("publish", folder=folder, hub=HUB)
-    assert done["tag"] is None and TAG in done["warnings"][0]
-    assert repo.tags == {}
-    server.clear_faults()
-    again = publisher.do("publish", folder=folder, hub=HUB)
-    assert (again["already_published"], again["tag"], again["warnings"]) == (True, TAG, [])
-    assert repo.tags == {TAG: repo.head()}
-
-
-def test_a_tag_of_an_older_commit_stays_and_one_of_other_content_is_told(
-    server: HubServer, publisher: Publisher, folder: str, tmp_path: Path
-) -> None:
-    repo = server.repository("org/zoo")
-    empty = repo.head()
-    first = publisher.do("publish", folder=folder, hub=HUB)
-    repo.commit({"notes.txt": b"later"})
-    again = publisher.do("publish", folder=folder, hub=HUB)
-    assert (again["tag"], again["warnings"], repo.tags[TAG]) == (TAG, [], first["revision"])
-    repo.move(TAG, empty)
-    assert "other content" in publisher.do("publish", folder=folder, hub=HUB)["warnings"][0]
-    assert repo.tags[TAG] == empty
-
-
 def test_without_the_right_to_write_nothing_is_written(
     server: HubServer, publisher: Publisher, folder: str
 ) -> None:
@@ -310,14 +162,6 @@ def test_without_the_right_to_write_nothing_is_written(
     repo.write_token = "hf_owner"
     assert publisher.do("publish", folder=folder, hub=HUB)["error"].startswith("access")
     assert (len(repo.commits), repo.tags) == (1, {})
-
-
-def test_a_hub_that_serves_other_bytes_afterwards_is_caught(
-    server: HubServer, publisher: Publisher, folder: str
-) -> None:
-    server.repository("org/zoo")
-    server.fault("flip", f"*{FILE_NAME}", at=10)
-    assert publisher.do("publish", folder=folder, hub=HUB)["error"] == "integrity.digest"
 
 
 def test_a_mirror_on_the_other_hub_has_the_same_digests(

@@ -72,14 +72,6 @@ def test_a_bare_name_means_the_default_tag(hub: LocalHub) -> None:
     assert [f.path for f in found.files] == ["k.pt", "v.pt"]
 
 
-def test_the_only_version_on_a_hub_is_taken_though_the_default_tag_is_another(
-    tmp_path: Path,
-) -> None:
-    hub = LocalHub(tmp_path, must_exist=False)
-    put_version(hub, "Qwen3-8B/seq150000_prompt44_group128", PAIR)
-    assert resolve("qwen3-8b", hub).id.tag == "seq150000_prompt44_group128"
-
-
 def test_several_versions_without_a_default_are_listed(hub: LocalHub) -> None:
     with pytest.raises(AmbiguousName) as caught:
         resolve("custom", hub)
@@ -98,14 +90,6 @@ def test_a_digest_prefix_selects_and_must_match(hub: LocalHub) -> None:
     put_version(hub, "Custom/three", PAIR)
     with pytest.raises(AmbiguousName):
         resolve(f"custom@{digest}", hub)
-
-
-def test_statistics_belong_to_the_payload_without_a_manifest(hub: LocalHub) -> None:
-    assert [f.path for f in resolve("Custom:one", hub).files] == [
-        "k.pt",
-        "statistics.safetensors",
-        "v.pt",
-    ]
 
 
 def test_an_unknown_name_brings_close_matches(hub: LocalHub) -> None:
@@ -140,19 +124,6 @@ def test_close_matches_survive_hubs_that_cannot_be_reached(hub: LocalHub, tmp_pa
     with pytest.raises(HubUnreachable) as caught:
         first_answer((hub, gone), partial(ask, name="Qwen3-32B"), name="Qwen3-32B")
     assert "did you mean" not in (caught.value.hint or "")
-
-
-def test_a_known_model_that_is_not_on_the_hub_says_so(hub: LocalHub) -> None:
-    with pytest.raises(ArtifactNotFound) as caught:
-        resolve("qwen3-32b", hub)
-    assert caught.value.message == f"Qwen3-32B is not on {hub.title}."
-    assert "hf" in (caught.value.hint or "")
-
-
-def test_an_unknown_tag_lists_the_versions(hub: LocalHub) -> None:
-    with pytest.raises(ArtifactNotFound) as caught:
-        resolve("custom:three", hub)
-    assert "Custom:one, Custom:two" in (caught.value.hint or "")
 
 
 def test_another_organisations_model_is_not_taken_for_a_known_one(hub: LocalHub) -> None:
@@ -249,10 +220,6 @@ def listed(artifact: str, state: str) -> IndexEntry:
         model="Qwen/Qwen3-8B",
         status=Status(state=state, reason=None if state == "active" else "a bad fit"),  # type: ignore[arg-type]
     )
-
-
-def test_an_alias_of_a_manifest_names_one_version(hub: LocalHub) -> None:
-    assert str(resolve("SMALL", hub, status("active", aliases=("small",))).id) == HARD
 
 
 def test_a_manifest_of_another_artifact_is_refused(tmp_path: Path) -> None:

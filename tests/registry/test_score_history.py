@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured_artifacts import gpqa, measured
 
-from oscar_zoo.artifact.specs import HistoryEntry, Score
+from oscar_zoo.artifact.specs import Score
 from oscar_zoo.registry.score_file import joined, key, merged
 
 UPSTREAM = Score(
@@ -32,11 +32,6 @@ def test_the_same_claim_is_no_change() -> None:
     rerun = measured().model_copy(update={"date": "2027-01-01"})
     assert merged(there, (rerun, UPSTREAM)) == there
     assert merged(tuple(reversed(there)), ()) == tuple(reversed(there)), "not even the order"
-
-
-def test_the_same_value_of_more_questions_is_another_claim() -> None:
-    (score,) = merged((gpqa(),), (gpqa(n=448, stderr=1.7),))
-    assert (score.n, [entry.value for entry in score.history]) == (448, [55.0])
 
 
 @pytest.mark.parametrize(
@@ -64,18 +59,6 @@ def test_what_was_measured_comes_first_and_upstream_last() -> None:
         "third_party",
         "upstream",
     ]
-
-
-def test_a_name_without_a_number_leaves_no_history() -> None:
-    named = UPSTREAM.model_copy(update={"value": None})
-    (score,) = merged((named,), (UPSTREAM,))
-    assert score == UPSTREAM
-
-
-def test_history_that_comes_with_a_score_follows_what_was_there() -> None:
-    told = HistoryEntry(value=54.0, source="an older line", date="2026-01-01")
-    (score,) = merged((UPSTREAM,), (UPSTREAM.model_copy(update={"value": 56, "history": (told,)}),))
-    assert [entry.value for entry in score.history] == [55.56, 54.0]
 
 
 @given(st.lists(st.sampled_from([50.0, 51.0, 52.0]), min_size=1, max_size=8))

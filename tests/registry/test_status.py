@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from hub_uses import HARD, publish, pull, put_version
-from scripted_hub import ScriptedHub, after, lose_reply
 from tiny_artifacts import artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.manifest import Status
@@ -115,11 +114,6 @@ def test_an_artifact_that_is_in_no_index_gets_an_entry(hub: LocalHub) -> None:
     assert {f.path: f.sha256 for f in entry.files} == {f.path: f.sha256 for f in hub.files(bare)}
 
 
-def test_an_artifact_with_a_broken_manifest_can_be_yanked(hub: LocalHub) -> None:
-    put_version(hub, "Broken/tag", payload(seed=3) | {"oscar.json": b"{"})
-    assert yank(hub, "Broken:tag").changed
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -163,33 +157,3 @@ def test_a_name_that_is_not_exactly_one_version_is_refused(
     with pytest.raises(error):
         yank(hub, name)
     assert index_of(hub) == before
-
-
-def test_what_others_publish_meanwhile_is_kept(tmp_path: Path, hub: LocalHub) -> None:
-    third = write_folder(
-        tmp_path / "three", artifact_files(artifact="tiny-qwen3-hard/third", seed=3)
-    )
-    remote = ScriptedHub(hub.root, after(lambda: publish(third, LocalHub(hub.root))))
-    result = set_status(remote, HARD.reference, "yanked", reason="wrong data")
-    index = index_of(hub)
-    assert (result.serial, index.serial, len(index.artifacts)) == (4, 4, 3)
-    assert len(remote.commits) == 2
-
-
-def test_a_lost_reply_is_found_out_by_reading(hub: LocalHub) -> None:
-    remote = ScriptedHub(hub.root, lose_reply)
-    result = set_status(remote, HARD.reference, "yanked", reason="wrong data")
-    assert (result.changed, result.serial, len(remote.commits)) == (True, 3, 1)
-
-
-def test_a_proposal_is_one_pull_request(hub: LocalHub) -> None:
-    remote, before = ScriptedHub(hub.root), index_of(hub)
-    result = set_status(remote, HARD.reference, "yanked", reason="wrong data", propose=True)
-    assert result.proposal and result.changed
-    assert index_of(hub) == before
-
-
-def test_a_hub_without_artifacts_has_nothing_to_yank(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactNotFound, match="has no"):
-        yank(LocalHub(tmp_path / "none", must_exist=False))
-    assert not (tmp_path / "none").exists()

@@ -27,11 +27,11 @@ from oscar_zoo.errors import (
     RollbackError,
 )
 from oscar_zoo.registry.catalog import PayloadFile
+from oscar_zoo.registry.fetch import PullResult
 from oscar_zoo.registry.hubs.base import INDEX_NAME
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index, IndexEntry
 from oscar_zoo.registry.pins import LOCK_NAME, PinFile
-from oscar_zoo.registry.pull import PullResult
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
 

@@ -21,7 +21,7 @@ from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.errors import IntegrityError, MalformedFile, VersionExists
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index
-from oscar_zoo.registry.mirror import mirror
+from oscar_zoo.registry.mirror import copy_all
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.status import set_status
 from oscar_zoo.registry.store import Store, export
@@ -96,7 +96,7 @@ def test_other_widths_under_a_published_name_are_refused(hub: LocalHub, tmp_path
 
 def test_a_mirror_and_a_yank_know_them_apart(hub: LocalHub, tmp_path: Path) -> None:
     copy = LocalHub(tmp_path / "copy", must_exist=False)
-    assert {one.outcome for one in mirror(hub, copy)} == {"copied"}
+    assert {one.outcome for one in copy_all(hub, copy)} == {"copied"}
     set_status(copy, name_of(MIXED), "yanked", reason="too many bits")
     store = Store(tmp_path / "store")
     assert str(pull("tiny", copy, store).artifact.record.id) == TWO_BITS

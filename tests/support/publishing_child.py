@@ -105,9 +105,9 @@ def _status(name: str, hub: str, state: Any, **options: Any) -> dict[str, Any]:
 
 def _mirror(source: str, target: str, names: list[str], **options: Any) -> dict[str, str]:
     from oscar_zoo.registry.hubs.address import open_hub
-    from oscar_zoo.registry.mirror import MirrorOptions, mirror
+    from oscar_zoo.registry.mirror import copy_all
 
-    results = mirror(open_hub(source), open_hub(target), names, options=MirrorOptions(**options))
+    results = copy_all(open_hub(source), open_hub(target), names, **options)
     return {str(result.id): result.outcome for result in results}
 
 

@@ -48,9 +48,9 @@ def _print(params: ServeParams, observer: TerminalObserver, *, as_json: bool) ->
 
 
 def _detach(params: ServeParams, observer: TerminalObserver, *, as_json: bool) -> int:
-    from oscar_zoo.app.artifacts import warning_note
     from oscar_zoo.app.serve import computed
     from oscar_zoo.cli.render.ready import print_ready
+    from oscar_zoo.registry.artifacts import warning_note
     from oscar_zoo.serving.detach import start_detached
 
     said, status = start_detached(params, observer, computed)

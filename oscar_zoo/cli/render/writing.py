@@ -10,9 +10,9 @@ from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.login import Account
-from oscar_zoo.registry.params import LoginParams
-from oscar_zoo.registry.publish import PublishPlan, PublishResult
-from oscar_zoo.registry.writing import Written
+from oscar_zoo.registry.mirror import MirrorReport, MirrorResult
+from oscar_zoo.registry.params import LoginParams, MirrorParams, PublishParams
+from oscar_zoo.registry.publish import PublishPlan, PublishReport, PublishResult
 
 
 def emit_report(
@@ -26,43 +26,23 @@ def emit_report(
         terminal.print_error(error.code, error.message, error.hint, as_json=False)
 
 
-def publish_row(written: Written[PublishResult]) -> dict[str, Any]:
-    """The facts of one publish."""
-    result = written.result
-    return {
-        "hub": written.hub,
-        "id": str(result.id),
-        "digest": result.digest,
-        "already_published": result.already_published,
-        "scores_updated": result.scores_updated,
-        "revision": result.revision,
-        "proposal": result.proposal,
-        "tag": result.tag,
-        "warnings": [*result.verified.warnings, *result.warnings],
-        "plan": None if result.plan is None else _plan_row(result.plan),
-    }
+def print_published(report: PublishReport, params: PublishParams, *, quiet: bool) -> None:
+    """Every publish for people, and why the next hub did not take it."""
+    for result in report.hubs:
+        _print_published(result, quiet=quiet)
+    if (error := report.error) is not None:
+        terminal.print_error(error.code, error.message, error.hint, as_json=False)
 
 
-def _plan_row(plan: PublishPlan) -> dict[str, Any]:
-    files = [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in plan.files]
-    return {
-        "files": files,
-        "message": plan.message,
-        "parent": plan.parent,
-        "tag": plan.tag,
-        "serial": plan.serial,
-    }
-
-
-def print_published(written: Written[PublishResult], *, quiet: bool) -> None:
-    """One publish for people, and how to fetch it."""
-    console, result, place = terminal.out(), written.result, terminal.clean(written.hub)
+def _print_published(result: PublishResult, *, quiet: bool) -> None:
+    """One publish, and how to fetch it."""
+    console, place = terminal.out(), terminal.clean(result.hub)
     reference = terminal.clean(result.id.reference)
     for warning in (*result.verified.warnings, *result.warnings):
         terminal.note(f"warning: {warning_text(warning)}", quiet=quiet)
     if result.plan is not None and result.plan.message is not None:
         console.print(f"Would publish: {reference} on {place}  {result.digest}")
-        _print_plan(result.plan, commits=address.is_remote(written.hub))
+        _print_plan(result.plan, commits=address.is_remote(result.hub))
         return
     if result.proposal is not None:
         console.print(f"Proposed: {reference} on {place}  {result.digest}")
@@ -76,9 +56,8 @@ def print_published(written: Written[PublishResult], *, quiet: bool) -> None:
             f"commit {terminal.clean(result.revision[:12])}, tag {terminal.clean(result.tag)}"
         )
     if result.revision is not None:
-        terminal.note(
-            f"Next: oscar-zoo pull {result.id.reference} --hub {quote(written.hub)}", quiet=quiet
-        )
+        again = f"oscar-zoo pull {result.id.reference} --hub {quote(result.hub)}"
+        terminal.note(f"Next: {again}", quiet=quiet)
 
 
 def _print_plan(plan: PublishPlan, *, commits: bool) -> None:
@@ -104,3 +83,29 @@ def print_account(account: Account, params: LoginParams, *, quiet: bool) -> None
         )
     else:
         terminal.out().print(f"ModelScope gets the token in {source}; nothing else is needed")
+
+
+_MIRRORED = {
+    "copied": "Copied",
+    "already there": "Already there",
+    "would be copied": "Would copy",
+    "proposed": "Proposed",
+}
+
+
+def print_mirrored(result: MirrorResult) -> None:
+    """One mirrored artifact for people."""
+    reference, size = terminal.clean(result.id.reference), terminal.megabytes(result.size)
+    terminal.out().print(f"{_MIRRORED[result.outcome]}: {reference}  {size}  {result.digest}")
+    for warning in result.warnings:
+        terminal.note(f"warning: {warning_text(warning)}")
+    if result.proposal is not None:
+        terminal.note(f"Next: ask its owner to merge {result.proposal}")
+
+
+def print_end_of_mirror(report: MirrorReport, params: MirrorParams, *, quiet: bool) -> None:
+    """What holds after all artifacts were copied, which were told one by one."""
+    count = len(report.artifacts)
+    if count and not (params.dry_run or params.create_pr):
+        artifacts = f"{count} artifact{'s' if count > 1 else ''}"
+        terminal.note(f"{artifacts}: both hubs list the same digests", quiet=quiet)

@@ -46,8 +46,7 @@ _Seconds = Annotated[float, Field(gt=0, le=3600)]
 class NetworkSettings(Spec):
     """Limits of every request; see `http.Limits` for what each one means.
 
-    `answer`, `rate_window` and `patience` were limits of earlier versions and change nothing.
-    """
+    `answer`, `rate_window` and `patience` were limits of earlier versions and change nothing."""
 
     connect: _Seconds | None = None
     read: _Seconds | None = None
@@ -76,11 +75,9 @@ class HubSettings:
     """What is in force.
 
     Attributes:
-        read: hubs in the order they are asked.
         publish: where `publish` writes; without any, to the zoo of this user.
         chosen: whether a flag, the environment or the file named the hubs; else they are the
             defaults.
-        offline: whether no hub may be asked.
         go_online: how to end offline mode.
     """
 

@@ -37,8 +37,7 @@ class HubFile:
     """One file of an artifact as a hub lists it.
 
     `sha256` is `None` if the hub does not report it; `git_oid` is the sha1 of the git blob, if the
-    hub reports only that.
-    """
+    hub reports only that."""
 
     path: str
     size: int
@@ -55,8 +54,6 @@ class Change:
         files: its files by plain name; none of them may exist before.
         root: files in the root of the hub to create or replace: `index.json`, `README.md`.
         parent: `revision` of the view the change was made from.
-        message: one line for the history.
-        propose: open a pull request instead of committing.
     """
 
     artifact: ArtifactId | None
@@ -89,62 +86,44 @@ class Hub(Protocol):
 
     Every method that asks a hub over the network may raise `NetworkError` (it did not answer;
     another hub may be asked), `AccessError` (it refused; no other hub may be asked) or
-    `RepositoryNotFound`.
-    """
+    `RepositoryNotFound`."""
 
     @property
     def name(self) -> str:
         """The hub as people write it and commands take it: `file:/srv/zoo`, `hf:org/name`."""
-        ...
 
     @property
     def title(self) -> str:
         """The hub in a sentence: `Hugging Face org/name`."""
-        ...
 
     @property
     def revision(self) -> str | None:
         """What all answers refer to: a 40-hex commit, or another token that changes with the
         content, or `None`."""
-        ...
 
     def at(self, revision: str) -> Self:
         """The same hub as it was at `revision`."""
-        ...
 
     def refresh(self) -> None:
         """Forget the pinned commit; the next question asks the hub again."""
-        ...
 
     def artifacts(self) -> tuple[ArtifactId, ...]:
         """Every artifact the hub has, sorted."""
-        ...
 
     def files(self, artifact: ArtifactId) -> tuple[HubFile, ...]:
         """The files of `artifact`, sorted by path."""
-        ...
 
     def fetch(
         self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None
     ) -> bytes:
-        """The bytes of one file, as they are.
-
-        Args:
-            limit: a file with more bytes than this is refused.
-            progress: told about the bytes that arrived.
-        """
-        ...
+        """The bytes of one file, as they are."""
 
     def root_file(self, path: str) -> bytes | None:
         """`index.json` or `README.md` of the hub, or `None` when it has none."""
-        ...
 
     def commit(self, change: Change) -> Commit:
         """Write `change`, all of it at once."""
-        ...
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
         """Put the tag `name` (no slash) on `revision`; an equal tag is success. A hub without tags
-        does nothing.
-        """
-        ...
+        does nothing."""

@@ -71,8 +71,6 @@ class Limits:
     """How long a hub may take.
 
     Attributes:
-        connect: seconds to connect.
-        read: seconds without a byte.
         min_rate: bytes per second that a whole answer must reach, beside `LEAST_SECONDS`.
         tries: how often a request is sent that breaks off or meets a busy server.
     """
@@ -105,7 +103,6 @@ class Failed(Exception):
     Args:
         error: what to raise if this was the last try.
         again: whether another try may help.
-        wait: seconds that the hub asks to wait.
     """
 
     def __init__(self, error: Exception, *, again: bool = False, wait: float | None = None) -> None:
@@ -346,8 +343,7 @@ class Origin:
     """Scheme, host and port of an address: who may see a token, and which redirects are followed.
 
     It is read from the address as the HTTP client itself parsed it, so that what is decided here
-    and where the bytes go cannot differ. Two names of one machine are two origins.
-    """
+    and where the bytes go cannot differ. Two names of one machine are two origins."""
 
     scheme: str
     host: str

@@ -58,12 +58,7 @@ _SMALL = (".json", ".md")
 def open_huggingface(
     repo: str, revision: str | None = None, *, limits: Limits | None = None
 ) -> RemoteHub:
-    """The model repository `repo` (`org/name`) as a hub; nothing is asked yet.
-
-    Args:
-        revision: branch, tag or commit to look at; default the main branch.
-        limits: how long things may take.
-    """
+    """The model repository `repo` (`org/name`) as a hub; nothing is asked yet."""
     return RemoteHub(HuggingFaceSource(repo, limits=limits), revision=revision)
 
 
@@ -73,7 +68,6 @@ class HuggingFaceSource:
     Args:
         endpoint: address of the hub; default `HF_ENDPOINT`, else that of the client.
         token: default that of the client: `HF_TOKEN`, its own login.
-        limits: how long things may take.
     """
 
     def __init__(
@@ -93,7 +87,6 @@ class HuggingFaceSource:
 
     @property
     def endpoint(self) -> str:
-        """Address of the hub, without a final slash."""
         address = self._endpoint or os.environ.get("HF_ENDPOINT")
         if not address:
             from huggingface_hub import constants
@@ -103,11 +96,9 @@ class HuggingFaceSource:
 
     @property
     def key(self) -> str:
-        """Name and address."""
         return f"{self.name} {self.endpoint}"
 
     def resolve(self, revision: str | None) -> str:
-        """The commit that `revision` is; a full commit is taken at its word."""
         if revision is not None and COMMIT.fullmatch(revision):
             return revision
         address = (
@@ -120,7 +111,6 @@ class HuggingFaceSource:
         return parse_commit(reply.body, self.title)
 
     def listing(self, revision: str) -> Listing:
-        """Every file at the commit `revision`."""
         transport = self._transport(revision)
         end = time.monotonic() + LISTING_SECONDS
         files: dict[str, HubFile] = {}
@@ -146,7 +136,6 @@ class HuggingFaceSource:
         limit: int,
         progress: Callable[[int], None] | None = None,
     ) -> bytes:
-        """What the hub sends for `file`, compared with nothing."""
         address = (
             f"{self.endpoint}/{self.repo}/resolve/{quote(revision, safe='')}/{quote(file.path)}"
         )
@@ -154,13 +143,11 @@ class HuggingFaceSource:
         return transport.get(address, limit=limit, size=file.size, progress=progress).body
 
     def create(self, *, private: bool) -> None:
-        """Create the repository; one that exists stays as it is."""
         self._write(
             "creating it", lambda api: api.create_repo(self.repo, private=private, exist_ok=True)
         )
 
     def commit(self, change: Change) -> Commit:
-        """Write `change` in one commit on top of `change.parent`, or propose it."""
         from huggingface_hub import CommitOperationAdd
 
         # Files in memory go the plain way of LFS: hubs without Xet take them too.
@@ -197,7 +184,6 @@ class HuggingFaceSource:
         return Commit(info.oid, info.pr_url if change.propose else None)
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
-        """Put the tag `name` on `revision`; an equal one is success."""
         target = revision or self.resolve(None)
         put = partial(_put_tag, self.repo, name, target, message)
         found = self._write("tagging", put)
@@ -397,11 +383,7 @@ def refusal(
     revision: str | None = None,
     path: str | None = None,
 ) -> OscarZooError:
-    """The error for an answer that refuses.
-
-    Args:
-        sent_token: whether a token had been sent.
-    """
+    """The error for an answer that refuses."""
     code, message = headers.get("x-error-code", ""), headers.get("x-error-message", "")
     if code == "GatedRepo":
         return GatedRepository.for_hub(title)

@@ -61,12 +61,10 @@ class LocalHub:
 
     @property
     def name(self) -> str:
-        """`file:` and the folder."""
         return f"file:{self.root}"
 
     @property
     def title(self) -> str:
-        """The word folder, and which one."""
         return f"folder {self.root}"
 
     @property
@@ -82,7 +80,6 @@ class LocalHub:
         return self
 
     def refresh(self) -> None:
-        """Read the index again when it is asked for the next time."""
         self._view = None
 
     def artifacts(self) -> tuple[ArtifactId, ...]:
@@ -134,7 +131,6 @@ class LocalHub:
     def fetch(
         self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None
     ) -> bytes:
-        """The bytes of one file; see `Hub.fetch`."""
         folder = self._folder(artifact)
         data = read_file(folder / check_part(path, "file name"), max_bytes=limit)
         if progress is not None:
@@ -148,7 +144,6 @@ class LocalHub:
         return self._read_root(path)
 
     def commit(self, change: Change) -> Commit:
-        """Write `change`; see `Hub.commit`."""
         if change.propose:
             raise UsageError(
                 f"{self.title} takes no proposals.", hint="publish without --create-pr"

@@ -53,7 +53,6 @@ def open_modelscope(
     Args:
         revision: branch, tag or commit to look at; default `master`, the only branch that is
             written.
-        limits: how long the hub may take.
         endpoint: address of the hub; default `MODELSCOPE_ENDPOINT`, `MODELSCOPE_DOMAIN`, else the
             public sites.
     """
@@ -80,7 +79,6 @@ class ModelScopeSource:
         self._listed: Listing | None = None
 
     def resolve(self, revision: str | None) -> str:
-        """The commit that `revision` is, else a name for what it is now; see `Listing.revision`."""
         listed = self._listed
         if revision is not None and (
             wire.is_commit(revision) or (listed and listed.revision == revision)
@@ -90,7 +88,6 @@ class ModelScopeSource:
         return self._listed.revision
 
     def listing(self, revision: str) -> Mapping[str, HubFile]:
-        """Every file at a `revision` that `resolve` returned, by path."""
         listed = self._listed
         if listed is None or listed.revision != revision:
             listed = self._listed = self._list(revision)
@@ -104,7 +101,6 @@ class ModelScopeSource:
         limit: int,
         progress: Callable[[int], None] | None = None,
     ) -> bytes:
-        """What the hub sends for `file`, at most `limit` bytes."""
         site = self._home or self._find(revision)[0]
         url = wire.address(
             site.endpoint, self._repo, "repo", Revision=wire.name_of(revision), FilePath=file.path
@@ -120,12 +116,10 @@ class ModelScopeSource:
         raise refusal.as_error(self.title, doing="reading")
 
     def create(self, *, private: bool) -> None:
-        """Create the repository; one that exists stays as it is."""
         with self._client() as client:
             client.create(private=private)
 
     def commit(self, change: Change) -> Commit:
-        """Write `change` in one commit on `master` and see that it is there."""
         if change.propose:
             raise UsageError(
                 f"{self.title} takes no proposals.", hint="publish without --create-pr"
@@ -141,7 +135,6 @@ class ModelScopeSource:
         return Commit(made or after.revision)
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
-        """Put the tag `name` on `revision`; the hub keeps no `message`. See `base.Hub.tag`."""
         wanted = self._list(revision or BRANCH)
         with self._client() as client:
             client.tag(name, wanted.commit or wanted.name)

@@ -81,8 +81,7 @@ class Refused(Exception):
 
     def as_error(self, title: str, *, doing: str) -> OscarZooError:
         """What to tell the user, without a word of the hub: its messages are long, Chinese, and not
-        to be trusted.
-        """
+        to be trusted."""
         no_access = self.status == 404 and self.code == _NO_ACCESS
         if self.sent_token and (self.status == 401 or self.code == _BAD_TOKEN):
             return LoginRequired(f"{title} refused the token.", hint=_TOKEN_HINT)
@@ -110,7 +109,6 @@ class Listing:
     Attributes:
         name: the branch, tag or commit that was listed.
         commit: its commit, or `None` where the hub does not tell.
-        files: by path.
     """
 
     name: str

@@ -48,27 +48,21 @@ class HubSource(Protocol):
     @property
     def name(self) -> str:
         """The hub as people write it, without a revision: `hf:org/name`."""
-        ...
 
     @property
     def title(self) -> str:
         """The hub in a sentence: `Hugging Face org/name`."""
-        ...
 
     @property
     def key(self) -> str:
         """What tells it from all others: its name and address."""
-        ...
 
     def resolve(self, revision: str | None) -> str:
         """What answers refer to: the commit of the branch, tag or commit `revision`, default of the
-        main branch.
-        """
-        ...
+        main branch."""
 
     def listing(self, revision: str) -> Listing:
         """Every file at `revision`, which `resolve` returned."""
-        ...
 
     def read(
         self,
@@ -86,19 +80,15 @@ class HubSource(Protocol):
             limit: more bytes are refused as `file.size`.
             progress: told the bytes that arrived so far.
         """
-        ...
 
     def create(self, *, private: bool) -> None:
         """Create the repository; one that exists stays as it is."""
-        ...
 
     def commit(self, change: Change) -> Commit:
         """See `base.Hub.commit`."""
-        ...
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
         """See `base.Hub.tag`."""
-        ...
 
 
 class RemoteHub:
@@ -127,7 +117,6 @@ class RemoteHub:
 
     @property
     def title(self) -> str:
-        """The hub in a sentence."""
         return self._source.title
 
     @property
@@ -141,11 +130,9 @@ class RemoteHub:
             return self._pinned
 
     def at(self, revision: str) -> Self:
-        """The same hub as it was at `revision`."""
         return type(self)(self._source, revision=revision, cache=self._cache)
 
     def refresh(self) -> None:
-        """Forget the pinned commit."""
         with self._lock:
             self._pinned = self._listed = None
 
@@ -176,9 +163,6 @@ class RemoteHub:
     def fetch(
         self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None
     ) -> bytes:
-        """The bytes of one file, as many as listed and, where the listing has only a git oid, with
-        that oid.
-        """
         full = f"{artifact}/{check_part(path, 'file name')}"
         file = self._listing().get(full)
         if file is None:
@@ -195,7 +179,6 @@ class RemoteHub:
         return self._read(file, limit, count)
 
     def root_file(self, path: str) -> bytes | None:
-        """`index.json` or `README.md` of the hub, or `None` when it has none."""
         file = self._listing().get(check_part(path, "file name"))
         return self._kept(file, MAX_ROOT_BYTES) if file is not None else None
 
@@ -210,11 +193,9 @@ class RemoteHub:
         return self._metadata().seconds_since_answer()
 
     def create(self, *, private: bool = False) -> None:
-        """Create the repository; one that exists stays as it is."""
         self._source.create(private=private)
 
     def commit(self, change: Change) -> Commit:
-        """Write `change` in one commit on top of `change.parent`."""
         if self._asked is not None:
             raise UsageError(
                 f"{self.name} is a view of one revision.", hint=f"publish to {self._source.name}"
@@ -229,7 +210,6 @@ class RemoteHub:
         return self._source.commit(change)
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
-        """Put the tag `name` on `revision`; an equal one is success."""
         self._source.tag(name, revision, message)
 
     def _listing(self) -> Listing:
@@ -360,11 +340,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 class MetadataCache:
-    """What is kept of one hub.
-
-    Args:
-        root: the cache folder; default that of this user.
-    """
+    """What is kept of one hub."""
 
     def __init__(self, key: str, root: Path | None = None) -> None:
         self._root = root or paths.cache_dir()
@@ -469,11 +445,7 @@ def _is_ours(place: Path, root: Path) -> bool:
 
 
 def newest_files(path: str, root: Path | None = None) -> list[bytes]:
-    """The file `path` as it was last seen on every hub of which one is kept; asks no hub.
-
-    Args:
-        root: the cache folder; default that of this user.
-    """
+    """The file `path` as it was last seen on every hub of which one is kept; asks no hub."""
     folder, name = (root or paths.cache_dir()) / "hubs", f"files/{quote(path, safe='')}"
     found = []
     with contextlib.suppress(OSError):

@@ -62,8 +62,7 @@ def in_parallel(calls: Sequence[Callable[[], T]], *, workers: int = 4) -> list[T
     """Run `calls`, at most `workers` at a time, and return their results in the order of `calls`.
 
     The first exception is raised as soon as it happens; calls that run then go on unobserved,
-    others never start. The same holds for an interrupt of the thread that waits.
-    """
+    others never start. The same holds for an interrupt of the thread that waits."""
     outcomes = [_Outcome(call) for call in calls]
     waiting = iter(outcomes)
     finished: SimpleQueue[_Outcome[T]] = SimpleQueue()

@@ -37,8 +37,7 @@ def token(index: bytes | None) -> str:
 def current(root: Path) -> bytes | None:
     """The index of the hub in `root`: `index.json`, or what was claimed after it.
 
-    `None` where there is no `index.json`; the next writer brings it back where it was deleted.
-    """
+    `None` where there is no `index.json`; the next writer brings it back where it was deleted."""
     index = _read(root / INDEX_NAME)
     return None if index is None else _last(root, index)
 

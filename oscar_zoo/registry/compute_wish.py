@@ -1,10 +1,14 @@
-"""What `pull` and `serve` may compute when nobody has published an artifact."""
+"""What `pull` and `serve` may compute when nobody has published an artifact, and how an error names
+that as the next step."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from oscar_zoo.app.arguments import command_line, option_words
+from oscar_zoo.artifact.names import is_path, path_text
 from oscar_zoo.errors import (
     ArtifactNotFound,
     NetworkError,
@@ -13,6 +17,7 @@ from oscar_zoo.errors import (
     UsageError,
 )
 from oscar_zoo.next_step import Compute
+from oscar_zoo.registry.arguments import command_line, option_words
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.targets import ModelChoice, ModelTarget, NameTarget
 
@@ -22,10 +27,8 @@ class ComputeWish:
     """What a caller wants when nobody has published an artifact.
 
     Attributes:
-        compute: compute one without a question.
         ask: otherwise, ask the observer whether to compute one.
         calib_data, device, revision: as in `ComputeRequest`; `None` for its defaults.
-        offline: send no request.
         to_serve: the artifact is wanted for a server, so a model that `serve` refuses is an error.
     """
 
@@ -94,3 +97,26 @@ def tell_of_folder(target: ModelTarget | NameTarget, error: OscarZooError) -> No
     error.message = f"{target} is a model; no rotation for it is{why}"
     error.args = (error.message,)
     error.advise()
+
+
+def propose_computing(choice: ModelChoice, error: OscarZooError, again: Callable[..., str]) -> None:
+    """Let the `error` of a search name computing an artifact of `choice` as the next step, where
+    that is what the user may have meant.
+
+    Args:
+        again: the command line that means the same, with options to add or to replace.
+    """
+    from oscar_zoo.models.model_hub import is_here
+
+    here, place = is_here(choice.source), Path(choice.source)
+    slash = choice.recipe is None and "/" in choice.source and not is_path(choice.source)
+    first = Path(choice.source.partition("/")[0])
+    # a path without `./`: it exists, or the folder that it begins with does, and no such model
+    if slash and (os.path.lexists(choice.source) or (first.is_dir() and not here)):
+        if not os.path.lexists(place):
+            error.advise(f"a path begins with ./, and nothing is at {path_text(place)}")
+    elif here or not isinstance(error, NetworkError):
+        online = {} if here else {"offline": False}  # the model has to be fetched
+        error.next_step = Compute(choice.name, again(compute=True, **online))
+        if slash and not (here or error.suggestions or error.advice):
+            error.advice = f"a folder would be written {path_text(place)}"

@@ -1,4 +1,4 @@
-"""What Python callers pass to the calls of `oscar_zoo`, as the values that requests hold, and those
+"""What Python callers pass to the calls of `oscar_zoo`, as the values that verbs take, and those
 values as words of a command line."""
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from oscar_zoo.artifact.names import path_text
 from oscar_zoo.errors import UsageError
 
 if TYPE_CHECKING:
     from oscar_zoo.artifact.specs import Clip
-    from oscar_zoo.evaluate.ablation import Values
 
     Numbers = int | Sequence[int]
     Clips = tuple[float, float] | Clip | Sequence[tuple[float, float] | Clip] | None
@@ -31,24 +31,23 @@ def clip_of(clip: tuple[float, float] | Clip | None) -> Clip | None:
         raise UsageError(f"clip {k}, {v} is not two clip ratios between 0 and 1.") from None
 
 
-def values_of(sink: Numbers, recent: Numbers, clip: Clips, group_size: Numbers) -> Values:
-    """Values of a recipe to measure with, one or several of each; raises `UsageError` for a clip
+def values_of(
+    sink: Numbers, recent: Numbers, clip: Clips, group_size: Numbers
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Clip, ...], tuple[int, ...]]:
+    """What `evaluate.ablation.Values` takes, one or several of each; raises `UsageError` for a clip
     ratio that is not between 0 and 1."""
     from oscar_zoo.artifact.specs import Clip
-    from oscar_zoo.evaluate.ablation import Values
 
     one = clip is None or isinstance(clip, Clip) or isinstance(clip[0], int | float)
     clips = map(clip_of, [clip] if one else clip)  # type: ignore[arg-type, list-item]
     sinks, recents, groups = (
         (given,) if isinstance(given, int) else tuple(given) for given in (sink, recent, group_size)
     )
-    return Values(sinks, recents, tuple(filter(None, clips)), groups)
+    return sinks, recents, tuple(filter(None, clips)), groups
 
 
 def model_text(model: str | Path) -> str:
     """A model as text; a `Path` is written so that it can only mean a folder."""
-    from oscar_zoo.artifact.names import path_text
-
     return path_text(model) if isinstance(model, Path) else model
 
 

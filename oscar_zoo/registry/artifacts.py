@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from oscar_zoo.app.compute_wish import computing, model_to_compute, tell_of_folder
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.artifact.names import Reference
@@ -18,10 +17,11 @@ from oscar_zoo.errors import ArtifactNotFound, OscarZooError, UsageError
 from oscar_zoo.next_step import Pull
 from oscar_zoo.observer import Note, Observer
 from oscar_zoo.registry.catalog import recipe_for
+from oscar_zoo.registry.compute_wish import computing, model_to_compute, tell_of_folder
+from oscar_zoo.registry.fetch import PullJob, PullResult
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import find_stored, stored_reference
 from oscar_zoo.registry.pins import PinFile
-from oscar_zoo.registry.pull import PullResult, pull, verify_stored
 from oscar_zoo.registry.store import Store, StoredArtifact
 from oscar_zoo.registry.targets import (
     ModelChoice,
@@ -33,7 +33,7 @@ from oscar_zoo.registry.targets import (
     looking_up,
 )
 from oscar_zoo.registry.trust import Trust
-from oscar_zoo.registry.verify import check_one, one_artifact
+from oscar_zoo.registry.verify import check_one, one_artifact, verify_stored
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,6 @@ class Artifact:
             `None`.
         installed: whether it is in the local store.
         id: `<Model>/<tag>`, or `None` for a folder without a manifest.
-        hub: where it came from, or `None` for a folder.
         revision: commit there, or `None` where the hub has none.
         already_present: whether it was here before.
         first_use: whether nobody had promised its digest before: it is trusted from now on.
@@ -134,8 +133,7 @@ def open_artifact(target: Target, sources: Sources, observer: Observer) -> Artif
     """Open what `target` means; a name that is not in the store is pulled first.
 
     A folder with a model stands for the artifact of its name. A copy in the store is taken without
-    a request, unless `sources` names hubs.
-    """
+    a request, unless `sources` names hubs."""
     if isinstance(target, PathTarget):
         return open_folder(one_artifact(target.path), observer)
     try:
@@ -154,7 +152,7 @@ def open_named(target: ModelTarget | NameTarget, sources: Sources, observer: Obs
     with looking_up(target, observer):
         if prefer_installed:
             reference = stored_reference(reference, store)
-        result = pull(
+        job = PullJob(
             reference,
             sources.hubs,
             store,
@@ -164,6 +162,7 @@ def open_named(target: ModelTarget | NameTarget, sources: Sources, observer: Obs
             prefer_installed=prefer_installed,
             progress=lambda name, done, total: observer.advance(name, done, total, "bytes"),
         )
+        result = job.pull()
         choice = target.choice if isinstance(target, ModelTarget) else None
         return open_pulled(result, choice, observer)
 
