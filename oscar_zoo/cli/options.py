@@ -112,20 +112,6 @@ def create_pr_option(function: F) -> F:
     )(function)
 
 
-def reason_option(function: F) -> F:
-    """`--reason`: told to everybody who asks for the version."""
-    return click.option(
-        "--reason", required=True, metavar="TEXT", help="Why; told to everybody who asks for it."
-    )(function)
-
-
-def replaced_by_option(function: F) -> F:
-    """`--replaced-by`: what to use instead."""
-    return click.option(
-        "--replaced-by", metavar="NAME:TAG", help="The version of the same hub to use instead."
-    )(function)
-
-
 def offline_option(function: F) -> F:
     """`--offline`: no request leaves."""
     return click.option("--offline", is_flag=True, help="Use what is on this machine; ask no hub.")(

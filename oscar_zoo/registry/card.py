@@ -1,21 +1,89 @@
-"""The parts of a hub's `README.md` that this tool keeps: metadata of the artifacts in the front
-matter, and a section with their table, each between two markers.
+"""The `README.md` of a hub or of an artifact: metadata in its front matter, and a section with a
+table, each between two markers.
 
-Everything outside the markers belongs to the owner of the hub and stays byte for byte; what has
-damaged markers is left alone.
+Everything outside the markers belongs to the owner and stays byte for byte; what has damaged
+markers is left alone, and a key of the metadata that the owner has is not written. Values come from
+manifests, which anybody may have written, so they are escaped to plain text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+import shlex
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import quote
 
-from oscar_zoo.registry import card_front
-from oscar_zoo.registry.card_table import CardRow, ReportFiles, escape, section
-from oscar_zoo.registry.index import Index
+from oscar_zoo.artifact.manifest import Calibration, Status
+from oscar_zoo.artifact.names import ArtifactId
+from oscar_zoo.artifact.specs import Score
+from oscar_zoo.registry.catalog import can_be_found
+from oscar_zoo.registry.entries import Entry
+from oscar_zoo.registry.index import Accepted, Index, IndexEntry, Summary
+from oscar_zoo.registry.measured import Measured, is_figure
+from oscar_zoo.registry.score_file import in_order, is_of_recipe
 
 BEGIN = b"<!-- oscar-zoo:begin -->"
 END = b"<!-- oscar-zoo:end -->"
 TITLE = "Rotations for 2-bit KV caches"
+
+
+@dataclass(frozen=True)
+class ReportFiles:
+    """Names of the .html, .png and .json file of a report that lies beside a card."""
+
+    page: str | None = None
+    picture: str | None = None
+    numbers: str | None = None
+
+
+@dataclass(frozen=True)
+class CardRow:
+    """One artifact as a card shows it; `calibration` is `None` where only an index is known."""
+
+    id: ArtifactId
+    model: str | None
+    summary: Summary
+    scores: tuple[Score, ...]
+    digest: str | None
+    status: Status
+    accepted: tuple[Accepted, ...] = ()
+    calibration: Calibration | None = None
+
+    @classmethod
+    def of_index(cls, entry: IndexEntry) -> Self:
+        """What the index of a hub says."""
+        return cls(
+            id=entry.artifact_id,
+            model=entry.model,
+            summary=entry.summary or Summary(),
+            scores=entry.scores,
+            digest=entry.digest,
+            status=entry.status,
+            accepted=entry.accepted,
+        )
+
+    @classmethod
+    def of_entry(cls, entry: Entry) -> Self:
+        """What the manifest says, too."""
+        return cls(
+            id=entry.id,
+            model=entry.model_id,
+            summary=entry.summary,
+            scores=entry.scores,
+            digest=entry.digest,
+            status=entry.status,
+            accepted=entry.accepted,
+            calibration=entry.manifest.fit.calibration if entry.manifest else None,
+        )
+
+    @property
+    def figures(self) -> Measured | None:
+        """Perplexity and recall, as measured last or when the artifact was made."""
+        return Measured.best(self.scores, self.summary.measured)
 
 
 def update_card(card: bytes | None, old: Index, new: Index, *, hub: str) -> bytes:
@@ -29,7 +97,7 @@ def update_card(card: bytes | None, old: Index, new: Index, *, hub: str) -> byte
     rows = _rows(new)
     if card is None or card == new_card(_rows(old), hub):
         return new_card(rows, hub)
-    return card if is_damaged(card) else card_front.merged(merged_card(card, rows, hub), rows)
+    return card if is_damaged(card) else merged_front(merged_card(card, rows, hub), rows)
 
 
 def merged_card(
@@ -47,9 +115,13 @@ def merged_card(
 
 def is_damaged(card: bytes | None) -> bool:
     """Whether the markers of `card` do not enclose exactly one section."""
-    if card is None or (BEGIN not in card and END not in card):
+    return _is_unpaired(card or b"", BEGIN, END)
+
+
+def _is_unpaired(text: bytes, begin: bytes, end: bytes) -> bool:
+    if begin not in text and end not in text:
         return False
-    return card.count(BEGIN) != 1 or card.count(END) != 1 or card.find(END) < card.find(BEGIN)
+    return text.count(begin) != 1 or text.count(end) != 1 or text.find(end) < text.find(begin)
 
 
 def new_card(
@@ -64,7 +136,7 @@ def new_card(
     Args:
         report: of the only artifact, if it lies beside the card.
     """
-    head = f"{card_front.whole(rows)}\n# {escape(title)}\n\n"
+    head = f"{front_matter(rows)}\n# {escape(title)}\n\n"
     return head.encode() + _section(rows, where, report) + b"\n"
 
 
@@ -76,3 +148,290 @@ def _section(
 
 def _rows(index: Index) -> list[CardRow]:
     return [CardRow.of_index(entry) for entry in index.artifacts]
+
+
+FRONT_BEGIN = b"# oscar-zoo:begin"
+FRONT_END = b"# oscar-zoo:end"
+TAGS = ("sglang", "kv-cache", "int2", "oscar", "quantization")
+_BLOCK = re.compile(rb"\A---[ \t]*\r?\n(.*?\n)---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+_KEY = re.compile(rb"^([A-Za-z_-]+)[ \t]*:", re.MULTILINE)
+_SPDX = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,63}")
+_REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_GPQA = "Idavidrein/gpqa"
+"""Data set of all tasks whose name begins with `gpqa_`, which are its parts."""
+_LONGEST = 120
+_NOT_PLAIN = re.compile(r"[^\w .,+/()%-]|(?<=www)\.", re.IGNORECASE)
+
+
+def front_matter(rows: Sequence[CardRow]) -> str:
+    """The front matter of a new card, with both of its lines."""
+    return f"---\n{_kept(rows, frozenset())}\n---\n"
+
+
+def merged_front(card: bytes, rows: Sequence[CardRow]) -> bytes:
+    """`card` with new keys between the markers of its front matter; `card` itself where it has
+    none, or not one of each in order."""
+    found = _BLOCK.match(card)
+    if found is None or FRONT_BEGIN not in found[1] or is_front_damaged(card):
+        return card
+    front = found[1]
+    begin, end = front.find(FRONT_BEGIN), front.find(FRONT_END)
+    before, after = front[:begin], front[end + len(FRONT_END) :]
+    taken = frozenset(key.decode() for key in _KEY.findall(before + after))
+    keys = _kept(rows, taken).encode()
+    return card[: found.start(1)] + before + keys + after + card[found.end(1) :]
+
+
+def with_metadata(card: bytes, rows: Sequence[CardRow]) -> bytes:
+    """`merged_front`, for an owner who asks for the metadata: front matter is added where `card`
+    has none, and the markers where its front matter has none."""
+    found = _BLOCK.match(card)
+    if found is None:
+        return front_matter(rows).encode() + b"\n" + card
+    front = found[1]
+    if FRONT_BEGIN in front or FRONT_END in front:
+        return merged_front(card, rows)
+    keys = _kept(rows, frozenset(key.decode() for key in _KEY.findall(front)))
+    if "\n" not in keys.removeprefix(f"{FRONT_BEGIN.decode()}\n"):  # the owner has every key
+        return card
+    return card[: found.end(1)] + keys.encode() + b"\n" + card[found.end(1) :]
+
+
+def is_front_damaged(card: bytes) -> bool:
+    """Whether the markers in the front matter of `card` do not enclose exactly one part."""
+    found = _BLOCK.match(card)
+    return _is_unpaired(found[1] if found else b"", FRONT_BEGIN, FRONT_END)
+
+
+def _kept(rows: Sequence[CardRow], taken: frozenset[str]) -> str:
+    """The keys between the markers, without those that are `taken`."""
+    license_id = license_of(rows)
+    known = license_id is not None and _SPDX.fullmatch(license_id) is not None
+    models = sorted({row.model for row in rows if row.model and _REPO.fullmatch(row.model)})
+    index = [entry for row in rows if (entry := _evaluations(row)) is not None]
+    keys: dict[str, Any] = {
+        "pipeline_tag": "text-generation",
+        "library_name": "oscar-zoo",
+        "license": license_id.lower() if known and license_id else None,
+        "base_model": models,
+        "tags": list(TAGS),
+        "model-index": index,
+    }
+    lines = [line for key, value in keys.items() if key not in taken for line in _lines(key, value)]
+    return "\n".join([FRONT_BEGIN.decode(), *lines, FRONT_END.decode()])
+
+
+def _lines(key: str, value: Any) -> Iterable[str]:
+    """One key in YAML; a list has an item in each line."""
+    if not value:
+        return
+    if isinstance(value, str):
+        yield f"{key}: {value}"
+        return
+    yield f"{key}:"
+    for item in value:
+        plain = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
+        yield f"- {plain}"
+
+
+def _evaluations(row: CardRow) -> dict[str, Any] | None:
+    """An entry of `model-index`: every value of INT2 under the recipe with its BF16 value; `None`
+    without scores."""
+    shown = [score for score in in_order(row.scores) if is_of_recipe(score)]
+    if not shown or row.status.state == "yanked":
+        return None
+    return {"name": row.id.reference, "results": [_result(row, score) for score in shown]}
+
+
+def _result(row: CardRow, score: Score) -> dict[str, Any]:
+    task = _text(score.task)
+    dataset: dict[str, Any] = {"name": task, "type": re.sub(r"[^A-Za-z0-9._/-]+", "-", task)}
+    if re.fullmatch(r"gpqa_[a-z]+", task):
+        dataset |= {"type": _GPQA, "config": task}
+    if re.fullmatch(r"[0-9a-f]{40}", score.dataset_revision or ""):
+        dataset["revision"] = score.dataset_revision
+    pair = [("INT2", score), *([("BF16", score.baseline)] if score.baseline else [])]
+    metrics = [
+        {
+            "type": _text(one.metric),
+            "value": round(one.value, 4),
+            "name": _text(f"{one.metric}, {kind} KV cache, {score.who or score.reporter}"),
+        }
+        for kind, one in pair
+        if one.value is not None and abs(one.value) < 1e15
+    ]
+    name = f"{task}, {row.id.reference}"
+    return {
+        "task": {"type": "text-generation", "name": name},
+        "dataset": dataset,
+        "metrics": metrics,
+    }
+
+
+def _text(words: str) -> str:
+    """`words` in one line of letters, digits and a few signs: nothing that a hub could take for
+    markup or for a link."""
+    kept = " ".join(_NOT_PLAIN.sub(" ", words).split())
+    return kept[:_LONGEST].rstrip() or "-"
+
+
+_COLUMNS = ("Model", "Tag", "Method", "Format", "Bits", "Measured", "Scores", "Digest", "Status")
+_SPECIAL = re.compile(r"[\\`*_{}\[\]<>|~$#&:@!^]|(?<=www)\.", re.IGNORECASE)
+"""What could begin markup, an entity, a reference or, in some renderers, a link."""
+_UNKNOWN = "not reported"
+_ACCEPTED = {"poor": "poor quality accepted", "unmeasured": "published without measurements"}
+_WHO = {"upstream": "upstream", "third_party": "a third party", "measured": "measured"}
+_MEASURED = "Measured figures compare the INT2 cache with BF16 on text that was not calibrated on."
+_SCORES = "Scores name who reports them; BF16 is the same measurement without a compressed cache."
+_CITATION = """```bibtex
+@misc{oscar,
+  title = {OSCAR},
+  archivePrefix = {arXiv},
+  eprint = {2605.17757}
+}
+```"""
+
+
+def section(rows: Sequence[CardRow], where: str | None, report: ReportFiles | None = None) -> str:
+    """The table, how to get and serve what it lists, report, calibration, licences and citation.
+
+    Args:
+        rows: artifacts, by id.
+        where: the hub as commands take it, or `None` where the names are enough.
+        report: of the only artifact, if it lies beside the card.
+    """
+    blocks = [[_row(_COLUMNS), _row(["---"] * len(_COLUMNS)), *(_row(_cells(row)) for row in rows)]]
+    blocks += [[_MEASURED]] if any(row.figures for row in rows) else []
+    blocks += [[_SCORES]] if any(row.scores for row in rows) else []
+    blocks += _commands(rows, where)
+    blocks += _report(report) if report else []
+    blocks += [lines for lines in (list(_calibrations(rows)), list(_licenses(rows))) if lines]
+    blocks.append(["The method is OSCAR, arXiv 2605.17757. To cite it:"])
+    blocks.append([_CITATION])
+    return "\n\n".join("\n".join(lines) for lines in blocks)
+
+
+def escape(text: str) -> str:
+    """`text` as one line of plain Markdown in a table cell: no markup, no links, no HTML, no hidden
+    characters."""
+    kept = "".join(
+        " " if c.isspace() else c for c in text if c.isspace() or unicodedata.category(c)[0] != "C"
+    )
+    line = " ".join(kept.split())
+    line = line if len(line) <= _LONGEST else line[: _LONGEST - 3] + "..."
+    return _SPECIAL.sub(r"\\\g<0>", line)
+
+
+def license_of(rows: Sequence[CardRow]) -> str | None:
+    """The licence of all artifacts, or `None` where they differ or one has none."""
+    found = {row.summary.license for row in rows}
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _commands(rows: Sequence[CardRow], where: str | None) -> list[list[str]]:
+    """What to type for the first artifact that is offered by name."""
+    active = [row for row in rows if row.status.state == "active"]
+    if not active:
+        return []
+    name = active[0].id.reference
+    shown = "".join(c for c in where or "" if c.isprintable())
+    hub = f" --hub {shlex.quote(shown)}" if shown else ""
+    found = can_be_found(active[0].model or active[0].id.model)
+    serve = f"oscar-zoo serve {name}" + ("" if found else " --model FOLDER")
+    blocks = [["```", f"oscar-zoo pull {name}{hub}", serve, "```"]]
+    return blocks if found else [*blocks, ["FOLDER is the folder of the model."]]
+
+
+def _report(report: ReportFiles) -> list[list[str]]:
+    """The picture, and links to the page and its numbers."""
+    blocks = []
+    if report.picture is not None:
+        blocks.append([f"![Report of the fit: methods, spectra, clips]({quote(report.picture)})"])
+    named = (("Report of the fit", report.page), ("its numbers", report.numbers))
+    links = [f"[{words}]({quote(name)})" for words, name in named if name is not None]
+    return [*blocks, [", ".join(links)]] if links else blocks
+
+
+def _calibrations(rows: Sequence[CardRow]) -> Iterable[str]:
+    """A line for each fit whose text is known."""
+    for row in rows:
+        used = row.calibration
+        if used is None:
+            continue
+        tokens = used.tokens_used or used.tokens_requested
+        facts = [escape(used.dataset or "text that is not named")]
+        facts += [f"{tokens:,} tokens"] if tokens else []
+        seen = ", ".join(map(escape, used.overlaps_with))
+        facts += [f"with questions of {seen}"] if seen else []
+        yield f"- Calibration of `{row.id.reference}`: {', '.join(facts)}"
+
+
+def _licenses(rows: Sequence[CardRow]) -> Iterable[str]:
+    """One line where all have one licence, else a line for each that is known."""
+    same = license_of(rows)
+    if same is not None:
+        yield f"Licence of the rotations: {escape(same)}"
+        return
+    for row in rows:
+        if row.summary.license is not None:
+            yield f"- Licence of `{row.id.reference}`: {escape(row.summary.license)}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cells(row: CardRow) -> list[str]:
+    summary = row.summary
+    model = escape(row.model or row.id.model)
+    return [
+        model,
+        f"`{row.id.tag}`",
+        escape(summary.method or _UNKNOWN),
+        str(summary.format_version or _UNKNOWN),
+        f"{summary.bits_per_element:.2f}" if summary.bits_per_element else _UNKNOWN,
+        _measured(row.figures),
+        "; ".join(_score(score) for score in in_order(row.scores) if not is_figure(score))
+        or _UNKNOWN,
+        f"`{row.digest[:19]}`" if row.digest else _UNKNOWN,
+        _status(row),
+    ]
+
+
+def _measured(measured: Measured | None) -> str:
+    """Both values of each, and who measured."""
+    if measured is None:
+        return _UNKNOWN
+    facts = {"perplexity": measured.perplexity_line, "recall": measured.recall_line}
+    return "; ".join(
+        escape(text)
+        for text in (*(f"{n} {line}" for n, line in facts.items() if line), measured.by)
+    )
+
+
+def _score(score: Score) -> str:
+    who = score.who or _WHO[score.reporter]
+    unit = "" if score.unit == "percent" else f" {escape(score.unit)}"
+    before = f" (BF16 {_value(score.baseline)})" if score.baseline else ""
+    times = "" if score.n is None else f", n {score.n}"
+    runs = "" if score.repeats is None else f", {score.repeats} runs"
+    cache = "" if score.kv_dtype == "int2" else f" with {score.kv_dtype.upper()}"
+    seen = ", calibrated on this set" if score.calibrated_on else ""
+    changes = ", ".join(f"{name} {value}" for name, value in score.recipe_changes.items())
+    other = f", with {escape(changes)}" if changes else ""
+    measured = f"{escape(score.task)}{cache} {_value(score)}{unit}{before}{times}{runs}"
+    return f"{measured}, {escape(who)}{other}{seen}"
+
+
+def _value(score: Score) -> str:
+    if score.value is None:
+        return _UNKNOWN
+    return f"{score.value:.2f}" + (f" ± {score.stderr:.2f}" if score.stderr is not None else "")
+
+
+def _status(row: CardRow) -> str:
+    status = row.status
+    if status.state == "active":
+        return "; ".join(("active", *(_ACCEPTED[what] for what in row.accepted)))
+    instead = f"; use {escape(status.replaced_by)}" if status.replaced_by else ""
+    return f"{status.state}: {escape(status.reason or 'no reason given')}{instead}"

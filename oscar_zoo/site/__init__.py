@@ -1,1 +1,1 @@
-"""The zoo's page: a static catalogue of artifacts that needs no server and no network."""
+"""What the zoo has, as people see it: lists, descriptions, scores, cards and the static page."""

@@ -14,10 +14,20 @@ from oscar_zoo.artifact.output_files import check_file, write_file
 from oscar_zoo.compute.report.data import MAX_BYTES
 from oscar_zoo.errors import ConflictError, UsageError
 from oscar_zoo.observer import SILENT, Observer
-from oscar_zoo.registry import card_front
-from oscar_zoo.registry.card import BEGIN, END, TITLE, is_damaged, merged_card, new_card
-from oscar_zoo.registry.card_front import with_metadata
-from oscar_zoo.registry.card_table import CardRow, ReportFiles
+from oscar_zoo.registry.card import (
+    BEGIN,
+    END,
+    FRONT_BEGIN,
+    FRONT_END,
+    TITLE,
+    CardRow,
+    ReportFiles,
+    is_damaged,
+    is_front_damaged,
+    merged_card,
+    new_card,
+    with_metadata,
+)
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
 from oscar_zoo.registry.lookup import known_entries, look
@@ -112,7 +122,7 @@ def _rows_of_hub(sources: Sources) -> list[CardRow]:
 def _check_markers(path: Path, content: bytes) -> None:
     for markers, damaged in (
         ((BEGIN, END), is_damaged(content)),
-        ((card_front.BEGIN, card_front.END), card_front.is_damaged(content)),
+        ((FRONT_BEGIN, FRONT_END), is_front_damaged(content)),
     ):
         if damaged:
             begin, end = (marker.decode() for marker in markers)

@@ -124,10 +124,8 @@ class Found(Listing):
 
 def listing(params: ListParams, observer: Observer = SILENT) -> Listing:
     """List the artifacts that hubs, the local store and this package know."""
-    filters, sources = (
-        [_filter(text) for text in params.filters],
-        Sources(params.hubs, offline=params.offline),
-    )
+    filters, words = [_filter(text) for text in params.filters], _words(params.words)
+    sources = Sources(params.hubs, offline=params.offline)
     catalog, only_hubs = Catalog.packaged(), sources.are_named
     wanted = catalog.recipes() if params.family is None else catalog.of_family(params.family)
     views, unreachable = look(sources.hubs) if only_hubs or not params.installed else ([], [])
@@ -147,6 +145,11 @@ def listing(params: ListParams, observer: Observer = SILENT) -> Listing:
     if not (params.model or params.installed or only_hubs or params.filters):
         known = {row["model"].casefold() for row in rows}
         recipes = tuple(recipe for recipe in wanted if recipe.name.casefold() not in known)
+    if words:
+        models = {row["model"] for row in rows}
+        rows = [row for row in rows if _has(words, _names_of(row), _words_of(row))]
+        recipes = tuple(one for one in recipes if _has(words, one.names, [one.family]))
+        close = () if rows or recipes else catalog.close_matches(" ".join(words), models)
     fitting = [row for row in rows if all(_fits(row[key], pattern) for key, pattern in filters)]
     shown: Any = tuple(_ordered(fitting, params.sort))
     here = {row["id"] for row in shown if row["status"] == "installed"}
@@ -242,26 +245,27 @@ def _ordered(rows: Iterable[Row], order: str) -> list[Row]:
 def found(params: SearchParams, observer: Observer = SILENT) -> Found:
     """Find the artifacts, and the models without one, that have every word in their names, aliases,
     family, method, tasks of scores or digest; case does not matter, and `7b` is a size."""
-    text = params.words if isinstance(params.words, str) else " ".join(params.words)
-    wanted, hint = text.casefold().split(), "oscar-zoo search qwen3"
-    if not wanted:
-        raise UsageError("there is no word to search for.", hint=hint)
+    if not _words(params.words):
+        raise UsageError("there is no word to search for.", hint=_SEARCH)
+    known = listing(ListParams(words=params.words, hubs=params.hubs, offline=params.offline))
+    return Found(known.rows, known.recipes, known.unreachable, known.close, known.warnings)
+
+
+search = python_call(SearchParams, found)
+
+
+_SEARCH = "oscar-zoo search qwen3"
+
+
+def _words(words: str | Sequence[str]) -> list[str]:
+    text = words if isinstance(words, str) else " ".join(words)
     if len(text) > MOST_CHARACTERS:
         raise UsageError(
             f"the words to search for have {len(text):,} characters, and at most"
             f" {MOST_CHARACTERS} make sense.",
-            hint=hint,
+            hint=_SEARCH,
         )
-    known = listing(ListParams(hubs=params.hubs, offline=params.offline))
-    rows = tuple(row for row in known.rows if _has(wanted, _names_of(row), _words_of(row)))
-    recipes = tuple(one for one in known.recipes if _has(wanted, one.names, [one.family]))
-    close: tuple[str, ...] = ()
-    if not rows and not recipes:
-        close = Catalog.packaged().close_matches(text, {row["model"] for row in known.rows})
-    return Found(rows, recipes, known.unreachable, close, known.warnings)
-
-
-search = python_call(SearchParams, found)
+    return text.casefold().split()
 
 
 def _has(words: Iterable[str], names: Iterable[str], facts: Iterable[str | None]) -> bool:

@@ -14,6 +14,10 @@ SORTS: tuple[str, ...] = get_args(Sort)
 FILTERS = ("model", "tag", "family", "method", "format", "bits", "status", "state")
 
 
+Version = Annotated[str, Arg("Exactly one version.", "NAME:TAG", complete="versions")]
+NameOrFolder = Annotated[
+    str | Path, Arg("A name or the folder of an artifact.", "NAME|DIR", complete="names_or_paths")
+]
 Offline = Annotated[bool, Opt("Use what is on this machine; ask no hub.")]
 
 
@@ -38,19 +42,24 @@ class Asked:
 class ListParams(Asked):
     """Show the artifacts that can be had, and what is installed.
 
-    Hubs that do not answer are named; what this package knows of them is shown all the same. With
-    --hub only what those hubs have is shown; it counts as installed when the local store has the
-    same bytes.
+    With words, only what has every one of them is shown, as by oscar-zoo search. Hubs that do not
+    answer are named; what this package knows of them is shown all the same. With --hub only what
+    those hubs have is shown; it counts as installed when the local store has the same bytes.
 
     \b
     Examples:
       oscar-zoo list
+      oscar-zoo list qwen 8b
       oscar-zoo list --for Qwen/Qwen3-8B
       oscar-zoo list --family Qwen3.5
       oscar-zoo list --sort gpqa --filter family='Qwen3*'
       oscar-zoo list --hub file:/srv/zoo --json
     """
 
+    words: Annotated[
+        str | tuple[str, ...],
+        Arg("A text, or several, which are taken apart at spaces.", "[WORD]...", complete="names"),
+    ] = ()
     installed: Annotated[bool, Opt("Only artifacts in the local store.")] = False
     model: Annotated[
         str | None,
@@ -151,11 +160,8 @@ class CompareParams(Asked):
       oscar-zoo compare ./one ./two --json
     """
 
-    first: Annotated[
-        str | Path,
-        Arg("A name or the folder of an artifact.", "NAME|DIR", complete="names_or_paths"),
-    ]
-    second: Annotated[str | Path, Arg("The other one.", "NAME|DIR", complete="names_or_paths")]
+    first: NameOrFolder
+    second: NameOrFolder
 
 
 @dataclass(frozen=True)
@@ -274,7 +280,7 @@ class AddScoresParams(WritingParams):
       oscar-zoo scores add Qwen3-8B:seq512_prompt2_group128 gpqa.json --create-pr
     """
 
-    name: Annotated[str, Arg("Exactly one version.", "NAME:TAG", complete="versions")]
+    name: Version
     file: Annotated[Path, Arg("A score file.", "FILE")]
 
 
@@ -288,7 +294,7 @@ class UnyankParams(WritingParams):
       oscar-zoo unyank Qwen3-8B:seq512_prompt2_group128 --hub hf:my-org/zoo
     """
 
-    name: Annotated[str, Arg("Exactly one version.", "NAME:TAG", complete="versions")]
+    name: Version
 
 
 @dataclass(frozen=True)
@@ -304,7 +310,7 @@ class YankParams(WritingParams):
       oscar-zoo yank Qwen3-8B@sha256:3f9a12b4c5d6 --reason "wrong layers" --hub hf:my-org/zoo
     """
 
-    name: Annotated[str, Arg("Exactly one version.", "NAME:TAG", complete="versions")]
+    name: Version
     _: KW_ONLY
     reason: Annotated[str, Opt("Why; told to everybody who asks for it.", metavar="TEXT")]
     replaced_by: Annotated[

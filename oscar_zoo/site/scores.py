@@ -20,10 +20,11 @@ from oscar_zoo.registry.score_file import key
 from oscar_zoo.registry.status import AttachResult
 from oscar_zoo.registry.store import Record
 from oscar_zoo.registry.targets import PathTarget, looking_up, parse
-from oscar_zoo.registry.writing import WriteReport, ignore, writable_hubs, write_to_each
+from oscar_zoo.registry.writing import WriteReport
 from oscar_zoo.site.facts import Failure, Measured, Score, Written
 from oscar_zoo.site.info import describe, describe_folder
 from oscar_zoo.site.params import AddScoresParams, ScoresParams
+from oscar_zoo.site.status import to_each
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def _added(params: AddScoresParams, observer: Observer) -> WriteReport[AttachRes
         name, propose = params.name, params.create_pr
         return registry.attach_scores(hub, name, file, what=what, propose=propose)
 
-    return write_to_each(writable_hubs(params.hubs), write, "Writing to", observer, ignore)
+    return to_each(params, write, observer)
 
 
 def add_scores(

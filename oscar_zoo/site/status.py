@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from oscar_zoo.artifact.outcome import says
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry import status as registry
 from oscar_zoo.registry.hubs.base import Hub
 from oscar_zoo.registry.status import StateName, StatusResult
-from oscar_zoo.registry.writing import WriteReport, ignore, writable_hubs, write_to_each
+from oscar_zoo.registry.writing import WriteReport, writable_hubs, write_to_each
+from oscar_zoo.registry.writing import Written as Done
 from oscar_zoo.site.facts import Failure, Status, Written
-from oscar_zoo.site.params import DeprecateParams, UnyankParams, YankParams
+from oscar_zoo.site.params import DeprecateParams, UnyankParams, WritingParams, YankParams
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,4 +90,15 @@ def _changed(params: YankParams | UnyankParams, observer: Observer) -> WriteRepo
             propose=params.create_pr,
         )
 
-    return write_to_each(writable_hubs(params.hubs), write, "Writing to", observer, ignore)
+    return to_each(params, write, observer)
+
+
+def to_each(params: WritingParams, write: Callable[[Hub], R], observer: Observer) -> WriteReport[R]:
+    """Write to one hub after the other. Who interrupts it is told which were written before."""
+    done: list[Done[R]] = []
+    try:
+        return write_to_each(writable_hubs(params.hubs), write, "Writing to", observer, done.append)
+    except (KeyboardInterrupt, SystemExit) as error:
+        for one in done:
+            error.add_note(f"written before that: {one.hub}")
+        raise

@@ -17,8 +17,7 @@ from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo import card
 from oscar_zoo.errors import ConflictError
-from oscar_zoo.registry.card import BEGIN, END
-from oscar_zoo.registry.card_front import TAGS
+from oscar_zoo.registry.card import BEGIN, END, TAGS
 from oscar_zoo.registry.changes import Version
 from oscar_zoo.registry.hubs.local import LocalHub
 

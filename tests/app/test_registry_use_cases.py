@@ -20,9 +20,9 @@ from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.params import PublishParams, PullParams, VerifyParams
 from oscar_zoo.registry.pull import Offered
 from oscar_zoo.registry.targets import parse, parse_name
-from oscar_zoo.site.cache import check, remove, stored
+from oscar_zoo.site.cache import stored
 from oscar_zoo.site.info import describe
-from oscar_zoo.site.params import CacheListParams, CacheRmParams, CacheVerifyParams
+from oscar_zoo.site.params import CacheListParams
 
 
 @pytest.fixture(autouse=True)
@@ -103,22 +103,6 @@ def test_a_later_hub_that_fails_leaves_what_was_done(tmp_path: Path) -> None:
     assert [result.hub for result in report.hubs] == [hubs[0]] and report.error is not None
     with pytest.raises(type(report.error)):
         publish.run(PublishParams(folder, hubs=hubs[1:]))
-
-
-def test_the_store_is_listed_checked_and_emptied(sources: Sources) -> None:
-    pull.run(PullParams((HARD.model,), hubs=sources.named))
-    (row,) = stored(CacheListParams()).artifacts
-    assert [found.problem for found in check(CacheVerifyParams()).artifacts] == [None]
-    blob = next(path for path in row["path"].iterdir() if path.suffix == ".pt")
-    blob.chmod(0o644)
-    blob.write_bytes(b"x")
-    (found,) = check(CacheVerifyParams()).artifacts
-    (hub,) = sources.named
-    assert found.problem and found.repair == f"oscar-zoo pull {HARD.reference} --hub {hub}"
-    with pytest.raises(ArtifactNotFound):
-        remove(CacheRmParams((HARD.model, "nowhere")))
-    assert len(remove(CacheRmParams((HARD.model,))).removed) == 1
-    assert stored(CacheListParams()).artifacts == ()
 
 
 def test_what_is_known_is_typed(sources: Sources) -> None:

@@ -49,30 +49,10 @@ def test_measured_quality_is_shown_everywhere_and_apart_from_scores(
     assert "(+0.90 %, standard error 0.11); recall BF16 99.2 %" in card and by in card
 
 
-def test_an_installed_version_that_was_yanked_is_marked_wherever_it_is_named(
-    cli: Cli, tmp_path: Path
-) -> None:
-    folder, hub = write_folder(tmp_path / "made", measured_files()), f"file:{tmp_path}/hub"
-    cli(0, "publish", folder, "--hub", hub, "--create", "--allow-warnings")
-    cli(0, "pull", HARD.model, "--hub", hub)
-    cli(0, "yank", HARD.reference, "--hub", hub, "--reason", "wrong data")
-    sentence = f"{HARD.reference} is yanked: wrong data"
-    for words in (
-        ["pull", HARD.model],
-        ["pull", HARD.model, "--offline"],
-        ["info", HARD.model],
-        ["verify", HARD.model],
-    ):
-        cli(0, *words)
-        assert cli.err.splitlines().count(f"warning: {sentence}") == 1, words
-    assert cli.json(0, "pull", HARD.model)["artifacts"][0]["warnings"][0] == sentence
-    assert cli.json(0, "info", HARD.model)["warnings"] == [sentence]
-    assert cli.json(0, "verify", HARD.model, folder)["warnings"] == [sentence]
-
-
-def test_a_locked_version_that_was_yanked_is_told_by_list_pull_and_serve(
+def test_a_version_that_was_yanked_is_marked_wherever_it_is_named(
     cli: Cli, tmp_path: Path, own_state: Path
 ) -> None:
+    """An installed one by every verb that takes its name, a locked one by `list` too."""
     folder, hub = write_folder(tmp_path / "made", measured_files()), f"file:{tmp_path}/hub"
     cli(0, "publish", folder, "--hub", hub, "--create", "--allow-warnings")
     Path("pyproject.toml").touch()  # a project
@@ -81,22 +61,23 @@ def test_a_locked_version_that_was_yanked_is_told_by_list_pull_and_serve(
     cli(0, "yank", HARD.reference, "--hub", hub, "--reason", "wrong data")
     sentence = f"{HARD.reference} is yanked: wrong data"
     serve = ("serve", HARD.model, "--model", ROOT / HARD_FOLDER, "--device", "cuda", "--print")
-    for words in (["pull", HARD.model], ["pull", HARD.model, "--locked"], serve):
+    pull = ("pull", HARD.model)
+    for words in (pull, (*pull, "--offline"), (*pull, "--locked"), ("info", HARD.model), serve):
         cli(0, *words)
         assert cli.err.splitlines().count(f"warning: {sentence}") == 1, words
     assert cli.json(0, *serve)["warnings"][0] == sentence
+    assert cli.json(0, *pull)["artifacts"][0]["warnings"][0] == sentence
+    assert cli.json(0, "info", HARD.model)["warnings"] == [sentence]
+    assert cli.json(0, "verify", HARD.model, folder)["warnings"] == [sentence]
     shutil.rmtree(own_state / "cache")  # as on the machine of somebody who cloned the project
-    for words in (["list"], ["list", "--family", "Qwen3"], ["list", "--offline"]):
-        cli(0, *words)
-        assert f"warning: oscar-zoo.lock: {sentence}" in cli.err.splitlines(), words
-    assert cli.json(0, "list")["warnings"] == [f"oscar-zoo.lock: {sentence}"]
+    for words in (("list",), ("list", "--family", "Qwen3"), ("list", "--offline")):
+        assert cli.json(0, *words)["warnings"] == [f"oscar-zoo.lock: {sentence}"], words
     lock = Path("oscar-zoo.lock").read_text()
     Path("oscar-zoo.lock").write_text("broken")
     assert "oscar-zoo.lock is not JSON" in (cli(0, "list"), cli.err)[1]
     Path("oscar-zoo.lock").write_text(lock)
-    assert cli.json(0, "pull", HARD.model, "--locked", "--hub", hub)["artifacts"][0][
-        "warnings"
-    ] == [sentence]
+    locked = cli.json(0, *pull, "--locked", "--hub", hub)["artifacts"][0]
+    assert locked["warnings"] == [sentence]
 
 
 def test_a_named_hub_shows_what_it_has_and_nothing_else(cli: Cli, tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def test_a_wrong_filter_is_one_line_with_a_way_on(cli: Cli, text: str, said: str
 def test_search_wants_every_word_somewhere(cli: Cli, hub: str) -> None:
     assert ids(cli, "search", "qwen/qwen3-8b", "WUSH", "--hub", hub) == [BETTER]
     assert ids(cli, "search", "oscar prompt2", "--hub", hub) == [str(HARD)]
+    assert ids(cli, "list", "oscar", "prompt2", "--hub", hub) == [str(HARD)]
     digest = cli.json(0, "list", "--hub", hub)["artifacts"][0]["digest"]
     assert ids(cli, "search", digest[7:19], "--hub", hub) == [BETTER]
     assert "seq512_prompt3_group64-wush" in cli(0, "search", "wush", "--hub", hub)

@@ -14,6 +14,7 @@ run --version
 for command in list info pull verify publish mirror yank cache doctor compute fit plot eval serve; do run "$command" --help > /dev/null; done
 run list --json > list.json
 run info Qwen3-8B --json > info.json
+run site --output site > /dev/null
 "$work/venv/bin/python" - <<'PY'
 import json
 models = {row["model"] for row in json.load(open("list.json"))["artifacts"]}

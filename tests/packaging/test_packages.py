@@ -12,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA_FOLDERS = {"zoo", "manifests"}
+DATA = {".toml", ".json", ".cu", ".cuh", ".css", ".js", ".html"}
 STUBS = "cpu_site"
 """Folder of modules for another process; shipped as data, not as a package."""
 
@@ -47,42 +48,21 @@ def test_the_package_list_is_what_is_on_disk(project: dict[str, Any]) -> None:
 def test_every_folder_with_modules_is_a_package() -> None:
     for base in (ROOT / "oscar_zoo", ROOT / "kernels" / "oscar_kernels"):
         for module in base.rglob("*.py"):
-            if STUBS not in module.parts:
-                assert (module.parent / "__init__.py").is_file(), module
+            assert STUBS in module.parts or (module.parent / "__init__.py").is_file(), module
 
 
-def test_data_packages_ship_their_files(project: dict[str, Any]) -> None:
+def test_what_is_no_module_is_shipped(project: dict[str, Any]) -> None:
     setuptools = project["tool"]["setuptools"]
-    for name, folder in setuptools["package-dir"].items():
-        patterns = setuptools["package-data"].get(name, [])
-        shipped = {path for pattern in patterns for path in (ROOT / folder).glob(pattern)}
-        data = {path for path in (ROOT / folder).rglob("*") if path.suffix in (".toml", ".json")}
-        assert data <= shipped, name
-
-
-def test_cuda_sources_are_shipped(project: dict[str, Any]) -> None:
-    shipped = {
-        path
-        for name, patterns in project["tool"]["setuptools"]["package-data"].items()
-        if name.startswith("oscar_kernels")
-        for pattern in patterns
-        for path in ROOT.joinpath("kernels", *name.split(".")).glob(pattern)
-    }
-    sources = {
-        path
-        for path in (ROOT / "kernels" / "oscar_kernels").rglob("*")
-        if path.suffix in (".cu", ".cuh")
-    }
-    assert sources
-    assert sources <= shipped
-
-
-def test_stub_modules_are_shipped_as_data(project: dict[str, Any]) -> None:
-    patterns = project["tool"]["setuptools"]["package-data"]["oscar_zoo"]
-    shipped = {path for pattern in patterns for path in (ROOT / "oscar_zoo").glob(pattern)}
-    stubs = {path for path in (ROOT / "oscar_zoo").rglob("*.py") if STUBS in path.parts}
-    assert stubs
-    assert stubs <= shipped
+    shipped, folders = set(), setuptools["package-dir"]
+    for name, patterns in setuptools["package-data"].items():
+        top, _, below = name.partition(".")
+        folder = ROOT / folders.get(name, f"{folders[top]}/{below.replace('.', '/')}")
+        shipped |= {path for pattern in patterns for path in folder.glob(pattern)}
+    found = [path for folder in folders.values() for path in (ROOT / folder).rglob("*")]
+    wanted = {path for path in found if path.suffix in DATA or STUBS in path.parts[:-1]}
+    wanted = {path for path in wanted if path.is_file() and "__pycache__" not in path.parts}
+    assert {path.suffix for path in wanted} == {*DATA, ".py"}
+    assert wanted <= shipped, wanted - shipped
 
 
 def test_recipes_manifests_and_schema_are_importable_resources() -> None:
@@ -109,14 +89,10 @@ def test_entry_points_load(project: dict[str, Any]) -> None:
             assert callable(point.load())
 
 
-def test_no_top_level_package_shadows_another(project: dict[str, Any]) -> None:
-    tops = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-    assert tops == {"oscar_zoo"} | DATA_FOLDERS
-    assert not (ROOT / "kernels" / "__init__.py").exists()
-
-
-def test_tests_are_no_package() -> None:
+def test_no_top_level_package_shadows_another_and_tests_are_none() -> None:
     """Except the plugin of the tests, which an engine's processes import."""
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == {"oscar_zoo"} | DATA_FOLDERS
+    assert not (ROOT / "kernels" / "__init__.py").exists()
     found = [path.parent.name for path in (ROOT / "tests").rglob("__init__.py")]
     assert found == ["int2_test_plugin"]
 

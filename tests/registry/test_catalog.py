@@ -29,18 +29,11 @@ def test_a_model_is_found_by_name_and_hub_id_in_any_case(catalog: Catalog, name:
     ("typed", "meant"),
     [
         ("qwen3-7b", "Qwen3-8B"),
-        ("qwen35-9b", "Qwen3.5-9B"),
-        ("Qwen3.5-9", "Qwen3.5-9B"),
         ("Qwen/Qwen3.5-9b-fp8", "Qwen3.5-9B"),
-        ("qwen3.5-9b-instruct", "Qwen3.5-9B"),
         ("Qwen3-VL-8B", "Qwen3-VL-8B-Instruct"),
         ("qwen3-coder", "Qwen3-Coder-480B-A35B-Instruct"),
-        ("llama-3.1-8b", "Llama-3.1-8B-Instruct"),
-        ("gemma-3-4b", "gemma-3-4b-it"),
         ("mistral-small", "Mistral-Small-3.2-24B-Instruct-2506"),
-        ("gpt-oss", "gpt-oss-20b"),
         ("minimax-m2.6", "MiniMax-M2.7"),
-        ("phi4", "phi-4"),
         ("nemotron-nano", "NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
     ],
 )
@@ -80,16 +73,11 @@ def test_an_organisation_may_be_dropped_only_where_one_model_is_left(catalog: Ca
 
 def test_the_packaged_manifests_invent_nothing(catalog: Catalog) -> None:
     for manifest in catalog.manifests():
-        recipe, tag = (
-            catalog.recipe(manifest.model.id),
-            CalibrationTag.parse(manifest.artifact_id.tag),
-        )
-        assert recipe is not None
-        assert tag is not None
+        recipe = catalog.recipe(manifest.model.id)
+        tag = CalibrationTag.parse(manifest.artifact_id.tag)
         calibration = manifest.fit.calibration
-        assert calibration is not None
-        assert manifest.digest is None
-        assert manifest.provenance.kind == "imported"
+        assert recipe is not None and tag is not None and calibration is not None
+        assert manifest.digest is None and manifest.provenance.kind == "imported"
         assert manifest.model.geometry == recipe.geometry
         assert (calibration.tokens_requested, calibration.sequences) == (tag.tokens, tag.prompts)
         assert calibration.overlaps_with == ("gpqa_diamond",)

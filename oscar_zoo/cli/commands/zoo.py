@@ -3,64 +3,103 @@ use case and its view. Needs no torch."""
 
 from __future__ import annotations
 
-from functools import cache
+from typing import NamedTuple
 
 import click
 
 from oscar_zoo.cli import build
 from oscar_zoo.site import params
 
-VERBS: dict[str, tuple[type, str, str]] = {
-    "list": (params.ListParams, "listing:listing", "listing:print_listing"),
-    "search": (params.SearchParams, "listing:found", "listing:print_found"),
-    "leaderboard": (params.LeaderboardParams, "listing:ranked", "listing:print_board"),
-    "compare": (params.CompareParams, "compare:run", "comparison:print_comparison"),
-    "card": (params.CardParams, "card:run", "site:print_card"),
-    "scores show": (params.ScoresParams, "scores:run", "scores:print_scores"),
-    "scores add": (params.AddScoresParams, "scores:add", "scores:print_added"),
-    "yank": (params.YankParams, "status:run", "site:print_status"),
-    "unyank": (params.UnyankParams, "status:run", "site:print_status"),
-    "deprecate": (params.DeprecateParams, "status:run", "site:print_status"),
-    "site": (params.SiteParams, "build:run", "site:print_site"),
-    "cache list": (params.CacheListParams, "cache:stored", "site:print_stored"),
-    "cache verify": (params.CacheVerifyParams, "cache:check", "site:print_checks"),
-    "cache gc": (params.CacheGcParams, "cache:collect", "site:print_freed"),
-    "cache rm": (params.CacheRmParams, "cache:remove", "site:print_removed"),
-    "cache dir": (params.CacheDirParams, "cache:folder", "site:print_folder"),
-}
-"""Name -> parameters, use case in `oscar_zoo.site`, view in `oscar_zoo.cli.render`."""
-SHORT = {
-    "scores show": "Show the scores of a model's artifacts, or of one.",
-    "scores add": "Attach the records of a score file to a published version.",
-    "cache list": "Show what is stored, and how much room it takes.",
-    "cache verify": "Hash and verify every stored artifact again.",
-    "cache gc": "Remove what no stored artifact needs.",
-    "cache rm": "Remove artifacts from the store.",
-    "cache dir": "Print the folder of the store.",
-}
-"""What the help of a group says of its commands."""
-TOLD_TO_BE_QUIET = {"scores show", "scores add", "yank", "unyank", "deprecate", "site"}
-"""Commands with a `-q` of their own, which have progress or a next step to leave out."""
+
+class Verb(NamedTuple):
+    """A command: its parameters, its use case below `oscar_zoo`, its view below `cli.render`; what
+    the help of its group says of it, and whether it has a `-q` of its own, which leaves out
+    progress or a next step."""
+
+    params: type
+    run: str
+    view: str
+    short: str | None = None
+    quiet: bool = False
+    then: str | None = None
 
 
-@cache
+VERBS = {
+    "list": Verb(params.ListParams, "site.listing:listing", "listing:print_listing"),
+    "search": Verb(params.SearchParams, "site.listing:found", "listing:print_found"),
+    "leaderboard": Verb(params.LeaderboardParams, "site.listing:ranked", "listing:print_board"),
+    "info": Verb(params.InfoParams, "cli.render.described:run", "described:print_facts"),
+    "compare": Verb(params.CompareParams, "site.compare:run", "comparison:print_comparison"),
+    "card": Verb(params.CardParams, "site.card:run", "site:print_card"),
+    "site": Verb(
+        params.SiteParams,
+        "site.build:run",
+        "site:print_site",
+        quiet=True,
+        then="oscar_zoo.cli.render.site:serve",
+    ),
+    "yank": Verb(params.YankParams, "site.status:run", "site:print_status", quiet=True),
+    "unyank": Verb(params.UnyankParams, "site.status:run", "site:print_status", quiet=True),
+    "deprecate": Verb(params.DeprecateParams, "site.status:run", "site:print_status", quiet=True),
+    "scores show": Verb(
+        params.ScoresParams,
+        "site.scores:run",
+        "scores:print_scores",
+        "Show the scores of a model's artifacts, or of one.",
+        quiet=True,
+    ),
+    "scores add": Verb(
+        params.AddScoresParams,
+        "site.scores:add",
+        "scores:print_added",
+        "Attach the records of a score file to a published version.",
+        quiet=True,
+    ),
+    "cache list": Verb(
+        params.CacheListParams,
+        "site.cache:stored",
+        "site:print_stored",
+        "Show what is stored, and how much room it takes.",
+    ),
+    "cache verify": Verb(
+        params.CacheVerifyParams,
+        "site.cache:check",
+        "site:print_checks",
+        "Hash and verify every stored artifact again.",
+    ),
+    "cache gc": Verb(
+        params.CacheGcParams,
+        "site.cache:collect",
+        "site:print_freed",
+        "Remove what no stored artifact needs.",
+    ),
+    "cache rm": Verb(
+        params.CacheRmParams,
+        "site.cache:remove",
+        "site:print_removed",
+        "Remove artifacts from the store.",
+    ),
+    "cache dir": Verb(
+        params.CacheDirParams,
+        "site.cache:folder",
+        "site:print_folder",
+        "Print the folder of the store.",
+    ),
+}
+
+
 def verb(name: str) -> click.Command:
     """The command of one row."""
-    if name == "info":  # its view knows the words of `verify`
-        run, view = "oscar_zoo.cli.render.described:run", "oscar_zoo.cli.render.described"
-        return build.command(
-            name, params.InfoParams, run=run, view=f"{view}:print_facts", quiet=False
-        )
-    kind, run, view = VERBS[name]
+    row = VERBS[name]
     made = build.command(
         name.split()[-1],
-        kind,
-        run=f"oscar_zoo.site.{run}",
-        view=f"oscar_zoo.cli.render.{view}",
-        quiet=name in TOLD_TO_BE_QUIET,
-        then="oscar_zoo.cli.render.site:serve" if name == "site" else None,
+        row.params,
+        run=f"oscar_zoo.{row.run}",
+        view=f"oscar_zoo.cli.render.{row.view}",
+        quiet=row.quiet,
+        then=row.then,
     )
-    made.short_help = SHORT.get(name)
+    made.short_help = row.short
     return made
 
 

@@ -20,19 +20,21 @@ _MEASURED = ("PERPLEXITY", "RECALL BF16 → INT2")
 def print_listing(listing: Listing, params: ListParams, *, quiet: bool) -> None:
     """The table of `list`."""
     _print(listing.rows)
-    _print_recipes(listing.recipes, by_name=params.family is not None)
+    _print_recipes(listing.recipes, by_name=bool(params.family or params.words))
     for error in listing.unreachable:
         terminal.note(f"note: {error.message}")
     if listing.by_environment:
         terminal.note(f"note: OSCAR_ZOO_HUB is set: only {listing.by_environment} is listed.")
     for warning in listing.warnings:
         terminal.note(f"warning: {warning}")
-    if listing.rows:
+    if listing.rows or (params.words and listing.recipes):
         return
     of = params.model or params.family
     found = no_artifacts(of) if of else "No artifacts."
     if params.filters:
         found = f"{found[:-1]} that fit {' and '.join(params.filters)}. See all: oscar-zoo list"
+    if params.words:
+        found = f"Nothing has all of the words {' '.join(params.words)}."
     terminal.note(found + _did_you_mean(listing))
 
 
