@@ -30,6 +30,7 @@ from oscar_zoo.registry.mirror import MirrorReport
 from oscar_zoo.registry.publish import PublishReport
 from oscar_zoo.registry.pull import PullReport
 from oscar_zoo.registry.recipe import ModelRecipe
+from oscar_zoo.serving.chat import Answer
 from oscar_zoo.serving.servers import LogsReport, PsReport, StopReport
 from oscar_zoo.site import cache, scores
 from oscar_zoo.site.build import BuiltSite
@@ -148,6 +149,7 @@ GENERATED: dict[str, tuple[str, type]] = {
     "publish-1": ("Published versions", PublishReport),
     "pull-1": ("Pulled artifacts", PullReport),
     "verify-1": ("Verified artifacts", VerifyReport),
+    "chat-1": ("An answer", Answer),
     "logs-1": ("The log of a server", LogsReport),
     "ps-1": ("Servers that run, and servers that ended by themselves", PsReport),
     "stop-1": ("A stopped server", StopReport),

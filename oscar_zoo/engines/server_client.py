@@ -31,9 +31,7 @@ class ServerFacts:
 
     Attributes:
         version: of SGLang.
-        cache_dtype: `--kv-cache-dtype`.
         dtype: of weights and activations.
-        device: `cuda` or `cpu`.
         chunk: tokens prefilled at once; `capacity` where prompts are never cut.
         page_size: tokens of a page of its cache.
         radix: whether prefixes are reused.
@@ -141,10 +139,8 @@ class ServerClient:
             raise self._odd(f"its tokens lack {error}") from None
 
     def free_tokens(self) -> tuple[int, ...]:
-        """Tokens that a new request could get, by data-parallel rank.
-
-        Tokens that the prefix cache would give back are included.
-        """
+        """Tokens that a new request could get, by data-parallel rank, those included that the
+        prefix cache would give back."""
         try:
             loads = self._json("GET", "/v1/loads")["loads"]
             return tuple(
@@ -171,12 +167,8 @@ class ServerClient:
         return True
 
     def score(self, ids: Sequence[int], *, start: int = 0) -> Scored:
-        """Log-probabilities of the tokens `start + 1 ..` of a prompt, as its prefill computes them.
-
-        Args:
-            ids: the prompt, at least two tokens.
-            start: tokens before may come from the prefix cache, later ones never do.
-        """
+        """Log-probabilities of the tokens `start + 1 ..` of a prompt of at least two tokens, as its
+        prefill computes them. Tokens before `start` may come from the prefix cache."""
         body = {
             "input_ids": list(ids),
             "sampling_params": {"temperature": 0, "max_new_tokens": 1},

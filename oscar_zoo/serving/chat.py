@@ -7,9 +7,12 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from pydantic import Field
+
+from oscar_zoo.artifact.outcome import says
 from oscar_zoo.errors import ServerFailed
 
 SECONDS = 600.0
@@ -19,24 +22,34 @@ MOST_LINE = 1 << 20
 DATA, DONE = b"data: ", b"[DONE]"
 
 
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a question and its answer."""
+
+    prompt_tokens: Annotated[int, Field(ge=0)]
+    completion_tokens: Annotated[int, Field(ge=0)]
+
+
 @dataclass
 class Answer:
-    """What is known of an answer, as far as it has arrived.
+    """What oscar-zoo chat prints for one question; until its end, as far as it has arrived."""
 
-    Attributes:
-        text: what the server said.
-        reasoning: what the model thought first, where the server tells it apart.
-        cut: whether it ended because it reached the maximum length.
-        usage: `prompt_tokens` and `completion_tokens`; `None` where the server does not tell them.
-        first_seconds, seconds: from the question to the first part of the answer, and to its end.
-    """
-
-    text: str = ""
-    reasoning: str = ""
-    cut: bool = False
-    usage: dict[str, int] | None = None
-    first_seconds: float | None = None
-    seconds: float = 0.0
+    model_id: Annotated[str, says("The id that the request named.")]
+    port: Annotated[int, says("Of the server.", ge=0)]
+    text: Annotated[str, Field(serialization_alias="answer")] = ""
+    reasoning: Annotated[
+        str, says("What the model thought first, where the server tells it apart; else empty.")
+    ] = ""
+    cut: Annotated[bool, says("Whether the answer reached the limit of --max-tokens.")] = False
+    usage: Annotated[
+        Usage | None, says("As the server counted; null where it does not tell them.")
+    ] = None
+    first_seconds: Annotated[
+        float | None,
+        says("From the question to the first part of the answer; null where it is empty.", ge=0),
+    ] = None
+    seconds: Annotated[float, says("From the question to the end.", ge=0)] = 0.0
+    schema: Literal["oscar-zoo.chat/1"] = "oscar-zoo.chat/1"
 
     def add(self, event: bytes, seconds: float) -> str:
         """Take one event, `seconds` after the question; returns the text to show."""
@@ -45,8 +58,7 @@ class Answer:
             if "error" in value:
                 raise ServerFailed(f"the server broke off: {_message(event)}")
             if usage := value.get("usage"):
-                names = "prompt_tokens", "completion_tokens"
-                self.usage = {name: int(usage[name]) for name in names}
+                self.usage = Usage(int(usage["prompt_tokens"]), int(usage["completion_tokens"]))
             said = ""
             for choice in value["choices"][:1]:  # the event with the usage has none
                 thought = str(choice["delta"].get("reasoning_content") or "")
@@ -65,11 +77,7 @@ class Answer:
 
 
 class ChatSession:
-    """One conversation with a server.
-
-    Args:
-        most: maximum number of tokens of an answer.
-    """
+    """One conversation with a server; `most` is the maximum number of tokens of an answer."""
 
     def __init__(self, url: str, model: str, *, key: str | None, most: int) -> None:
         self._address = urlsplit(url)
@@ -79,7 +87,7 @@ class ChatSession:
             {"Authorization": f"Bearer {key}"} if key else {}
         )
         self._turns: list[dict[str, str]] = []
-        self.answer = Answer()
+        self.answer = Answer(model, self._address.port or 80)
         """The last answer."""
 
     def ask(self, text: str) -> Iterator[str]:
@@ -88,7 +96,7 @@ class ChatSession:
         A turn that fails, or whose iterator is closed early, is forgotten.
         """
         turns = [*self._turns, {"role": "user", "content": text}]
-        self.answer = Answer()
+        self.answer = Answer(self.answer.model_id, self.answer.port)
         yield from self._stream(turns)
         said = self.answer.reasoning + self.answer.text
         self._turns = [*turns, {"role": "assistant", "content": said}]

@@ -21,10 +21,10 @@ from oscar_zoo.models.hardware import pick_serving_device
 from oscar_zoo.next_step import Compute
 from oscar_zoo.observer import Note, Observer
 from oscar_zoo.registry.artifacts import Artifact
-from oscar_zoo.serving.drafts import DraftChoice
+from oscar_zoo.serving.drafts import DraftChoice, check_wish, choose_drafts
 from oscar_zoo.serving.params import ServeParams
-from oscar_zoo.serving.prepared import Prepared
-from oscar_zoo.serving.serve import Missing, find, prepare_server
+from oscar_zoo.serving.prepared import Prepared, prepare
+from oscar_zoo.serving.serve import Missing, find
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def command(params: ServeParams, observer: Observer, missing: Missing) -> ServeC
             hint="leave out --allow-origin and --engine-api",
         )
     device, gpu = pick_serving_device(params.device, check=False)
-    flag_refusals.check_wish(params.drafts, UserFlags(params.flags), device)
+    check_wish(params.drafts, UserFlags(params.flags), device)
     try:
         model, artifact = find(params, observer, missing, device)
     except NetworkError as error:
@@ -80,8 +80,8 @@ def command(params: ServeParams, observer: Observer, missing: Missing) -> ServeC
             fetch = ""  # nobody is known to have it
         error.advice = f"--print needs its digest: {fetch}name a folder that holds it"
         raise
-    prepared, drafts = prepare_server(params, model, artifact, device, gpu, observer)
-    return _command(params, prepared, drafts, observer)
+    prepared = prepare(params, model, artifact, device, gpu, observer)
+    return _command(params, prepared, choose_drafts(params, prepared, observer), observer)
 
 
 def _command(

@@ -4,6 +4,7 @@ hub is asked over the network, and neither torch nor a GPU is needed."""
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -36,6 +37,7 @@ from oscar_zoo.registry.targets import (
     suggest_path,
 )
 from oscar_zoo.serving.memory import (
+    GpuShare,
     Needs,
     Weights,
     at_most,
@@ -97,22 +99,16 @@ class FittingCache:
 
 @dataclass(frozen=True)
 class FitReport:
-    """The answer.
+    """The answer; a source says in a few words where a number comes from.
 
     Attributes:
-        model: its name.
         memory: bytes of one GPU.
-        memory_source: what says so, in a few words.
-        gpus: number of them.
-        gpus_source: what says so, in a few words.
-        weights: of the model.
         room: bytes of each GPU that are left for a cache.
         context: tokens of a request.
         longest: tokens of a request that the model takes at most; `None` where nobody knows.
         requests: that run at a time.
         usual_requests: as many as `serve` lets run at a time when its flags do not say a number.
         bits: of a stored element of the INT2 cache, scales and offsets included, on average.
-        bits_source: what says so, in a few words.
         caches: BF16, FP8 and INT2.
         unknown: what nobody knows of the layers without full attention, in words; `None` where all
             of them are counted.
@@ -194,11 +190,11 @@ def run(params: FitGpuParams) -> FitReport:
             hint="serve it with SGLang alone",
         ) from None
     context = _context(params, needs)
-    holding = {number: shared[number].holds(params.requests, context) for number in groups}
+    holding = {n: _holds(caches, params.requests, context) for n, (_, caches) in shared.items()}
     enough = [number for number in groups if holding[number] is not False]
     if needs.longest is not None and context > needs.longest:
         enough = []  # more memory does not make the model take such requests
-    mine = shared[gpus]
+    mine, caches = shared[gpus]
     of_artifact = f"of {subject.artifact}" if subject.artifact else None
     usual_bits = of_artifact or "of its recipe, without an artifact"
     return FitReport(
@@ -211,11 +207,11 @@ def run(params: FitGpuParams) -> FitReport:
         room=mine.room,
         context=context,
         longest=needs.longest,
-        requests=mine.requests,
+        requests=params.requests or mine.usual_requests,
         usual_requests=mine.usual_requests,
         bits=bits,
         bits_source=usual_bits if params.bits is None else GIVEN,
-        caches=mine.caches,
+        caches=caches,
         unknown=needs.unknown,
         config_of=needs.config_of,
         fits=holding[gpus],
@@ -229,14 +225,8 @@ fit_gpu = python_call(FitGpuParams, run)
 
 @dataclass(frozen=True)
 class Subject:
-    """A model with a serving recipe.
-
-    Attributes:
-        name: of the model.
-        needs: what it takes on GPUs; `serving` is the recipe of the artifact, where there is one.
-        artifact: `<Model>:<tag>` of the artifact, or `None` where no artifact is known here.
-        not_served: why `serve` refuses the model, or `None` where that is not known.
-    """
+    """A model with what it takes on GPUs, where `serving` is the recipe of the artifact if there is
+    one; `<Model>:<tag>` of that artifact; and why `serve` refuses the model, if that is known."""
 
     name: str
     needs: Needs
@@ -381,34 +371,26 @@ def _widths(geometry: Geometry, number: int) -> Widths:
     return Widths(k=side(0), v=side(layers))
 
 
-@dataclass(frozen=True)
-class _Share:
-    """What each GPU of a group holds; fields as those of `FitReport`."""
-
-    room: int
-    requests: int
-    usual_requests: int
-    caches: tuple[FittingCache, ...]
-
-    def holds(self, requests: int | None, context: int) -> bool | None:
-        """Whether INT2 holds so many requests; `requests=None` means one beside what `serve`
-        reserves. The answer is `None` where nobody knows."""
-        int2 = next(one for one in self.caches if one.cache.kind == "INT2")
-        if requests is not None:
-            return _between(int2.requests, int2.most_requests, requests)
-        return _between(int2.tokens, int2.most_tokens, context)
-
-
-def _share(params: FitGpuParams, memory: int, needs: Needs, weights: Weights, gpus: int) -> _Share:
+def _share(
+    params: FitGpuParams, memory: int, needs: Needs, weights: Weights, gpus: int
+) -> tuple[GpuShare, tuple[FittingCache, ...]]:
     """What each of `gpus` GPUs holds."""
     share = gpu_share(needs, memory, weights.nbytes, gpus)
     requests = params.requests or share.usual_requests
     context, longest = _context(params, needs), needs.longest
     limit = None if longest is None else max(longest, context)  # a longer one was asked for
-    fitting = tuple(
+    return share, tuple(
         _fitting(planner, share.room, context, requests, limit) for planner in share.planners
     )
-    return _Share(share.room, requests, share.usual_requests, fitting)
+
+
+def _holds(caches: Sequence[FittingCache], requests: int | None, context: int) -> bool | None:
+    """Whether INT2 holds so many requests; `requests=None` means one beside what `serve` reserves.
+    The answer is `None` where nobody knows."""
+    int2 = next(one for one in caches if one.cache.kind == "INT2")
+    if requests is not None:
+        return _between(int2.requests, int2.most_requests, requests)
+    return _between(int2.tokens, int2.most_tokens, context)
 
 
 def _between(least: int, most: int, wanted: int) -> bool | None:

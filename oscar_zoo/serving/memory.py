@@ -178,12 +178,8 @@ class GpuShare:
 
 
 def gpu_share(needs: Needs, memory: int, weights: int, gpus: int) -> GpuShare:
-    """What each of `gpus` GPUs has.
-
-    Args:
-        memory: bytes of one GPU.
-        weights: bytes of the whole model.
-    """
+    """What each of `gpus` GPUs of `memory` bytes has, beside its share of the `weights` of the
+    whole model in bytes."""
     layout, windows = Layout(tp=gpus), needs.serving.windows
     kinds = caches(needs.geometry, needs.serving, layout, needs.other)
     plain = next(kind.token for kind in kinds if kind.kind == "BF16")
@@ -202,13 +198,10 @@ def at_most(planner: Planner) -> Planner:
 def estimate_memory(
     recipe: ModelRecipe | None, manifests: Sequence[Manifest], gpu_memory: int | None = None
 ) -> dict[str, Any] | None:
-    """What a model needs, and what fits on each kind of GPU; `None` where no shapes are known.
-
-    Args:
-        manifests: of its artifacts. Where all have one recipe, it is the one that counts; the first
-            one says the shapes where the zoo does not know them.
-        gpu_memory: bytes of one GPU to answer for, instead of those that are visible.
-    """
+    """What `info` says that a model needs, and what fits on each kind of GPU that is visible, or on
+    one of `gpu_memory` bytes, for as many requests as `serve` lets run; `None` where no shapes are
+    known. Where all artifacts have one recipe, it is the one that counts; the first of their
+    `manifests` says the shapes where the zoo does not know them."""
     cards = [("GPU", gpu_memory)] if gpu_memory else _visible()
     if recipe is not None:
         needs = needs_of_recipe(recipe)
@@ -219,16 +212,9 @@ def estimate_memory(
 
 
 def estimate(needs: Needs, cards: Sequence[tuple[str, int]]) -> dict[str, Any] | None:
-    """Bytes of weights, of a token and of a request, and tokens that fit.
-
-    Args:
-        cards: name and bytes of each kind of GPU.
-
-    Returns:
-        Plain JSON values, or `None` where the INT2 cache does not take such heads. Tokens are
-        `None` where the size of the weights or what other layers keep is not known, and 0 where
-        nothing is left for a cache.
-    """
+    """Bytes of weights, of a token and of a request, and tokens that fit on `cards`, each a name
+    and bytes, as JSON values; `None` where the INT2 cache does not take such heads. Tokens are
+    `None` where the weights or what other layers keep is not known, and 0 where nothing is left."""
     try:
         bf16, _, int2 = caches(needs.geometry, needs.serving, Layout(), needs.other)
         kinds = [_card(needs, name, memory) for name, memory in cards]

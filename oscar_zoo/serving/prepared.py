@@ -11,7 +11,7 @@ from shlex import quote
 from oscar_zoo.artifact import specs
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.names import path_text
-from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
+from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.engines.sglang import refusals, sizing
 from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
@@ -25,6 +25,7 @@ from oscar_zoo.registry.architectures import architecture
 from oscar_zoo.registry.artifacts import Artifact
 from oscar_zoo.registry.recipe import serving_recipe
 from oscar_zoo.registry.targets import ModelChoice, parse_model
+from oscar_zoo.serving.params import ServeParams
 
 
 @dataclass(frozen=True)
@@ -105,36 +106,41 @@ class Prepared(ArtifactModel):
 
 
 def prepare(
-    artifact: Artifact,
-    observer: Observer,
-    *,
-    again: str,
+    params: ServeParams,
     model: ModelChoice | None,
-    clip: Clip | None,
+    artifact: Artifact,
     device: str,
     gpu: int,
-    flags: SizeFlags,
-    usual_gpus: bool = False,
+    observer: Observer,
 ) -> Prepared:
     """Choose model (`None` is the artifact's base model), recipe and number of GPUs, and refuse
-    what does not go together."""
-    choice = model_for(artifact, model, observer, again=again)
-    check_served(choice, None, device)
-    fitting = ArtifactModel.of(artifact, choice)
-    parallel = flags.tensor_parallel
-    if parallel is None:
-        parallel = _usual_gpus(choice, gpu, all_here=usual_gpus) if device == "cuda" else 1
-    _check_heads(choice.name, fitting.geometry, device, flags, parallel)
-    return Prepared(
-        choice,
-        fitting.geometry,
-        fitting.recipe.override(clip=clip),
-        fitting.config,
-        artifact=artifact,
-        device=device,
-        gpu=gpu,
-        tensor_parallel=parallel,
-    )
+    what does not go together or does not fit. Memory and number of GPUs are not those of this
+    machine where the command is only printed."""
+    flags = UserFlags(params.flags)
+    size = flags.sizes()
+    with hardware.one_look():
+        choice = model_for(artifact, model, observer, again=params.command_line(model="FOLDER"))
+        check_served(choice, None, device)
+        fitting = ArtifactModel.of(artifact, choice)
+        parallel = size.tensor_parallel
+        if parallel is None:
+            elsewhere = params.print_only and params.device is not None
+            parallel = _usual_gpus(choice, gpu, all_here=elsewhere) if device == "cuda" else 1
+        _check_heads(choice.name, fitting.geometry, device, size, parallel)
+        prepared = Prepared(
+            choice,
+            fitting.geometry,
+            fitting.recipe.override(clip=params.clip),
+            fitting.config,
+            artifact=artifact,
+            device=device,
+            gpu=gpu,
+            tensor_parallel=parallel,
+        )
+        _check_groups(prepared, flags)
+        if not params.print_only:
+            _check_memory(prepared, size)
+    return prepared
 
 
 def model_for(
@@ -194,7 +200,7 @@ def check_asked_gpus(choice: ModelChoice | None, device: str, flags: SizeFlags) 
         _check_heads(choice.name, known.geometry, device, flags, flags.tensor_parallel)
 
 
-def check_groups(prepared: Prepared, flags: UserFlags) -> None:
+def _check_groups(prepared: Prepared, flags: UserFlags) -> None:
     """Refuse groups that rows of the cache cannot be cut into, of the recipe or of the user's
     flags, before a server finds out."""
     if prepared.geometry is None:
@@ -207,7 +213,7 @@ def check_groups(prepared: Prepared, flags: UserFlags) -> None:
     )
 
 
-def check_memory(prepared: Prepared, flags: SizeFlags) -> None:
+def _check_memory(prepared: Prepared, flags: SizeFlags) -> None:
     """Refuse a server that cannot fit on its devices, which are of this machine."""
     if prepared.geometry is None:
         return

@@ -369,7 +369,6 @@ def read_key(path: Path) -> str:
 
 
 def now() -> str:
-    """The current time, in the form of `since`."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -51,12 +51,9 @@ class RunningServer:
         url: its API, `http://HOST:PORT/v1`.
         log: everything that the engine printed.
         pid: the process that supervises the server, which is this one.
-        artifact: label of the artifact.
-        digest: digest of the artifact.
+        artifact, digest: label and digest of the artifact.
         level: how thoroughly the artifact was verified.
         model: the model as it was loaded: a folder or a hub id.
-        recipe: serving recipe in force.
-        device: `cpu` or `cuda`.
         tensor_parallel: ranks that share the model, each on a GPU or a part of the CPU.
         ranks: of the whole server: `tensor_parallel` times the groups that share the layers, times
             the replicas.

@@ -16,7 +16,6 @@ from oscar_zoo.artifact.names import path_text
 from oscar_zoo.engines.requirements import require_serve
 from oscar_zoo.engines.sglang.front.access import parse_origin
 from oscar_zoo.engines.sglang.launch import plan, preflight
-from oscar_zoo.engines.sglang.launch.flag_refusals import check_wish
 from oscar_zoo.engines.sglang.launch.starting import WantedServer
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.sizing import Layout
@@ -29,16 +28,9 @@ from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.lookup import known_entries
 from oscar_zoo.registry.targets import ModelChoice, ModelTarget, NameTarget, PathTarget
 from oscar_zoo.registry.verify import artifacts_at
-from oscar_zoo.serving.drafts import DraftChoice, choose_drafts
+from oscar_zoo.serving.drafts import check_wish, choose_drafts
 from oscar_zoo.serving.params import ServeParams
-from oscar_zoo.serving.prepared import (
-    Prepared,
-    check_asked_gpus,
-    check_groups,
-    check_memory,
-    check_served,
-    prepare,
-)
+from oscar_zoo.serving.prepared import check_asked_gpus, check_served, prepare
 from oscar_zoo.serving.records import key_for
 from oscar_zoo.serving.running import RunningServer, launch
 from oscar_zoo.serving.servers import check_port, serve_log
@@ -57,7 +49,8 @@ def start(params: ServeParams, observer: Observer, missing: Missing) -> RunningS
     origins = tuple(map(parse_origin, params.allow_origin))
     device, gpu = check_machine(params)
     model, artifact = find(params, observer, missing, device)
-    prepared, drafts = prepare_server(params, model, artifact, device, gpu, observer)
+    prepared = prepare(params, model, artifact, device, gpu, observer)
+    drafts = choose_drafts(params, prepared, observer)
     wanted = WantedServer(
         model=prepared.model,
         revision=params.revision,
@@ -128,36 +121,6 @@ def find(
         return model, open_named(target, Sources(params.hubs, offline=params.offline), observer)
     except OscarZooError as error:
         return model, missing(params, target, model, error, observer)
-
-
-def prepare_server(
-    params: ServeParams,
-    model: ModelChoice | None,
-    artifact: Artifact,
-    device: str,
-    gpu: int,
-    observer: Observer,
-) -> tuple[Prepared, DraftChoice]:
-    """Model, recipe, GPUs and drafts of the server, which go together and fit into memory. Memory
-    and number of GPUs are not those of this machine where the command is only printed."""
-    flags = UserFlags(params.flags)
-    size = flags.sizes()
-    with hardware.one_look():
-        prepared = prepare(
-            artifact,
-            observer,
-            again=params.command_line(model="FOLDER"),
-            model=model,
-            clip=params.clip,
-            device=device,
-            gpu=gpu,
-            flags=size,
-            usual_gpus=params.print_only and params.device is not None,
-        )
-        check_groups(prepared, flags)
-        if not params.print_only:
-            check_memory(prepared, size)
-    return prepared, choose_drafts(params.drafts, prepared, flags, params.revision, observer)
 
 
 def _one_of_tree(target: PathTarget, model: ModelChoice | None) -> Path:

@@ -1,5 +1,4 @@
-"""What can be done with the servers that run on this machine: see them, read the log of one, stop
-one. What the verbs find is what their `--json` prints."""
+"""The servers that run on this machine: see them, read the log of one, stop one."""
 
 from __future__ import annotations
 
@@ -8,9 +7,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Annotated, Literal
+from typing import IO, Annotated, Literal, TypeVar
 
 from pydantic import Field
 
@@ -27,6 +26,7 @@ from oscar_zoo.serving.records import ServerRecord
 POLL_SECONDS = 0.5
 LONGEST_STOP = DRAIN_SECONDS + 3 * GRACE_SECONDS
 """Seconds after which a server should be gone: its requests drain, then it has a grace period."""
+R = TypeVar("R", "RunningRow", "EndedServer")
 Port = Annotated[int, Field(ge=0)]
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
@@ -44,21 +44,6 @@ class RunningRow:
     since: Annotated[Time, says("When it was started, in UTC.")]
     seconds: Annotated[int, says("Since then.", ge=0)]
     log: Annotated[str, says("What the engine prints.")]
-
-    @classmethod
-    def of(cls, record: ServerRecord) -> RunningRow:
-        """The row of a server."""
-        return cls(
-            record.port,
-            record.model,
-            record.artifact,
-            record.url,
-            record.state,
-            record.process.pid,
-            record.since,
-            round(record.seconds),
-            record.log,
-        )
 
 
 @dataclass(frozen=True)
@@ -81,25 +66,6 @@ class EndedServer:
     log: Annotated[str, says("What the engine printed.")]
     how: Annotated[str, *HIDDEN]
     """When, with which status and why, to stand behind "ended"."""
-
-    @classmethod
-    def of(cls, record: ServerRecord) -> EndedServer:
-        """The row of a server that has ended."""
-        end = record.end
-        assert end is not None, "only of a server that ended"
-        return cls(
-            record.port,
-            record.model,
-            record.artifact,
-            record.since,
-            end.at,
-            end.last_sign,
-            end.noticed,
-            end.exit_status,
-            end.cause,
-            record.log,
-            end.told,
-        )
 
 
 @dataclass(frozen=True)
@@ -147,8 +113,18 @@ class LogsReport:
 def ps(params: PsParams, observer: Observer = SILENT) -> PsReport:
     """The servers that run here, and those that ended by themselves."""
     return PsReport(
-        tuple(map(RunningRow.of, records.running())), tuple(map(EndedServer.of, records.ended()))
+        tuple(_row(RunningRow, one) for one in records.running()),
+        tuple(_row(EndedServer, one) for one in records.ended()),
     )
+
+
+def _row(kind: type[R], record: ServerRecord) -> R:
+    """What a row of this kind has of a server, by the names of its fields."""
+    known = {**vars(record), "model_id": record.model, "pid": record.process.pid}
+    known["seconds"] = round(record.seconds)
+    if record.end is not None:
+        known |= {**vars(record.end), "ended": record.end.at, "how": record.end.told}
+    return kind(**{field.name: known[field.name] for field in fields(kind)})
 
 
 def stop(params: StopParams, observer: Observer = SILENT) -> StopReport:
@@ -162,7 +138,7 @@ def stop(params: StopParams, observer: Observer = SILENT) -> StopReport:
             raise
         for one in gone:
             records.forget(one)
-        return StopReport(None, tuple(map(EndedServer.of, gone)))
+        return StopReport(None, tuple(_row(EndedServer, one) for one in gone))
     ready = record.state == "ready"
     record.process.send(signal.SIGINT if params.now and ready else signal.SIGTERM)
     what = (
@@ -188,7 +164,7 @@ def logs(params: LogsParams, observer: Observer = SILENT) -> LogsReport:
     usual = ON_A_TERMINAL if sys.stdout.isatty() else None
     number = usual if params.lines is None else _number_of_lines(params.lines)
     log, record = log_of(params.name)
-    ended = EndedServer.of(record) if record is not None and record.end is not None else None
+    ended = _row(EndedServer, record) if record is not None and record.end is not None else None
     alive = (lambda: record.process.alive) if params.follow and record is not None else None
     return LogsReport(str(log), ended, read_log(log, lines=number, follow=alive))
 

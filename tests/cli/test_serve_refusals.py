@@ -80,224 +80,97 @@ class Table:
         (self.model / name).unlink()
         return []
 
+    def broken(self) -> list[str]:
+        (self.model / "config.json").write_text("{")
+        return []
+
     def environment(self, name: str, value: str) -> list[str]:
         self.monkeypatch.setenv(name, value)
         return []
 
 
 Spoil = Callable[[Table], list[str]]
-CASES: dict[str, tuple[Spoil, int, tuple[str, ...]]] = {
-    "an artifact for fewer layers": (
-        lambda t: t.config(num_hidden_layers=6),
-        1,
-        (
-            "this K rotation is for layers [0, 1, 2, 3]; a-model has [0, 1, 2, 3, 4, 5]",
-            "oscar-zoo list --for a-model",
-        ),
-    ),
-    "an artifact for another head": (
-        lambda t: t.config(head_dim=128),
-        1,
-        ("head_dim 64; a-model has 128",),
-    ),
-    "no GPU": (lambda t: ["--device", "cuda"], 1, ("--device cpu",)),
-    "no such device": (
-        lambda t: ["--device", "tpu"],
-        2,
-        ("'tpu' is not a device", "cpu, cuda or cuda:0"),
-    ),
+
+
+def config(**changes: Any) -> Spoil:
+    return lambda table: table.config(**changes)
+
+
+def words(*given: str) -> Spoil:
+    return lambda table: list(given)
+
+
+CASES: dict[str, tuple[Spoil, int, str]] = {
+    "an artifact for fewer layers": (config(num_hidden_layers=6), 1, "a-model has [0, 1, 2, 3, 4"),
+    "an artifact for another head": (config(head_dim=128), 1, "head_dim 64; a-model has 128"),
+    "no GPU": (words("--device", "cuda"), 1, "--device cpu"),
+    "no such device": (words("--device", "tpu"), 2, "'tpu' is not a device"),
     "weights larger than memory": (
         lambda t: t.weights(4 * 10**12),
         1,
-        ("a-model needs about 8000 GB on cpu", "are free", "smaller model"),
+        "about 8000 GB on cpu",
     ),
-    "weights that are cut short": (
-        lambda t: t.cut(4096),
-        1,
-        ("model.safetensors: it has ", "and its header says", "download it again"),
-    ),
-    "a model without architectures": (
-        lambda t: t.config(architectures=None),
-        1,
-        ("a-model has no architectures",),
-    ),
+    "weights that are cut short": (lambda t: t.cut(4096), 1, "and its header says"),
+    "a model without architectures": (config(architectures=None), 1, "has no architectures"),
     "a model that SGLang runs on GPUs alone": (
-        lambda t: t.config(model_type="qwen3_next", full_attention_interval=4),
+        config(model_type="qwen3_next", full_attention_interval=4),
         1,
-        ("a-model (qwen3_next) on a CPU", "needs CUDA"),
+        "a-model (qwen3_next) on a CPU",
     ),
     "too many requests at a time": (
-        lambda t: ["--", "--max-running-requests=90000000"],
+        words("--", "--max-running-requests=90000000"),
         1,
-        (
-            "a-model needs about",
-            "windows of 90000000 requests",
-            "50% of what is free",
-            "-- --max-running-requests=",
-        ),
+        "windows of 90000000 requests",
     ),
-    "no SGLang": (
-        lambda t: t.sglang(None),
-        1,
-        ("this needs sglang", "pip install ", "[serve]"),
-    ),
-    "an SGLang too old": (
-        lambda t: t.sglang("0.5.10"),
-        1,
-        ("sglang 0.5.10 is outside", SUPPORTED),
-    ),
-    "an SGLang too new": (
-        lambda t: t.sglang("0.6.0rc1"),
-        1,
-        ("sglang 0.6.0rc1 is outside", "pip install"),
-    ),
-    "sliding windows everywhere": (
-        lambda t: t.config(sliding_window=512),
-        1,
-        ("a-model (qwen3) has no full-attention layer", "SGLang alone"),
-    ),
-    "MLA": (
-        lambda t: t.config(kv_lora_rank=512),
-        1,
-        ("a-model (qwen3) uses multi-head latent attention (MLA)",),
-    ),
-    "chunked attention": (
-        lambda t: t.config(attention_chunk_size=8192),
-        1,
-        ("chunked local attention",),
-    ),
-    "layers that share a cache": (
-        lambda t: t.config(num_kv_shared_layers=2),
-        1,
-        ("a-model (qwen3) shares one KV cache between layers",),
-    ),
-    "heads without a transform": (
-        lambda t: t.config(head_dim=88),
-        1,
-        ("a-model (qwen3) has heads of 88 channels", "SGLang alone"),
-    ),
+    "no SGLang": (lambda t: t.sglang(None), 1, "this needs sglang"),
+    "an SGLang too old": (lambda t: t.sglang("0.5.10"), 1, SUPPORTED),
+    "an SGLang too new": (lambda t: t.sglang("0.6.0rc1"), 1, SUPPORTED),
+    "sliding windows everywhere": (config(sliding_window=512), 1, "no full-attention layer"),
+    "MLA": (config(kv_lora_rank=512), 1, "multi-head latent attention"),
+    "chunked attention": (config(attention_chunk_size=8192), 1, "chunked local attention"),
+    "layers that share a cache": (config(num_kv_shared_layers=2), 1, "shares one KV cache"),
+    "heads without a transform": (config(head_dim=88), 1, "has heads of 88 channels"),
     "code of the checkpoint": (
-        lambda t: t.config(model_type="mimo_v2_flash", hybrid_layer_pattern=[0, 1, 1, 0]),
+        config(model_type="mimo_v2_flash", hybrid_layer_pattern=[0, 1, 1, 0]),
         1,
-        ("SGLang reads the configuration of a-model (mimo_v2_flash)", "--trust-remote-code"),
+        "--trust-remote-code",
     ),
-    "an encoder": (
-        lambda t: t.config(is_encoder_decoder=True),
-        1,
-        ("a-model (qwen3) is an encoder-decoder model",),
-    ),
-    "no config.json": (lambda t: t.remove("config.json"), 1, ("no config.json",)),
-    "a broken config.json": (
-        lambda t: ((t.model / "config.json").write_text("{") and []) or [],
-        1,
-        ("config.json is not JSON",),
-    ),
-    "no weights": (lambda t: t.remove("model.safetensors"), 1, ("no *.safetensors weights",)),
+    "an encoder": (config(is_encoder_decoder=True), 1, "is an encoder-decoder model"),
+    "no config.json": (lambda t: t.remove("config.json"), 1, "no config.json"),
+    "a broken config.json": (lambda t: t.broken(), 1, "config.json is not JSON"),
+    "no weights": (lambda t: t.remove("model.safetensors"), 1, "no *.safetensors weights"),
     "a misspelt variable": (
         lambda t: t.environment("SGLANG_OSCAR_K_CLIP", "0.9"),
         2,
-        ("no setting is called SGLANG_OSCAR_K_CLIP", "SGLANG_OSCAR_K_CLIP_RATIO"),
-    ),
-    "another attention backend": (
-        lambda t: ["--", "--attention-backend", "flashinfer"],
-        2,
-        ("--attention-backend does not work with an INT2 KV cache",),
-    ),
-    "speculative decoding": (
-        lambda t: ["--", "--speculative-algo=DFLASH"],  # the engine's parser completes it
-        2,
-        ("--speculative-algorithm DFLASH does not work",),
-    ),
-    "a host cache": (
-        lambda t: ["--", "--enable_hierarchical_cache"],
-        2,
-        ("--enable-hierarchical-cache does not work",),
-    ),
-    "a host cache by its short name": (
-        lambda t: ["--", "--enable-hicache"],
-        2,
-        ("--enable-hierarchical-cache does not work",),
-    ),
-    "context parallelism": (
-        lambda t: ["--", "--attention-context-parallel-size", "2"],
-        2,
-        ("--attn-cp-size does not work",),
+        "SGLANG_OSCAR_K_CLIP_RATIO",
     ),
     "a variable that moves the cache": (
         lambda t: t.environment("SGLANG_USE_HND_KVCACHE", "1"),
         2,
-        ("SGLANG_USE_HND_KVCACHE does not work", "Unset SGLANG_USE_HND_KVCACHE"),
+        "Unset SGLANG_USE_HND_KVCACHE",
     ),
-    "a flag that opens a port": (
-        lambda t: ["--", "--grpc-port=1"],
+    "a flag that SGLang completes": (
+        words("--", "--speculative-algo=DFLASH"),
         2,
-        ("--grpc-port is not allowed",),
+        "DFLASH does",
     ),
+    "a flag that opens a port": (words("--", "--grpc-port=1"), 2, "--grpc-port is not allowed"),
     "more ranks than the CPU has places for": (
         lambda t: [
             *t.environment("SGLANG_CPU_OMP_THREADS_BIND", "0|1"),
             *("--device", "cpu", "--", "--tp=3"),
         ],
         1,
-        (
-            "the flags need 3 GPUs",
-            "here",
-            "SGLANG_CPU_OMP_THREADS_BIND names 2 of 3",
-            "Leave out --tp",
-        ),
+        "SGLANG_CPU_OMP_THREADS_BIND names 2 of 3",
     ),
-    "more memory than there is": (
-        lambda t: ["--", "--mem-fraction-static=8"],
-        2,
-        ("--mem-fraction-static '8' is no share of the memory", "-- --mem-fraction-static=0.8"),
-    ),
+    "more memory than there is": (words("--", "--mem-fraction-static=8"), 2, "is no share of"),
     "groups that no row can be cut into": (
-        lambda t: ["--", "--oscar-group-size=48"],
+        words("--", "--oscar-group-size=48"),
         2,
-        ("a group size of 48 does not go with", "Use -- --oscar-group-size=64"),
+        "a group size of 48 does not go with",
     ),
-    "a group size that is no number": (
-        lambda t: ["--", "--oscar-group-size=abc"],
-        2,
-        (
-            "--oscar-group-size 'abc': must be a whole number from 1 to 1048576.",
-            "For example --oscar-group-size=128",
-        ),
-    ),
-    "a sink below zero": (
-        lambda t: ["--", "--oscar-sink-size=-1"],
-        2,
-        (
-            "--oscar-sink-size '-1': must be a whole number from 0 to 1048576.",
-            "--oscar-sink-size=64",
-        ),
-    ),
-    "a window of half a token": (
-        lambda t: ["--", "--oscar-recent-size=0.5"],
-        2,
-        ("--oscar-recent-size '0.5': must be a whole number from 1 to 1048576.", "=256"),
-    ),
-    "sinks of no number of prompts": (
-        lambda t: ["--", "--oscar-idle-sinks=many"],
-        2,
-        ("--oscar-idle-sinks 'many': must be a whole number from 0 to 1048576.", "=16"),
-    ),
-    "bits of an unknown number of layers": (
-        lambda t: ["--", "--oscar-bits=4xx"],
-        2,
-        ("--oscar-bits '4xx': '4xx' must say how many layers have the value, 1 to 1000", "=4/2"),
-    ),
-    "a clip ratio that is no number": (
-        lambda t: ["--", "--oscar-k-clip=0.9,abc"],
-        2,
-        ("--oscar-k-clip '0.9,abc': a clip ratio is a number from 0 to 1, not 'abc'.", "=0.96"),
-    ),
-    "no number of GPUs": (lambda t: ["--", "--tp=many"], 2, ("--tp 'many'",)),
-    "a number by the beginning of its flag": (
-        lambda t: ["--", "--tensor-parallel=many"],
-        2,
-        ("--tp 'many'",),
-    ),
+    "a value of the cache": (words("--", "--oscar-sink-size=-1"), 2, "--oscar-sink-size '-1'"),
+    "no number of GPUs": (words("--", "--tensor-parallel=many"), 2, "--tp 'many'"),
 }
 ONLY_HERE = {
     "no GPU",
@@ -327,10 +200,9 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
 def test_it_is_one_line_before_a_server_starts(name: str, table: Table) -> None:
     if importlib.util.find_spec("sglang") is None:
         pytest.skip("sglang is not installed")
-    spoil, code, words = CASES[name]
+    spoil, code, said = CASES[name]
     line = refusal(table, spoil(table), code)
-    for word in words:
-        assert word in line, line
+    assert said in line, line
 
 
 @pytest.mark.parametrize("name", sorted(CASES.keys() - ONLY_HERE))

@@ -225,7 +225,7 @@ def take_its_place(monkeypatch: pytest.MonkeyPatch, *, dies: bool) -> int:
     def plan(options: ServeOptions, _: object) -> LaunchPlan:
         return LaunchPlan((*argv, options.front), dict(os.environ), f"http://127.0.0.1:{port}")
 
-    monkeypatch.setattr("oscar_zoo.app.serve_checks.require_serve", lambda: None)
+    monkeypatch.setattr("oscar_zoo.serving.serve.require_serve", lambda: None)
     monkeypatch.setattr("oscar_zoo.engines.sglang.launch.plan.plan", plan)
     return port
 

@@ -27,10 +27,11 @@ def _body(
     api_key_file: Path | None,
     max_tokens: int,
 ) -> int:
-    from oscar_zoo.cli.render.chat import answer, answer_facts, talk
+    from oscar_zoo.cli.render.chat import answer, talk
     from oscar_zoo.engines.sglang.launch.plan import client_url
     from oscar_zoo.serving.chat import ChatSession
     from oscar_zoo.serving.records import key_of, read_key
+    from oscar_zoo.verb import as_json as plain
 
     if server is not None and question is None and not _NAME.fullmatch(server):
         server, question = None, server
@@ -53,7 +54,9 @@ def _body(
             hint='write it behind: oscar-zoo chat "Why is the sky blue?"',
         )
     if as_json:
-        terminal.emit_json(answer_facts(session, question, record))
+        for _ in session.ask(question):
+            pass
+        terminal.emit_json(plain(session.answer))
     else:
         answer(session, question)
     return 0

@@ -8,12 +8,10 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import ServerFailed, UsageError
 from oscar_zoo.serving.chat import ChatSession
-from oscar_zoo.serving.records import ServerRecord
 
 NEW = "/new"
 ENDS = ("/bye", "/exit", "/quit")
@@ -58,24 +56,6 @@ def answer(chat: ChatSession, question: str) -> None:
     _show(chat.ask(question))
     if chat.answer.cut:
         terminal.note("note: the answer was cut off; for longer ones: --max-tokens N")
-
-
-def answer_facts(chat: ChatSession, question: str, record: ServerRecord) -> dict[str, Any]:
-    """Ask `question`; the answer for `--json`. Raises `ServerFailed`."""
-    for _ in chat.ask(question):
-        pass
-    told = chat.answer
-    return {
-        "schema": "oscar-zoo.chat/1",
-        "model_id": record.model,
-        "port": record.port,
-        "answer": told.text,
-        "reasoning": told.reasoning,
-        "cut": told.cut,
-        "usage": told.usage,
-        "first_seconds": told.first_seconds,
-        "seconds": told.seconds,
-    }
 
 
 def _turn(chat: ChatSession, text: str) -> None:

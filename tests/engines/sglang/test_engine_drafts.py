@@ -34,8 +34,8 @@ from engine_cases import EXACT_STATE, model
 from engines import CHUNK, INSTALLED, RELEASES, needs_sglang, report_of
 from tiny_models import change_config
 
-from oscar_zoo.engines.sglang.launch.flag_refusals import MTP_STEPS, mtp_words
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.serving.drafts import MTP_STEPS, mtp_words
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 

@@ -1,9 +1,8 @@
-"""Engine flags that an INT2 cache refuses, and those that `--drafts` adds, told from the command
-line before SGLang reads it.
+"""Engine flags that an INT2 cache refuses, told from the command line before SGLang reads it.
 
 The rows are those of `refusals`, which checks what SGLang made of all flags. This module sees only
-the user's flags, so a flag that SGLang itself sets is found at start-up. Flags that the user gives
-win over those that `--drafts` chooses. Needs neither torch nor sglang.
+the user's flags, so a flag that SGLang itself sets is found at start-up. Needs neither torch nor
+sglang.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 from oscar_zoo.engines.sglang import refusals, settings
 from oscar_zoo.engines.sglang.launch.plan import DRAFT_MODEL
-from oscar_zoo.engines.sglang.launch.user_flags import Flag, UserFlags
-from oscar_zoo.engines.sglang.refusals import BRANCHES, BREADTH
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.setting_flags import BACKEND, OPTIONS
 from oscar_zoo.errors import PathNotFound, UnsupportedMachine, UsageError
 from oscar_zoo.models.config_file import read_config
@@ -139,90 +137,3 @@ def _value(text: str | None) -> Any:
         return float(text)
     except ValueError:
         return text
-
-
-Kind = Literal["mtp", "ngram"]
-Wish = Literal["auto", "mtp", "ngram"]
-OPTION = "--drafts"
-STEPS, TOKENS = "--speculative-num-steps", "--speculative-num-draft-tokens"
-ALGORITHMS: dict[Kind, str] = {"mtp": "NEXTN", "ngram": "NGRAM"}
-"""SGLang's names."""
-MTP_STEPS = 3
-"""Tokens that a layer of the model guesses in front of a step, where the zoo does not say it.
-SGLang chooses as many."""
-NGRAM_TOKENS = 8
-"""Tokens that a step verifies with a table of n-grams: one that is known, and seven guesses."""
-ATTENTION = "--speculative-draft-attention-backend"
-MTP_ATTENTION = "triton"
-"""SGLang's attention for the layer that drafts. FlashInfer, which drafts of a model have where no
-flag says otherwise, is compiled for each shape at the first start, which takes minutes."""
-
-
-def check_wish(wish: Wish | None, flags: UserFlags, device: str) -> None:
-    """Refuse what can be refused before the model is known: flags alone, and `--drafts` beside
-    flags that contradict it; `wish` is its value, or `None` without it."""
-    check_flags(flags, device)
-    if wish is None:
-        return
-    if device == "cpu":
-        raise needs_gpu(OPTION)
-    algorithm, model = flags.last(ALGORITHM), flags.text(*DRAFT_MODEL)
-    if algorithm is None:
-        if model is not None:
-            raise UsageError(
-                f"{OPTION} chooses drafts without a draft model, and {DRAFT_MODEL[0]} names one.",
-                hint=f"leave out one of the two; with a draft model, name its {ALGORITHM}",
-            )
-        check_flags(flags.after(f"{ALGORITHM}=NGRAM"), device)
-        return
-    if wish != "auto" and (_algorithm(algorithm) != ALGORITHMS[wish] or model is not None):
-        raise UsageError(
-            f"{OPTION}={wish} and {ALGORITHM}={_algorithm(algorithm)} contradict each other.",
-            hint="leave out one of the two",
-        )
-
-
-def mtp_words(flags: UserFlags, steps: int) -> tuple[tuple[str, ...], int]:
-    """The missing flags for a chain of drafts from layers of the model itself, and how many tokens
-    are guessed in front of a step: `steps`, unless `flags` say it."""
-    told = {name: flags.last(name) for name in (STEPS, BRANCHES, TOKENS)}
-    if _number(told[BRANCHES], 1) > 1 and None in (told[STEPS], told[TOKENS]):
-        raise UsageError(
-            f"{BRANCHES} makes a tree of drafts, whose size {OPTION} does not choose.",
-            hint=f"add {STEPS} and {TOKENS}, or leave {BRANCHES} out",
-        )
-    tokens = _number(told[TOKENS], steps + 1, least=2)
-    steps = _number(told[STEPS], tokens - 1)
-    wanted = {
-        ALGORITHM: ALGORITHMS["mtp"],
-        STEPS: str(steps),
-        BRANCHES: "1",
-        TOKENS: str(steps + 1),
-        ATTENTION: MTP_ATTENTION,
-    }
-    return _missing(wanted, flags), steps
-
-
-def ngram_words(flags: UserFlags, *, chain: bool) -> tuple[tuple[str, ...], int]:
-    """The missing flags for drafts from text that repeats itself, and how many tokens are guessed
-    in front of a step; with `chain` they must be no tree."""
-    tokens = _number(flags.last(TOKENS), NGRAM_TOKENS, least=2)
-    wanted = {ALGORITHM: ALGORITHMS["ngram"], TOKENS: str(tokens)}
-    return _missing(wanted | ({BREADTH: "1"} if chain else {}), flags), tokens - 1
-
-
-def _missing(wanted: dict[str, str], flags: UserFlags) -> tuple[str, ...]:
-    return tuple(f"{name}={value}" for name, value in wanted.items() if flags.last(name) is None)
-
-
-def _algorithm(flag: Flag) -> str:
-    return (flag.value or "").upper()
-
-
-def _number(flag: Flag | None, usual: int, *, least: int = 1) -> int:
-    if flag is None:
-        return usual
-    text = flag.value or ""
-    if not (text.isascii() and text.isdigit() and int(text) >= least):
-        raise UsageError(f"{flag.name} {text!r} is no whole number from {least} on.")
-    return int(text)

@@ -33,32 +33,13 @@ DEFAULT_PORT = 30000
 class ServeOptions:
     """What the caller decided.
 
-        Attributes:
-            model: local folder or Hugging Face id, at `revision`.
-            recipe: serving recipe in force.
-            device: `cpu` or `cuda`.
-            gpu: number of the first GPU.
-            tensor_parallel: number of GPUs, unless `flags` say one.
-    <<<<<<< main
-            host, port: where to listen; port 0 is any free one.
-    ||||||| base
-            host, port: where to listen.
-            kernels: private folder of compiled kernels, kept from one start to the next.
-            revision: commit of the model on its hub.
-            config_file: file with keys in the engine's own configuration format, or `None`.
-            front: file with the settings of the front, or `on`; see `front.settings`.
-            copy_of: digest of the artifact, where the rotations are a copy of it with other bytes.
-    =======
-            host, port: where to listen.
-            kernels: private folder of compiled kernels, kept from one start to the next.
-            revision: commit of the model on its hub.
-            config_file: file with keys in the engine's own configuration format, or `None`.
-            front: file with the settings of the front, or `on`; see `front.access`.
-            copy_of: digest of the artifact, where the rotations are a copy of it with other bytes.
-    >>>>>>> eng
-            name: how the server calls the artifact to those who ask.
-            served_name: what requests call the model, unless `flags` say it.
-            flags: engine flags of the user.
+    Attributes:
+        model: local folder or Hugging Face id, at `revision`.
+        gpu: number of the first GPU.
+        tensor_parallel: number of GPUs, unless `flags` say one.
+        port: where to listen; 0 is any free one.
+        name: how the server calls the artifact to those who ask.
+        served_name: what requests call the model, unless `flags` say it.
     """
 
     model: str
@@ -97,15 +78,8 @@ class Staged:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """A child process to start.
-
-    Attributes:
-        argv: its argument list.
-        env: its whole environment.
-        url: where it will answer, without `/v1`.
-        sets: the part of `env` that we set.
-        secrets: what its log must not hold.
-    """
+    """A child process to start, with its whole environment `env`, the part of it that we set, and
+    the secrets that its log must not hold. It will answer at `url`, without `/v1`."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(repr=False)

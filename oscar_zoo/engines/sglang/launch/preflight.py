@@ -54,16 +54,10 @@ class ServerDemand:
     """What decides the memory of a server.
 
     Attributes:
-        model: name, for messages.
-        geometry: of the model.
-        windows: of the recipe.
         weights: bytes of all weights in the type they are stored in, or `None` if unknown.
         itemsize: bytes of one number as stored; `None` for quantized weights, which keep their
             size.
-        device: `cpu` or `cuda`.
         gpu: number of the first GPU.
-        tensor_parallel: number of GPUs.
-        flags: engine flags of the user.
         memory: total bytes of the smallest GPU, or `None` if unknown.
     """
 
@@ -132,11 +126,8 @@ def check_folder(folder: Path, model_id: str) -> ConfigFile:
 
 
 def check_memory(server: ServerDemand, free: int | None) -> None:
-    """Refuse a server that cannot fit.
-
-    Args:
-        free: unused bytes on every device that it runs on, or `None` if unknown.
-    """
+    """Refuse a server that cannot fit into the `free` bytes of every device that it runs on; `None`
+    where they are unknown."""
     if free is None:
         return
     need, fraction = server.demand(), _fraction(server)
@@ -147,7 +138,7 @@ def check_memory(server: ServerDemand, free: int | None) -> None:
     told = [f"{need.windows / 1e9:.1f} GB of that are the windows of {requests}"]
     if fraction < ALL_OF_A_GPU:
         told.append(f"SGLang uses {fraction:.0%} of what is free")
-    hint = "; ".join([*told, " or ".join(_ways(server, need, free, usable)[:2])])
+    hint = "; ".join([*told, " or ".join(_ways(server, need, usable))])
     where = f"cuda:{server.gpu}" if server.device == "cuda" else server.device
     raise NotEnoughMemory.for_model(server.model, need.total, where, usable, hint=hint)
 
@@ -167,33 +158,19 @@ def _fraction(server: ServerDemand) -> float:
     return float(usual) if asked is None else asked
 
 
-def _ways(server: ServerDemand, need: Demand, free: int, usable: int) -> list[str]:
+def _ways(server: ServerDemand, need: Demand, usable: int) -> list[str]:
     """Changes each of which would be enough."""
     ways = []
     requests = (usable - need.weights) // need.row - 1
     if requests >= 1:
         ways.append(f"lower the requests at a time: -- --max-running-requests={requests}")
-    if server.device == "cpu":
-        if need.total <= 0.9 * free:
-            ways.append("use more of it: -- --mem-fraction-static=0.9")
-        if server.dtype_bytes == 4 and need.total <= 2 * usable:
-            ways.append("use 16 bits: -- --dtype=bfloat16")
-    else:
-        for number in LIKELY_ENOUGH:
-            more = replace(server, tensor_parallel=number)
-            shared = splits(more.geometry, more.layout.attention_ranks)
-            if number > server.tensor_parallel and shared and more.demand().total <= usable:
-                ways.append(f"spread it over {number} GPUs: -- --tp={number}")
-                break
-    if ways:
-        return ways
-    return [
-        (
-            "serve it on a GPU, or use a smaller model"
-            if server.device == "cpu"
-            else "use more GPUs or a smaller model"
-        )
-    ]
+    for number in LIKELY_ENOUGH if server.device == "cuda" else ():
+        more = replace(server, tensor_parallel=number)
+        shared = splits(more.geometry, more.layout.attention_ranks)
+        if number > server.tensor_parallel and shared and more.demand().total <= usable:
+            ways.append(f"spread it over {number} GPUs: -- --tp={number}")
+            break
+    return ways or ["use more GPUs or a smaller model"]
 
 
 CORES = "SGLANG_CPU_OMP_THREADS_BIND"
@@ -209,13 +186,9 @@ def check_devices(
     environ: Mapping[str, str] = os.environ,
     nodes: Path = NODES,
 ) -> None:
-    """Refuse flags that need more devices than there are.
-
-    Args:
-        layout: how the user's flags spread the server; 1 where they say nothing.
-        device: `cpu` or `cuda`.
-        gpu: number of the first GPU.
-    """
+    """Refuse flags that need more devices than there are. On a GPU every rank takes one, from
+    number `gpu` on. On a CPU SGLang gives every rank a NUMA node, or the cores that a variable
+    names."""
     if device == "cpu":
         _check_cpu(layout, environ, nodes)
     else:
@@ -225,11 +198,8 @@ def check_devices(
 def check_gpus(
     gpu: int, number: int, environ: Mapping[str, str], *, tensor_parallel: int | None = None
 ) -> list[hardware.Gpu]:
-    """The `number` GPUs from `gpu` on; none where the driver's tool names none at all.
-
-    Args:
-        tensor_parallel: how many of them share the model; `None` for all.
-    """
+    """The `number` GPUs from `gpu` on, of which `tensor_parallel` (`None` for all) share the model;
+    none where the driver's tool names none at all."""
     seen = hardware.visible(hardware.gpus(environ), environ)
     if seen and gpu + number > len(seen):
         left = len(seen) - gpu
@@ -253,17 +223,14 @@ def _check_cpu(layout: Layout, environ: Mapping[str, str], nodes: Path) -> None:
     places = len(cores.split("|")) if listed else _numa_nodes(nodes)
     if ranks <= places:
         return
-    seen = len(hardware.visible(hardware.gpus(environ), environ))
-    gpus = "no GPU is" if not seen else "1 GPU is" if seen == 1 else f"{seen} GPUs are"
     room = f"{CORES} names" if listed else "its NUMA nodes are enough for"
     split = "|".join(map(str, range(ranks)))
-    use = "" if seen < ranks else ", or use the GPUs: --device cuda"
     raise UnsupportedMachine(
-        f"the flags need {layout.gpus} GPUs, {gpus} here, and the server would run on the CPU,"
-        f" where {room} {places} of {ranks} ranks.",
+        f"the flags need {layout.gpus} GPUs, and the server would run on the CPU, where {room}"
+        f" {places} of {ranks} ranks.",
         hint=(
-            f"leave out --tp, --pp and --dp{use}; to try several ranks on one CPU, name the cores"
-            f" of each: {CORES}='{split}'"
+            "leave out --tp, --pp and --dp, or use GPUs: --device cuda; to try several ranks on one"
+            f" CPU, name the cores of each: {CORES}='{split}'"
         ),
     )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import http.client
 import os
 import signal
 import subprocess
@@ -19,12 +18,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import urlsplit
 
 from oscar_zoo import children
 from oscar_zoo.children import Child
+from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch import processes, watchdog
-from oscar_zoo.engines.sglang.launch.plan import LOOPBACK, LaunchPlan, client_url
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, client_url
 from oscar_zoo.engines.sglang.launch.processes import Signals, in_main_thread
 from oscar_zoo.engines.sglang.launch.server_log import (
     KILLED,
@@ -78,13 +77,9 @@ class Server:
         return self._process.poll()
 
     def wait_until_healthy(self, timeout: float, tick: Callable[[float], None]) -> None:
-        """Wait for the health endpoint to answer.
-
-        Args:
-            timeout: seconds.
-            tick: called at once and then about twice a second with the seconds waited so far.
-        """
-        started = time.monotonic()
+        """Wait for the health endpoint to answer, up to `timeout` seconds; `tick` is called at once
+        and then about twice a second with the seconds waited so far."""
+        started, client = time.monotonic(), ServerClient(client_url(self.url), timeout=5)
         while True:
             waited = time.monotonic() - started
             if self.returncode is not None:
@@ -93,7 +88,7 @@ class Server:
                 raise self.failure("the server ended while starting")
             tick(waited)
             self._check_port()
-            if self.healthy():
+            if client.healthy():
                 return
             if waited > timeout:
                 raise ServerFailed(
@@ -109,28 +104,15 @@ class Server:
                 hint=f"run it again, or choose another: --port N; log: {self.log}",
             )
 
-    def healthy(self) -> bool:
-        """Whether `GET /health` answers 200 now."""
-        address = urlsplit(client_url(self.url))
-        host = address.hostname or LOOPBACK
-        connection = http.client.HTTPConnection(host, address.port, timeout=5)
-        try:
-            connection.request("GET", "/health")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
-
     @property
     def status(self) -> str:
         """How the child ended, in words."""
         code = self.returncode or 0
-        return f"killed by {processes.exit_words(code)}" if code < 0 else f"status {code}"
+        return f"{'killed by ' if code < 0 else ''}{processes.exit_words(code)}"
 
     def failure(self, what: str) -> ServerFailed:
-        """The error for a child that ended: what happened, and why. Where the log
-        gives no reason, its exit status is told."""
+        """The error for a child that ended. Where the log gives no reason, its exit status is
+        told."""
         cause = self.cause()
         if cause.by_parser:
             return FlagRefused.for_flags(cause.text, self.log)
@@ -153,11 +135,8 @@ class Server:
         self._signals.deliver()
 
     def wait(self, draining: Callable[[], None] = lambda: None) -> int:
-        """Block until the child ends, and return its exit status.
-
-        SIGTERM to this process lets the child drain before it ends, unless a second signal comes;
-        `draining` is called before.
-        """
+        """Block until the child ends, and return its exit status. SIGTERM to this process lets the
+        child drain first, unless a second signal comes; `draining` is called before."""
         try:
             return self._process.wait()
         except SystemExit:
@@ -169,10 +148,7 @@ class Server:
 
     def drain(self, limit: float) -> bool:
         """Ask the child to finish its requests and end; whether it ended within `limit` seconds.
-
-        Only the child gets SIGTERM: its workers would drop what they compute, and every request
-        with it.
-        """
+        Only the child gets SIGTERM: its workers would drop every request with what they compute."""
         self.stopping = True
         self._process.send_signal(signal.SIGTERM)
         try:

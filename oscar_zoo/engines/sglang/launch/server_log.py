@@ -161,13 +161,8 @@ def cause_in(log: Path) -> Cause:
     A refusal of ours counts before anything that follows it in the log, because the rest is a
     consequence.
     """
-    with log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
-        lines = [
-            line.strip()
-            for line in stream.read().decode("utf-8", "replace").splitlines()
-            if line.strip()
-        ]
+    said = map(str.strip, _tail(log).decode("utf-8", "replace").splitlines())
+    lines = [line for line in said if line]
     for place in reversed(range(len(lines))):
         own = OURS.fullmatch(lines[place])
         if own is not None:
@@ -186,11 +181,16 @@ def cause_in(log: Path) -> Cause:
 def lost_port(log: Path) -> int | None:
     """The port that the server which writes `log` could not have, because another process was
     faster; SGLang goes on without one."""
-    with contextlib.suppress(FileNotFoundError), log.open("rb") as stream:
-        stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
-        found = TAKEN.search(stream.read())
+    with contextlib.suppress(FileNotFoundError):
+        found = TAKEN.search(_tail(log))
         return None if found is None else int(found["port"])
     return None
+
+
+def _tail(log: Path) -> bytes:
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        return stream.read()
 
 
 def _refused(line: str, lines: Sequence[str]) -> str | None:

@@ -7,7 +7,7 @@ nothing again. Flags that SGLang does not know are refused by SGLang, which name
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from oscar_zoo.engines.sglang.sizing import SizeFlags
 from oscar_zoo.errors import UsageError
@@ -95,26 +95,14 @@ UNKNOWN_WEIGHTS = (
 """Flags with which the size of the weights cannot be told from the files of a model."""
 
 
-@dataclass(frozen=True)
-class Flag:
-    """One flag.
-
-    Attributes:
-        name: with hyphens, whatever the user wrote.
-        text: what stands after `=`, else the next word, or `None` at the end of the line.
-        joined: whether `text` stands after `=`.
-    """
+class Flag(NamedTuple):
+    """One flag, with hyphens in its name whatever the user wrote: what stands after `=`, else the
+    next word, or `None` at the end of the line; and the same as its value, `None` where the next
+    word is a flag itself."""
 
     name: str
     text: str | None
-    joined: bool
-
-    @property
-    def value(self) -> str | None:
-        """Its value; `None` when the next word is a flag itself."""
-        if self.joined or self.text is None or not self.text.startswith("--"):
-            return self.text
-        return None
+    value: str | None
 
 
 class UserFlags:
@@ -208,9 +196,11 @@ def _means(flag: str, names: Sequence[str]) -> bool:
 def _flags(words: Sequence[str]) -> Iterator[Flag]:
     for place, word in enumerate(words):
         if word.startswith("--"):
-            name, equals, text = word.partition("=")
+            name, equals, joined = word.partition("=")
             after = words[place + 1] if place + 1 < len(words) else None
-            yield Flag(name.replace("_", "-"), text if equals else after, bool(equals))
+            text = joined if equals else after
+            follows = not equals and text is not None and text.startswith("--")
+            yield Flag(name.replace("_", "-"), text, None if follows else text)
 
 
 def _tensor_parallel(text: str | None) -> int | None:

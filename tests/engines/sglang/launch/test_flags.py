@@ -9,16 +9,23 @@ import pytest
 from oscar_zoo.engines.sglang import refusals
 from oscar_zoo.engines.sglang.launch import flag_refusals
 from oscar_zoo.engines.sglang.launch.flag_refusals import check_flags
-from oscar_zoo.engines.sglang.launch.user_flags import TENSOR_PARALLEL, UserFlags
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.setting_flags import BACKEND
 from oscar_zoo.engines.sglang.sizing import SizeFlags
 from oscar_zoo.errors import InvalidModel, PathNotFound, UnsupportedMachine, UsageError
 
 
-def test_values_of_flags_in_every_spelling() -> None:
-    assert UserFlags(["--tp", "2", "--tp-size=4"]).text(*TENSOR_PARALLEL) == "4"
-    assert UserFlags(["--tensor_parallel_size=8"]).text(*TENSOR_PARALLEL) == "8"
-    assert UserFlags([]).text("--tp") is None and UserFlags(["--tp"]).text("--tp") is None
+def test_flags_in_every_spelling() -> None:
+    """The beginning of a name means it, as for the parser of SGLang."""
+    for words in (["--tp", "1", "--tp-size=4"], ["--tensor_parallel_size=4"], ["--tensor-par=4"]):
+        assert UserFlags(words).sizes().tensor_parallel == 4
+    assert UserFlags(["--tp"]).text("--tp") is None
+    for flag in ("--enable-dp-attention", "--enable_dp_attention", "--enable-dp"):
+        assert UserFlags([flag]).sizes().dp_attention
+    assert UserFlags(["--page-size=16"]).sizes() == SizeFlags()
+    for word in ("--tp=two", "--tensor-parallel=0"):
+        with pytest.raises(UsageError, match="is not a number of GPUs"):
+            UserFlags([word]).sizes()
 
 
 def test_a_switch_has_no_value() -> None:
@@ -37,19 +44,6 @@ def test_flags_that_serve_refuses_are_no_user_flags() -> None:
     with pytest.raises(UsageError, match="--trust-remote-code is not allowed"):
         UserFlags(["--tp=2"]).after("--trust-remote-code")
     assert UserFlags(["--tp=2"]).after("--dtype=half").words == ("--dtype=half", "--tp=2")
-
-
-def test_the_number_of_gpus() -> None:
-    assert UserFlags(["--tp=2"]).sizes().tensor_parallel == 2
-    assert UserFlags(["--page-size=16"]).sizes() == SizeFlags()
-    for flags in (["--tp=two"], ["--tp=0"]):
-        with pytest.raises(UsageError, match="is not a number of GPUs"):
-            UserFlags(flags).sizes()
-
-
-def test_workers_share_a_group_in_every_spelling() -> None:
-    for flag in ("--enable-dp-attention", "--enable_dp_attention"):
-        assert UserFlags([flag]).sizes().dp_attention
 
 
 def test_numbers_that_are_none_are_left_to_sglang() -> None:

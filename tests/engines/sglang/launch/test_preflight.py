@@ -98,8 +98,6 @@ def test_a_cpu_is_asked_for_half_of_what_is_free() -> None:
     cpu = replace(SERVER, device="cpu")
     assert cpu.demand().weights == 32 * GB and cpu.demand().requests == 16  # numbers of 32 bits
     preflight.check_memory(cpu, 80 * GB)
-    assert "--mem-fraction-static=0.9" in str(refused(cpu, 45 * GB).hint)
-    assert "--dtype=bfloat16" in str(refused(cpu, 36 * GB).hint)
     assert "smaller model" in str(refused(cpu, 8 * GB).hint)
     alone = replace(cpu, flags=UserFlags(["--max-running-requests=1"]).sizes())
     assert "the windows of 1 request;" in str(refused(alone, 8 * GB).hint)
@@ -227,7 +225,7 @@ def test_layers_that_a_file_describes_in_other_words(said: dict[str, Any], tmp_p
     assert config_file.describe(read(tmp_path), "x").attention_layers == (3, 7)
 
 
-LAYERS = ["sliding_attention", "full_attention"]
+LAYERS, CONTEXT = ["sliding_attention", "full_attention"], "max_position_embeddings"
 
 
 @pytest.mark.parametrize(
@@ -265,42 +263,23 @@ def test_what_sglang_would_read_otherwise_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("said", "layers"),
+    ("window", "context", "more", "layers"),
     [
-        (
-            {"sliding_window": 262144, "max_position_embeddings": 131072},
-            (0, 1),
-        ),  # Phi-4-mini, Phi-3-128k
-        ({"sliding_window": 4096, "max_position_embeddings": 4096}, (0, 1)),
-        (
-            {"sliding_window": 131072, "max_position_embeddings": 131072, "layer_types": LAYERS},
-            (0, 1),
-        ),
-        (
-            {"sliding_window": 4096, "max_position_embeddings": 32768, "use_sliding_window": False},
-            (0, 1),
-        ),
-        ({"sliding_window": None, "max_position_embeddings": 32768}, (0, 1)),
-        (
-            {
-                "sliding_window": 4096,
-                "max_position_embeddings": 32768,
-                "layer_types": LAYERS[1:] * 2,
-            },
-            (0, 1),
-        ),
-        ({"sliding_window": 2047, "max_position_embeddings": 4096}, None),  # Phi-3-4k
-        ({"sliding_window": 4096, "max_position_embeddings": 32768}, None),
-        (
-            {"sliding_window": 4096, "max_position_embeddings": 32768, "use_sliding_window": True},
-            None,
-        ),
-        ({"sliding_window": 4096}, None),
-        ({"sliding_window": 4096, "max_position_embeddings": 32768, "layer_types": LAYERS}, (1,)),
+        (262144, 131072, {}, (0, 1)),  # Phi-4-mini, Phi-3-128k
+        (4096, 4096, {}, (0, 1)),
+        (131072, 131072, {"layer_types": LAYERS}, (0, 1)),
+        (4096, 32768, {"use_sliding_window": False}, (0, 1)),
+        (None, 32768, {}, (0, 1)),
+        (4096, 32768, {"layer_types": LAYERS[1:] * 2}, (0, 1)),
+        (2047, 4096, {}, None),  # Phi-3-4k
+        (4096, 32768, {}, None),
+        (4096, 32768, {"use_sliding_window": True}, None),
+        (4096, None, {}, None),
+        (4096, 32768, {"layer_types": LAYERS}, (1,)),
     ],
 )
 def test_a_window_counts_when_it_is_shorter_than_the_context(
-    said: dict[str, Any], layers: tuple[int, ...] | None
+    window: int | None, context: int | None, more: dict[str, Any], layers: tuple[int, ...] | None
 ) -> None:
     """Compute, evaluation and servers need at least one full-attention layer."""
     shape = {
@@ -310,7 +289,10 @@ def test_a_window_counts_when_it_is_shorter_than_the_context(
         "hidden_size": 64,
         "num_attention_heads": 4,
     }
-    config = config_file.ConfigFile(shape | said)
+    said = {"sliding_window": window, "max_position_embeddings": context} | more
+    config = config_file.ConfigFile(
+        shape | {name: value for name, value in said.items() if (name, value) != (CONTEXT, None)}
+    )
     if layers is None:
         with pytest.raises(UnsupportedModel, match="every layer has a sliding window"):
             model_block(config, model_id="x", revision=None, config_sha256="0" * 64)
@@ -346,7 +328,6 @@ def test_a_rank_on_a_cpu_needs_a_numa_node(tmp_path: Path) -> None:
     check(folder, Layout(tp=2), "cpu")
     with pytest.raises(UnsupportedMachine) as caught:
         check(folder, Layout(tp=4), "cpu")
-    assert "need 4 GPUs, no GPU is here" in caught.value.message
     assert "its NUMA nodes are enough for 2 of 4 ranks" in caught.value.message
     assert f"{CORES}='0|1|2|3'" in str(caught.value.hint)
     check(folder, Layout(tp=4), "cpu", cores="0|1|2|3")
@@ -377,12 +358,6 @@ def test_all_gpus_count_whatever_sglang_counts_on_a_cpu(
         with pytest.raises(UnsupportedMachine, match="need 4 GPUs") as caught:
             check(folder, Layout(tp=2, pp=2), "cpu")
         assert f"1 of {ranks} ranks" in caught.value.message
-
-
-def test_gpus_that_stay_unused_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedMachine, match="2 GPUs are here") as caught:
-        check(machine(tmp_path, gpus=2), Layout(tp=2), "cpu")
-    assert "--device cuda" in str(caught.value.hint)
 
 
 def test_all_ranks_count_on_gpus(tmp_path: Path) -> None:
