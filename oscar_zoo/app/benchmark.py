@@ -290,7 +290,8 @@ def _prepare(
 ) -> PreparedTask:
     """Load the questions, decide how they are asked, and where answers are kept."""
     from oscar_zoo.evaluate.benchmarks.data import read_rows
-    from oscar_zoo.evaluate.benchmarks.harness import Settings, harness_version, load_task
+    from oscar_zoo.evaluate.benchmarks.harness import Settings, load_task
+    from oscar_zoo.evaluate.records import harness_version
     from oscar_zoo.models.config_file import read_generation_config
     from oscar_zoo.models.model_source import inspect_model
 
@@ -434,21 +435,23 @@ def ask_one(
 def _scores(
     one: PreparedTask, arms: dict[str, ArmResult], answers: Answers, servers: _Servers
 ) -> tuple[Score, ...]:
-    from oscar_zoo.evaluate.benchmarks.record import Circumstances, score
+    from oscar_zoo.evaluate.records import benchmark_score
 
     artifact, recipe = servers.served.artifact, servers.served.recipe
     changed = artifact.recipe is not None and recipe != artifact.recipe
-    around = Circumstances(
-        date=answers.day,
-        engine=Harness(name="sglang", version=servers.engine),
-        hardware=servers.hardware,
-        digest=artifact.digest,
-        model_revision=one.identity["model_revision"],
-        recipe_changes={"clip": f"{recipe.clip.k:g},{recipe.clip.v:g}"} if changed else {},
-        calibrated_on=_calibrated_on(artifact, one.task.benchmark),
-    )
+    shared = {
+        "date": answers.day,
+        "engine": Harness(name="sglang", version=servers.engine),
+        "hardware": servers.hardware,
+        "model_revision": one.identity["model_revision"],
+    }
+    int2 = {
+        "artifact_digest": artifact.digest,
+        "recipe_changes": {"clip": f"{recipe.clip.k:g},{recipe.clip.v:g}"} if changed else {},
+        "calibrated_on": _calibrated_on(artifact, one.task.benchmark),
+    }
     return tuple(
-        score(arm, arms.get("bf16"), one.task, one.settings, around)
+        benchmark_score(arm, arms.get("bf16"), one.task, one.settings, shared, int2)
         for cache, arm in arms.items()
         if cache != "bf16"
     )

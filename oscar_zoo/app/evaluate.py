@@ -366,7 +366,7 @@ def _keep(
     observer: Observer,
 ) -> Path | None:
     """Keep the scores in a file, and say where; a record that cannot be kept costs no result."""
-    from oscar_zoo.evaluate.run import Circumstances, scores
+    from oscar_zoo.evaluate.records import scores
     from oscar_zoo.registry import score_file
     from oscar_zoo.registry.score_file import ScoreFile
 
@@ -376,14 +376,13 @@ def _keep(
         text = f"no scores are recorded: {artifact.label} was not made for {model.block.id}."
         observer.note(Note("eval.no_record", text))
         return None
-    around = Circumstances(
-        date=datetime.now(UTC).strftime("%Y-%m-%d"),
-        source=_command(params, artifact, changes),
-        text_sha256=str(report.facts["text_sha256"]),
-        digest=artifact.digest,
-        recipe_changes=changes,
-    )
-    found = scores(report.compared, model, around)
+    shared = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "source": _command(params, artifact, changes),
+        "dataset_revision": f"sha256:{report.facts['text_sha256']}",
+    }
+    int2 = {"artifact_digest": artifact.digest, "recipe_changes": dict(changes)}
+    found = scores(report.compared, model, shared, int2)
     if not found:
         return None
     identity = ArtifactId.parse(artifact.id)

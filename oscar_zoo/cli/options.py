@@ -231,18 +231,6 @@ def api_key_file_option(function: F) -> F:
     )(function)
 
 
-def benchmarked_argument(function: F) -> F:
-    """The artifact of a benchmark; without one the weights are random."""
-    return click.argument(
-        "artifact", metavar="[NAME|DIR]", required=False, shell_complete=completing.names_or_paths
-    )(function)
-
-
-def dummy_weights_option(what: str) -> Callable[[F], F]:
-    """`--dummy-weights`: a model of this shape with random weights; `what` is its help."""
-    return click.option("--dummy-weights", metavar="NAME|DIR", help=what)
-
-
 def output_dir_option(function: F) -> F:
     """`--output-dir`: where a fitted artifact goes."""
     return click.option(

@@ -1,1 +1,1 @@
-"""How good a cache is: perplexity and recall against BF16 and the data-free baselines."""
+"""How good a cache is, and how fast: perplexity, recall, benchmarks, and servers under load."""

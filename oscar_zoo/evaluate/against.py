@@ -22,17 +22,19 @@ from oscar_zoo.evaluate.against_table import (
     by_bits,
     choices,
 )
-from oscar_zoo.evaluate.caches import CONTEXTS, bits_of, encoder, facts_of
+from oscar_zoo.evaluate.caches import bits_at_contexts, bits_of, encoder, facts_of
 from oscar_zoo.evaluate.formats import Alternative, Subject
 from oscar_zoo.evaluate.measure import (
     ExactPredictions,
     Measurement,
     PerPosition,
     Predictions,
+    Progress,
     all_logits,
     exact_predictions,
     mean_of,
     simulating,
+    ticking,
 )
 from oscar_zoo.evaluate.questions import Perplexity, Recall
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, Simulated
@@ -41,8 +43,6 @@ from oscar_zoo.models.loading import LoadedModel
 
 SEED = 0
 """Of the recall prompts."""
-Progress = Callable[[int, int, str], None]
-"""`(done, total, unit)`"""
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,7 @@ def compare(
     text_task, recall, ids = _tasks(model, text, recipe, windows, length, answers)
     prompts = len(text_task.prompts) + len(recall.prompts)
     total = len(text_task.prompts) + (1 + len(caches)) * prompts
-    done = 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        progress(done, total, "sequences")
-
+    tick = ticking(progress, total, "sequences")
     behind = recipe.windows.sink + recipe.windows.recent
     scored = tuple(replace(one, scored=one.scored[behind:]) for one in text_task.prompts)
     exact = exact_predictions(model, scored, tick=tick)
@@ -151,15 +145,9 @@ def _tasks(
             hint="give smaller --sink and --recent, or a larger --length",
         )
     ids = torch.tensor(encoder(model.tokenizer)(text), device="cpu")
-    recall = Recall.from_tokens(
-        ids,
-        encoder(model.tokenizer),
-        windows=kept,
-        answers=answers,
-        length=length,
-        seed=SEED,
-        unit="token",
-    )
+    size = {"answers": answers, "length": length, "seed": SEED}
+    encode = encoder(model.tokenizer)
+    recall = Recall.from_tokens(ids, encode, windows=kept, unit="token", **size)
     return Perplexity.from_tokens(ids, windows=windows, length=length), recall, len(ids)
 
 
@@ -200,18 +188,18 @@ def _row(
 ) -> AgainstRow:
     """A row; BF16 has no choice, and no divergence by definition."""
     change, error = relative_change(asked.text, found.perplexity, base.perplexity)
-    stored, whole = _bits(cache, model, length)
+    assert cache is None or isinstance(cache, CacheSpec | Alternative)
+    stored, whole = bits_of(cache, model, length)
+    divergence = found.divergence
     return AgainstRow(
         cache="bf16" if choice is None else choice.name,
         title="BF16" if choice is None else choice.title,
         source=None if choice is None else choice.row.source,
         bits_per_element=stored,
         bits_per_element_with_windows=whole,
-        bits_per_element_at={str(n): _bits(cache, model, n)[1] for n in CONTEXTS},
-        divergence=0.0 if choice is None else found.divergence.value,
-        divergence_error=None
-        if choice is None
-        else standard_error(PerPosition(), found.divergence),
+        bits_per_element_at=bits_at_contexts(cache, model),
+        divergence=0.0 if choice is None else divergence.value,
+        divergence_error=None if choice is None else standard_error(PerPosition(), divergence),
         perplexity=found.perplexity.value,
         perplexity_change=100 * change,
         perplexity_change_error=None if error is None else 100 * error,
@@ -220,11 +208,3 @@ def _row(
         answers=found.answers.value,
         answers_error=standard_error(asked.answers, found.answers),
     )
-
-
-def _bits(cache: Simulated | None, model: LoadedModel, length: int) -> tuple[float, float]:
-    """Bits of a stored element, and of all that a sequence occupies, for each element."""
-    if isinstance(cache, Alternative):
-        return cache.stored_bits(model.block), cache.bits_at(model.block, length)
-    assert cache is None or isinstance(cache, CacheSpec)
-    return bits_of(cache, model, length)

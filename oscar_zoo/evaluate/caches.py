@@ -12,7 +12,7 @@ from oscar_kernels.spec import row_bytes
 from oscar_zoo.artifact.formats import RotationSet, hadamard_set
 from oscar_zoo.artifact.specs import Clip, CodeBits, Geometry, ServingRecipe, Widths
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.formats import Subject
+from oscar_zoo.evaluate.formats import Alternative, Subject
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel
 
@@ -49,11 +49,15 @@ def encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     return encode
 
 
-def bits_of(spec: CacheSpec | None, model: LoadedModel, length: int) -> tuple[float, float]:
+def bits_of(
+    spec: CacheSpec | Alternative | None, model: LoadedModel, length: int
+) -> tuple[float, float]:
     """Bits of one stored element, and of everything that a sequence of `length` tokens occupies for
     each element of its rows, high-precision windows included."""
     if spec is None:
         return BF16_BITS, BF16_BITS
+    if isinstance(spec, Alternative):
+        return spec.stored_bits(model.block), spec.bits_at(model.block, length)
     return stored_bits(spec, model.block), bits_with_windows(spec, model.block, length)
 
 
@@ -72,7 +76,7 @@ def bits_with_windows(spec: CacheSpec, geometry: Geometry, length: int) -> float
     return stored_bits(spec, geometry) + BF16_BITS * (windows.sink + windows.recent) / length
 
 
-def bits_at_contexts(spec: CacheSpec | None, model: LoadedModel) -> dict[str, float]:
+def bits_at_contexts(spec: CacheSpec | Alternative | None, model: LoadedModel) -> dict[str, float]:
     """Bits of everything that a sequence occupies, as `bits_of` counts them, by its tokens in
     `CONTEXTS`."""
     return {str(length): bits_of(spec, model, length)[1] for length in CONTEXTS}

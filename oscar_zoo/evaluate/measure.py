@@ -1,4 +1,5 @@
-"""What a task is: token sequences, and a number that adds up over them.
+"""What a task is: token sequences, and a number that adds up over them. How far a cache moves what
+the model says next is measured here too.
 
 A task is built once and measured under several caches, so every cache sees the same tokens. The
 sums of each sequence are kept, so two caches can be compared sequence by sequence.
@@ -21,6 +22,20 @@ from oscar_zoo.models.layer_replay import run_by_layer
 from oscar_zoo.models.loading import LoadedModel
 
 LOSS_BLOCK = 256
+Progress = Callable[[int, int, str], None]
+"""`(done, total, unit)`"""
+
+
+def ticking(progress: Progress, total: int, unit: str) -> Callable[[], None]:
+    """A callback that counts one more of `total`."""
+    done = 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        progress(done, total, unit)
+
+    return tick
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""The map of one model in this process, or of running servers."""
+"""Facts in long prompts: every family at every length and depth, under every cache of a model in
+this process, or asked of running servers."""
 
 from __future__ import annotations
 
@@ -12,13 +13,11 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.caches import bits_of, caches_of, encoder, facts_of
-from oscar_zoo.evaluate.measure import TaskPrompt, measure
+from oscar_zoo.evaluate.measure import Progress, TaskPrompt, measure, ticking
 from oscar_zoo.evaluate.questions import Encode, Recall
 from oscar_zoo.evaluate.ruler_prompts import FAMILIES, PromptWriter
 from oscar_zoo.models.loading import LoadedModel
 
-Progress = Callable[[int, int, str], None]
-"""`(done, total, unit)`"""
 CACHES = ("bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact")
 
 
@@ -64,7 +63,8 @@ def measure_model(
     found = caches_of(model, artifact, recipe)
     specs = {name: found[name] for name in caches if name in found}
     tasks = questions.tasks(encoder(model.tokenizer)(text), encoder(model.tokenizer))
-    tick = _ticking(progress, len(specs) * sum(len(task.prompts) for task in tasks.values()))
+    total = len(specs) * sum(len(task.prompts) for task in tasks.values())
+    tick = ticking(progress, total, "prompts")
     cells = measure_cells(
         tasks,
         specs,
@@ -91,7 +91,7 @@ def measure_servers(
     total = len(clients) * sum(
         len(prompt.answers) for task in tasks.values() for prompt in task.prompts
     )
-    tick = _ticking(progress, total, "answers")
+    tick = ticking(progress, total, "answers")
 
     def right(task: Recall, client: ServerClient) -> int:
         count = 0
@@ -126,17 +126,6 @@ def _server_facts(client: ServerClient) -> dict[str, Any]:
         "cache_dtype": facts.cache_dtype,
         "recipe": dict(facts.recipe),
     }
-
-
-def _ticking(progress: Progress, total: int, unit: str = "prompts") -> Callable[[], None]:
-    done = 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        progress(done, total, unit)
-
-    return tick
 
 
 SCHEMA = "oscar-zoo.ruler/1"

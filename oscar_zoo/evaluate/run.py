@@ -8,33 +8,26 @@ number depends on how a server would chunk the prompt.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from oscar_zoo.artifact.formats import RotationSet
-from oscar_zoo.artifact.specs import Harness, Paired, Score, ServingRecipe, TokenCounts, Windows
+from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.ablation import Setting, widest_windows
 from oscar_zoo.evaluate.caches import bits_at_contexts, bits_of, caches_of, encoder, facts_of
-from oscar_zoo.evaluate.measure import Measurement, Task, measure
+from oscar_zoo.evaluate.measure import Measurement, Progress, Task, measure, ticking
 from oscar_zoo.evaluate.questions import Perplexity, Recall
+from oscar_zoo.evaluate.records import Compared
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
-from oscar_zoo.evaluate.statistics import difference, standard_error
 from oscar_zoo.models.loading import LoadedModel
-from oscar_zoo.models.memory import hardware_name
-from oscar_zoo.version import __version__
 
 SCHEMA = "oscar-zoo.eval/1"
 TASKS = ("perplexity", "recall")
-Progress = Callable[[int, int, str], None]
-"""`(done, total, unit)`"""
 
 
 @dataclass(frozen=True)
@@ -117,20 +110,18 @@ def evaluate(
     exact = widest_windows([one.recipe for one in settings] or [recipe])
     length = min(length, (model.block.rope and model.block.rope.max_position) or length)
     ids = torch.tensor(encoder(model.tokenizer)(text), device="cpu")
-    todo = [
-        Perplexity.from_tokens(ids, windows=windows, length=length)
-        if name == "perplexity"
-        else _recall(model, ids, exact, answers=answers, length=length, seed=seed)
-        for name in _known(tasks)
-    ]
+    todo: list[Task] = []
+    for name in dict.fromkeys(tasks):
+        if name == "perplexity":
+            todo.append(Perplexity.from_tokens(ids, windows=windows, length=length))
+        elif name == "recall":
+            size = {"answers": answers, "length": length, "seed": seed}
+            encode = encoder(model.tokenizer)
+            todo.append(Recall.from_tokens(ids, encode, windows=exact, unit="token", **size))
+        else:
+            raise UsageError(f"no task is called {name!r}.", hint=f"tasks: {', '.join(TASKS)}")
     total = len(to_measure) * sum(len(task.prompts) for task in todo)
-    done = 0
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        progress(done, total, "sequences")
-
+    tick = ticking(progress, total, "sequences")
     rows = []
     found: dict[str, list[Measurement]] = {}
     for cache, spec, changes in to_measure:
@@ -169,118 +160,3 @@ def _caches_under(
     for spec, _ in several:
         spec.check(model.block)
     return [("bf16", None, {}), *(("artifact", spec, changes) for spec, changes in several)]
-
-
-def _known(tasks: Sequence[str]) -> list[str]:
-    for name in tasks:
-        if name not in TASKS:
-            raise UsageError(f"no task is called {name!r}.", hint=f"tasks: {', '.join(TASKS)}")
-    return list(dict.fromkeys(tasks))
-
-
-def _recall(
-    model: LoadedModel, ids: Tensor, windows: Windows, *, answers: int, length: int, seed: int
-) -> Recall:
-    return Recall.from_tokens(
-        ids,
-        encoder(model.tokenizer),
-        windows=windows,
-        answers=answers,
-        length=length,
-        seed=seed,
-        unit="token",
-    )
-
-
-_SEED = 0
-"""Of the errors; recall has its own for the questions."""
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One task under a BF16 cache and under that of an artifact."""
-
-    task: Task
-    bf16: Measurement
-    int2: Measurement
-
-
-@dataclass(frozen=True)
-class Circumstances:
-    """What a record says beside the numbers: the day, `YYYY-MM-DD`, the command that repeats the
-    measurement, and settings that were not those of the recipe."""
-
-    date: str
-    source: str
-    text_sha256: str
-    digest: str
-    recipe_changes: Mapping[str, str]
-
-
-def scores(
-    compared: Sequence[Compared], model: LoadedModel, around: Circumstances
-) -> tuple[Score, ...]:
-    """A score with its baseline for every task whose numbers are finite."""
-    finite = (one for one in compared if math.isfinite(one.int2.value + one.bf16.value))
-    return tuple(_score(one, model, around) for one in finite)
-
-
-def _score(one: Compared, model: LoadedModel, around: Circumstances) -> Score:
-    task, described = one.task, one.task.describe()
-    is_recall = task.name == "recall"
-    scale = 100.0 if is_recall else 1.0
-    shared: dict[str, Any] = {
-        "task": task.name,
-        "metric": "digit_accuracy" if is_recall else "perplexity",
-        "unit": "percent" if is_recall else "perplexity",
-        "reporter": "measured",
-        "date": around.date,
-        "source": around.source,
-        "dataset_revision": f"sha256:{around.text_sha256}",
-        "n": int(described["answers"] if is_recall else described["windows"]),
-        "repeats": 1,
-        "seeds": (int(described.get("seed", _SEED)),),
-        "harness": Harness(name="oscar-zoo", version=__version__),
-        "engine": Harness(name="transformers", version=version("transformers")),
-        "hardware": hardware_name(model.device),
-        "model_revision": model.block.revision,
-        "tokens": TokenCounts(prompt=sum(len(p.ids) for p in task.prompts), completion=0),
-    }
-    base = Score(
-        **shared,
-        kv_dtype="bf16",
-        value=scale * one.bf16.value,
-        stderr=_error(task, one.bf16, shared["n"], scale),
-    )
-    return Score(
-        **shared,
-        kv_dtype="int2",
-        value=scale * one.int2.value,
-        stderr=_error(task, one.int2, shared["n"], scale),
-        artifact_digest=around.digest,
-        recipe_changes=dict(around.recipe_changes),
-        baseline=base,
-        paired=_paired(one, scale),
-    )
-
-
-def _paired(one: Compared, scale: float) -> Paired | None:
-    """The difference over sequences; a higher perplexity is worse, and so is a lower recall."""
-    found = difference(one.task, one.int2, one.bf16, seed=_SEED)
-    if found is None or not math.isfinite(found.upper95):
-        return None
-    return Paired(
-        n=len(one.int2.parts),
-        difference=scale * found.value,
-        lower95=scale * found.lower95,
-        upper95=scale * found.upper95,
-        no_worse_than=scale * (-found.lower90 if one.task.name == "recall" else found.upper90),
-    )
-
-
-def _error(task: Task, found: Measurement, n: int, scale: float) -> float | None:
-    """Standard error; of one prompt of recall, that of its answers, and of one window none."""
-    error = standard_error(task, found, seed=_SEED)
-    if error is None and task.name == "recall":
-        error = math.sqrt(found.value * (1 - found.value) / n)
-    return None if error is None or not math.isfinite(error) else scale * error

@@ -1,8 +1,10 @@
-"""The statistics of a benchmark. Pure.
+"""How sure a measurement is. Pure.
 
-Values are arrays `[questions, repeats]`: what each answer was worth, usually 0 or 1. The questions
-are a sample of all that could have been asked. Repeats of one question are not independent, so
-questions are the unit of every interval.
+Of a benchmark, values are arrays `[questions, repeats]`: what each answer was worth, usually 0 or
+1. Repeats of one question are not independent, so questions are the unit of every interval.
+
+Of a task over a few sequences, whole sequences are drawn with replacement, the same ones for both
+caches, because predictions of one sequence depend on each other.
 """
 
 from __future__ import annotations

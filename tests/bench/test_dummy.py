@@ -9,8 +9,6 @@ import pytest
 
 from oscar_zoo.artifact.artifact_folder import verify_path
 from oscar_zoo.artifact.outcome import Verified
-from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.bench import sides
 from oscar_zoo.models.model_source import inspect_model
 from oscar_zoo.registry.catalog import Catalog
@@ -48,19 +46,6 @@ def test_the_made_artifact_passes_verification(tmp_path: Path) -> None:
     geometry = inspect_model(str(MODEL)).geometry
     sides.write_rotations(tmp_path / "r", geometry)
     assert isinstance(verify_path(tmp_path / "r", geometry=geometry), Verified)
-
-
-def test_head_sizes_that_no_rotation_file_may_have_are_refused(tmp_path: Path) -> None:
-    odd = Geometry(
-        num_layers=1,
-        num_q_heads=2,
-        num_kv_heads=1,
-        head_dim=88,
-        v_head_dim=88,
-        attention_layers=(0,),
-    )
-    with pytest.raises(UsageError, match="head_dim 88"):
-        sides.write_rotations(tmp_path / "r", odd)
 
 
 def test_what_prepares_images_and_text_comes_along_and_weights_do_not(tmp_path: Path) -> None:

@@ -158,17 +158,22 @@ def test_everything_else_is_an_error(
     assert seen in str(call(stream(events), ClientCall((1, 2), 5)).error)
 
 
-def test_silence_and_nobody_there_are_errors(stream: Callable[..., ServerClient]) -> None:
+@pytest.fixture
+def silence() -> Iterator[Events]:
     over = threading.Event()
 
-    def silence(body: dict[str, Any]) -> Iterator[bytes]:
+    def events(body: dict[str, Any]) -> Iterator[bytes]:
         over.wait()
         yield b""
 
-    try:
-        assert call(stream(silence, 0.3), ClientCall((1, 2), 5)).error == "no answer in time"
-    finally:
-        over.set()
+    yield events
+    over.set()
+
+
+def test_silence_and_nobody_there_are_errors(
+    stream: Callable[..., ServerClient], silence: Events
+) -> None:
+    assert call(stream(silence, 0.3), ClientCall((1, 2), 5)).error == "no answer in time"
     with closed_port() as port:
         client = ServerClient(f"http://127.0.0.1:{port}")
         assert "ConnectionRefusedError" in str(call(client, ClientCall((1,), 1)).error)
@@ -311,23 +316,14 @@ def test_a_signal_keeps_what_was_measured(
 
 
 def test_a_signal_before_the_first_answer_is_raised(
-    stream: Callable[..., ServerClient], tmp_path: Path
+    stream: Callable[..., ServerClient], silence: Events, tmp_path: Path
 ) -> None:
-    over = threading.Event()
-
-    def silence(body: dict[str, Any]) -> Iterator[bytes]:
-        over.wait()
-        yield b""
-
     def tell(done: int, total: int, label: str) -> None:
         raise KeyboardInterrupt
 
-    child, load = server_of_this_process(tmp_path), replace(LOAD, aborts=0.0)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            measure(child, stream(silence), load, LoadLimits(), tell)
-    finally:
-        over.set()
+    child, quiet = server_of_this_process(tmp_path), replace(LOAD, aborts=0.0)
+    with pytest.raises(KeyboardInterrupt):
+        measure(child, stream(silence), quiet, LoadLimits(), tell)
 
 
 @pytest.fixture
@@ -354,23 +350,15 @@ def test_every_violation_has_its_line(report: LoadReport) -> None:
         (replace(report, free_after=None), "requests of clients that are gone still ran"),
         (replace(report, same_answers=False), "the same prompts have other answers"),
         (replace(report, tally=Tally()), "no request finished"),
-        (
-            replace(report, drain=replace(drain, finished=1)),
-            "SIGTERM cut off 1 of 2 running requests",
-        ),
-        (
-            replace(report, drain=replace(drain, ended=False)),
-            "the server still ran 6 s after SIGTERM",
-        ),
-        (
-            replace(report, drain=replace(drain, status="status 1")),
-            "ended with status 1 after SIGTERM",
-        ),
-        (
-            replace(report, drain=replace(drain, turned_away=False)),
-            "/health still invited requests",
-        ),
     ]
+    ended: list[tuple[dict[str, Any], str]] = [
+        ({"finished": 1}, "SIGTERM cut off 1 of 2 running requests"),
+        ({"ended": False}, "the server still ran 6 s after SIGTERM"),
+        ({"status": "status 1"}, "ended with status 1 after SIGTERM"),
+        ({"turned_away": False}, "/health still invited requests"),
+    ]
+    assert drain is not None
+    broken += [(replace(report, drain=replace(drain, **one)), line) for one, line in ended]
     for made, line in broken:
         (found,) = made.violations
         assert line in found

@@ -57,7 +57,7 @@ def test_rows_charts_and_the_python_call_say_the_same(
     assert found["tasks"]["divergence"] == {"windows": 2, "positions": 2 * (599 - 80)}
     svg, png, page = (file.read_bytes() for file in files)
     assert b"Pareto front" in svg and b"INT2" in svg
-    assert png.startswith(b"\x89PNG") and b"<svg" in page and b"KIVI, 2 bits" in page
+    assert png.startswith(b"\x89PNG") and b"<svg" in page and b">KIVI<" in page
     again = oscar_zoo.evaluate_against(
         artifact,
         NAMES,

@@ -103,24 +103,6 @@ def check_turns(rows: list[dict[str, str]]) -> None:
 
 @pytest.mark.sglang
 @needs_sglang
-def test_a_side_that_fails_is_one_line_and_the_others_are_tried(cli: Cli) -> None:
-    options = ["--batch=1", "--context=64", "--timeout=1", "--csv=a.csv", "--caches=bf16,int2"]
-    done = cli("bench", "serve", *DUMMY, *options)
-    assert done.code == 1
-    errors = [line for line in done.err.splitlines() if line.startswith("error: ")]
-    assert [line.split(".")[0] for line in errors] == [
-        f"error: {label}: the start took longer than 1 s" for label in ("BF16", "INT2")
-    ]
-    assert all("bench-" in line for line in errors)
-    assert [row["note"] for row in csv.DictReader((cli.folder / "a.csv").open())] == [
-        "not measured"
-    ] * 2
-    assert done.out.count("BF16") == 1  # a row each, and why there is no ratio
-    assert done.out.count("INT2") == 2 and "vs BF16" not in done.out
-
-
-@pytest.mark.sglang
-@needs_sglang
 def test_ctrl_c_stops_at_once_and_leaves_nothing(cli: Cli) -> None:
     child = cli.start("bench", "serve", *DUMMY, "--batch=1", "--context=64")
     log = cli.folder / "state" / "logs" / "bench-bf16.log"
@@ -185,32 +167,6 @@ def test_a_signal_keeps_every_repeat_that_was_measured(
         ("128", False),
     ]
     assert [row["repeats"] for row in rows] == ["3", "0", "3", "0", "1", "0"]
-
-
-@needs_sglang
-def test_stock_sides_are_measured_with_every_baseline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    places: list[str] = []
-
-    def command(side: object, engines: object, place: Path, environ: dict[str, str]) -> LaunchPlan:
-        places.append(place.name)
-        program = STAND_IN.replace('"int2"', '"nothing"').replace("time.sleep(60)", "")
-        return LaunchPlan((sys.executable, "-P", "-c", program, str(place)), dict(environ), "")
-
-    monkeypatch.setattr(sides, "command", command)
-    options = ["--batch=1", "--context=64", "--device=cpu", "--json", "--caches=int2,bf16"]
-    options += ["--baseline=torch_native,triton", "--baseline", "fa3"]
-    assert run(["bench", "serve", *DUMMY, *options]) == 0
-    names = ["int2", "bf16-torch_native", "bf16-triton", "bf16-fa3"]
-    assert places == [f"{name}.json" for name in names]
-    facts = parsed(capsys.readouterr().out)
-    assert [(side["cache"], side["baseline"]) for side in facts["sides"]] == [
-        ("int2", None),
-        ("bf16", "torch_native"),
-        ("bf16", "triton"),
-        ("bf16", "fa3"),
-    ]
 
 
 REMOVES_ITS_FOLDER = STAND_IN.replace(

@@ -12,12 +12,13 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.evaluate.measure import Measurement, Task
 from oscar_zoo.evaluate.questions import Perplexity, Recall
-from oscar_zoo.evaluate.run import Circumstances, Compared, scores
+from oscar_zoo.evaluate.records import Compared, scores
 from oscar_zoo.models.loading import LoadedModel, load_model
 from oscar_zoo.registry.score_file import ScoreFile
 
 DIGEST = "sha256:" + "a" * 64
-AROUND = Circumstances("2026-11-24", "oscar-zoo eval NAME", "b" * 64, DIGEST, {})
+SHARED = {"date": "2026-11-24", "source": "oscar-zoo eval NAME"}
+AROUND = SHARED | {"dataset_revision": "sha256:" + "b" * 64}, {"artifact_digest": DIGEST}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_recall_is_in_percent_and_perplexity_in_its_own_unit(model: LoadedModel)
     found = scores(
         [compared(recall(16), [1.0, 0.9], [0.9, 0.7]), compared(perplexity, [1, 2], [1.1, 2.1])],
         model,
-        AROUND,
+        *AROUND,
     )
     ScoreFile.of(ArtifactId("tiny", "tag"), DIGEST, found)  # raises where a rule is broken
     first, second = found
@@ -58,7 +59,9 @@ def test_recall_is_in_percent_and_perplexity_in_its_own_unit(model: LoadedModel)
 
 def test_one_prompt_has_the_error_of_its_answers_and_one_window_none(model: LoadedModel) -> None:
     window = Perplexity.from_tokens(torch.arange(1000), windows=1, length=100)
-    found = scores([compared(recall(2), [1.0], [0.5]), compared(window, [1], [1.1])], model, AROUND)
+    found = scores(
+        [compared(recall(2), [1.0], [0.5]), compared(window, [1], [1.1])], model, *AROUND
+    )
     ScoreFile.of(ArtifactId("tiny", "tag"), DIGEST, found)
     assert found[0].stderr == pytest.approx(100 * math.sqrt(0.25 / 8))
     assert (found[1].stderr, found[0].paired, found[1].paired) == (None, None, None)
@@ -66,4 +69,4 @@ def test_one_prompt_has_the_error_of_its_answers_and_one_window_none(model: Load
 
 def test_a_number_that_is_not_finite_is_no_record(model: LoadedModel) -> None:
     window = Perplexity.from_tokens(torch.arange(1000), windows=2, length=100)
-    assert scores([compared(window, [1, 1], [1, 9999])], model, AROUND) == ()
+    assert scores([compared(window, [1, 1], [1, 9999])], model, *AROUND) == ()

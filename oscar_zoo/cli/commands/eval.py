@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 TEXT_TASKS = ("perplexity", "recall")
 FORMATS = (".html", ".png", ".svg")
-_TEXT_ONLY = {"windows": None, "length": None, "answers": None, "stream_weights": None}
+_TEXT_ONLY = ("windows", "length", "answers", "stream_weights")
+"""Options of perplexity and recall, which benchmarks do not have."""
 
 
 def run(params: EvalParams, observer: Observer) -> Any:
@@ -29,7 +30,6 @@ def run(params: EvalParams, observer: Observer) -> Any:
     values = values_of(params)
     in_server = params.engine == "sglang" or asks_benchmarks
     servers = [name for name in given(params, Servers) if name != "engine"]
-    own = given(params, Benchmarks)
     if params.against is not None:
         _check_against(params)
     elif params.plots:
@@ -53,7 +53,7 @@ def run(params: EvalParams, observer: Observer) -> Any:
         from oscar_zoo.app.benchmark import run_benchmarks
 
         return run_benchmarks(params, observer)
-    for name in own:
+    for name in given(params, Benchmarks):
         raise UsageError(
             f"{flag_of(params, name)} is for benchmarks.", hint="for example --task gpqa_diamond"
         )

@@ -149,31 +149,18 @@ def _losses(row: AgainstRow) -> tuple[str, str]:
 def print_servers(found: ServerEvaluation) -> None:
     """A line per server, then every violation."""
     console, rows = terminal.out(), found.rows
-    columns = (
-        "PERPLEXITY",
-        "REFERENCE",
-        "DIFF",
-        "AFTER A HIT",
-        "DIFF",
-        "RECALL",
-        "ALONE",
-        "REFERENCE",
-        "",
-    )
     table = terminal.table(
-        "CHUNK", "PAGE", "RADIX", "TP", *columns, right=(0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11)
-    )
+        "CHUNK", "PAGE", "RADIX", "TP", "PERPLEXITY", "REFERENCE", "DIFF", "AFTER A HIT", "DIFF",
+        "RECALL", "ALONE", "REFERENCE", "", right=(0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11),
+    )  # fmt: skip
     for row in rows:
         facts = row.facts
-        head = [
-            str(facts.chunk),
-            str(facts.page_size),
-            "on" if facts.radix else "off",
-            str(facts.tp),
-        ]
-        cells = [*_cells(row.cold), _reference(row.cold), _difference(row.cold), *_cells(row.warm)]
+        head = [str(facts.chunk), str(facts.page_size), "on" if facts.radix else "off"]
+        server, reference, difference = _perplexity(row.cold)
+        warm, _, warm_difference = _perplexity(row.warm)
+        cells = [server, reference, difference, warm, warm_difference, *_recall(row)]
         mark = terminal.MARKS["failed" if row.violations else "ok"]
-        table.add_row(*head, *cells, _difference(row.warm), *_recall(row), mark)
+        table.add_row(*head, str(facts.tp), *cells, mark)
     console.print(terminal.clean(found.served.choice.name))
     console.print(table)
     exact = next((row.cold.exact for row in rows if row.cold is not None), None)
@@ -218,16 +205,11 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _cells(found: Perplexities | None) -> list[str]:
-    return ["-" if found is None else f"{found.server:,.4f}"]
-
-
-def _reference(found: Perplexities | None) -> str:
-    return "-" if found is None else f"{found.reference:,.4f}"
-
-
-def _difference(found: Perplexities | None) -> str:
-    return "-" if found is None else f"{100 * found.deviation:+.3f} %"
+def _perplexity(found: Perplexities | None) -> tuple[str, str, str]:
+    """That of the server and of the reference, and how far they are apart."""
+    if found is None:
+        return "-", "-", "-"
+    return f"{found.server:,.4f}", f"{found.reference:,.4f}", f"{100 * found.deviation:+.3f} %"
 
 
 def _recall(row: ComparisonRow) -> list[str]:
@@ -247,31 +229,21 @@ def print_benchmarks(found: BenchmarkResult) -> None:
     """The table, a sentence per comparison, and where the scores are."""
     console = terminal.out()
     table = terminal.table(
-        "TASK",
-        "N",
-        "BF16",
-        "CACHE",
-        "SCORE",
-        "DIFFERENCE",
-        "95 % INTERVAL",
-        "CUT",
+        "TASK", "N", "BF16", "CACHE", "SCORE", "DIFFERENCE", "95 % INTERVAL", "CUT",
         right=(1, 2, 4, 5, 6, 7),
-    )
-    for score in _scores(found):
+    )  # fmt: skip
+    scores = [score for task in found.tasks for score in task.scores]
+    for score in scores:
         table.add_row(*_row(score))
     console.print(terminal.clean(found.model))
     console.print(table)
-    for score in _scores(found):
+    for score in scores:
         if score.paired is not None:
             terminal.prose(_sentence(score))
     if found.file is not None:
         terminal.prose(f"Scores: {found.file}")
     for task in found.tasks:
         terminal.prose(f"Answers: {task.answers}")
-
-
-def _scores(found: BenchmarkResult) -> Iterator[Score]:
-    return (score for task in found.tasks for score in task.scores)
 
 
 def _row(score: Score) -> list[str]:

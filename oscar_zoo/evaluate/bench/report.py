@@ -1,4 +1,4 @@
-"""A comparison and the ratios that follow from it. Pure.
+"""A comparison, the ratios that follow from it, and both as JSON and CSV. Pure.
 
 INT2 is compared with each stock cache that was measured. Where that cache was measured with several
 attention backends, each ratio takes the best of them.

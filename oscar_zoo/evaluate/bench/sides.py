@@ -2,7 +2,9 @@
 
 Prompts are random token ids, so no side loads a tokenizer, and the prefix cache is off: every
 prompt is computed. A run with conversations turns it on, with the schedule that finds most prefixes
-in a cache that is too small for all of them.
+in a cache that is too small for all of them. A model without weights and an artifact without data
+are made here too: the time per token does not depend on the numbers in the cache, except that
+experts of a mixture get equal load.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks._yaml_loader import _import_fun_from_str, load_yaml
 
 from oscar_zoo import children
-from oscar_zoo.artifact.specs import Harness
 from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.evaluate import statistics
 from oscar_zoo.evaluate.benchmarks.answers import (
@@ -143,7 +141,6 @@ def _values(judged: Sequence[Sequence[Judged]]) -> statistics.Values:
     return np.array(columns, dtype=np.float64).T
 
 
-NAME = "lm-evaluation-harness"
 CHOICES = 4
 """Of a question whose choices are compared."""
 SHUFFLE_SEED = 0
@@ -172,11 +169,6 @@ class Judged:
     part: str
     question: int
     value: float
-
-
-def harness_version() -> Harness:
-    """Name and version of the harness."""
-    return Harness(name=NAME, version=version("lm_eval"))
 
 
 def load_task(benchmark: Benchmark, rows: Rows | None, *, limit: int | None = None) -> LoadedTask:
