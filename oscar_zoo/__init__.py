@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from oscar_zoo.app.benchmark import benchmark_artifact
     from oscar_zoo.app.compute import compute_artifact
     from oscar_zoo.app.evaluate import evaluate_against, evaluate_artifact
-    from oscar_zoo.app.fit import fit, merge_moments
-    from oscar_zoo.app.report import draw_report
+    from oscar_zoo.app.fit import draw_report, fit, merge_moments
     from oscar_zoo.app.ruler import ask_long_prompts
     from oscar_zoo.app.serve import serve
     from oscar_zoo.registry.artifacts import Artifact
@@ -52,7 +51,7 @@ _CALLS = {
     "ask_long_prompts": "app.ruler",
     "compute_artifact": "app.compute",
     "deprecate": "site.status",
-    "draw_report": "app.report",
+    "draw_report": "app.fit",
     "evaluate_against": "app.evaluate",
     "evaluate_artifact": "app.evaluate",
     "fit": "app.fit",

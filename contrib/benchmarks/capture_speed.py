@@ -19,14 +19,12 @@ from pathlib import Path
 
 import torch
 
-from oscar_zoo.compute import estimators
+from oscar_zoo.compute import moments
 from oscar_zoo.compute.capture.transformers import capture, numerics
-from oscar_zoo.compute.coverage import observed
 from oscar_zoo.compute.data import CalibrationData
-from oscar_zoo.compute.fit import fit
-from oscar_zoo.compute.layer_moments import LayerMoments, Need
+from oscar_zoo.compute.methods.base import fit
 from oscar_zoo.compute.methods.table import METHODS
-from oscar_zoo.compute.moments import Moments
+from oscar_zoo.compute.moments import LayerMoments, Moments, Need, observed
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord, save_moments
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.models.loading import LoadedModel
@@ -153,7 +151,7 @@ def sums(shape: tuple[int, ...], wanted: argparse.Namespace, plain: float) -> No
     layer = LayerMoments.zeros(heads, width, width, device=device)
     layer.add(query, key, value)
     target, o_proj = (
-        estimators.qqt(layer),
+        moments.qqt(layer),
         torch.randn(hidden, query_heads * width, device=device).bfloat16(),
     )
     per_layer = wanted.seq_len / wanted.tokens
@@ -161,7 +159,7 @@ def sums(shape: tuple[int, ...], wanted: argparse.Namespace, plain: float) -> No
         "q, k, v": (1, lambda: layer.add(query, key, value)),
         "q, k, v and outputs": (1, lambda: layer.add(query, key, value, output)),
         "weighted values": (1, lambda: layer.add_weighted(key, value, target)),
-        "their target": (per_layer, lambda: estimators.qqt(layer)),
+        "their target": (per_layer, lambda: moments.qqt(layer)),
         "output projection": (per_layer, lambda: layer.set_weights(o_proj)),
     }
     for what, (times, call) in parts.items():

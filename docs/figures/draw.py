@@ -23,8 +23,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from oscar_zoo.compute.report.charts import drawing
-from oscar_zoo.compute.report.palette import INK, K_SIDE, MUTED, PAPER, V_SIDE
+from oscar_zoo.compute.report.charts import INK, K_SIDE, MUTED, PAPER, V_SIDE, drawing
 
 HERE = Path(__file__).resolve().parent
 CACHES = {"bf16": ("BF16", MUTED), "fp8": ("FP8", K_SIDE), "int2": ("INT2", V_SIDE)}

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from oscar_zoo.app.early_checks import check_device, check_model
+from oscar_zoo.app.compute import check_device, check_model
 from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import OscarZooError, UsageError

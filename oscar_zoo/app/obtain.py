@@ -1,5 +1,5 @@
 """Make an artifact that nobody has published: compute it, publish it to the zoo of this user, and
-pull it from there like any other.
+pull it from there like any other. Computing is planned, started or only named as the next step.
 
 Work in progress lies in `<cache>/computing`, so that an interrupted run continues and leaves no
 artifact. If several processes request the same model, one computes and the others wait for its
@@ -12,37 +12,163 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from oscar_zoo import paths
-from oscar_zoo.app.compute import run
-from oscar_zoo.app.compute_plan import ComputePlan
+from oscar_zoo.app.compute import not_served_note, plan_job, run_job, serving_refusal
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import sha256_hex
-from oscar_zoo.artifact.names import ArtifactId, Reference
+from oscar_zoo.artifact.names import ArtifactId, Reference, is_path, path_text
+from oscar_zoo.compute.params import ComputeParams
+from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import (
     ArtifactNotFound,
     ConflictError,
     IntegrityError,
+    NetworkError,
     OscarZooError,
     OutputExists,
 )
-from oscar_zoo.next_step import AddOption, DropOption
+from oscar_zoo.next_step import AddOption, Compute, DropOption
 from oscar_zoo.observer import Note, Observer
+from oscar_zoo.registry.compute_wish import ComputeWish
 from oscar_zoo.registry.fetch import PullJob, PullResult
 from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.publish import Publishable, publish_on
 from oscar_zoo.registry.store import Store
-from oscar_zoo.registry.targets import check_made_for
+from oscar_zoo.registry.targets import ModelChoice, check_made_for
 from oscar_zoo.registry.trust import Trust
 
 if TYPE_CHECKING:
-    from oscar_zoo.compute.job import ComputeOptions, ComputeResult
+    from oscar_zoo.compute.estimate import Estimate
+    from oscar_zoo.compute.options import Job
+    from oscar_zoo.compute.outcome import ComputeResult
+
+
+@dataclass(frozen=True)
+class ComputePlan:
+    """A computation that can be started.
+
+    Attributes:
+        choice: the model.
+        job: everything but the output folder.
+        cost: what it will take, or `None` where that cannot be estimated.
+        notes: what the user should know before it starts.
+    """
+
+    choice: ModelChoice
+    job: Job
+    cost: Estimate | None
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def seconds(self) -> float | None:
+        """The estimated duration, or `None`."""
+        return self.cost.seconds if self.cost else None
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The plan in plain values, for notes and questions. `fetched_bytes` are weights that may
+        have to be downloaded first, or `None`."""
+        here = Path(self.choice.source).is_dir()
+        return {
+            "model": self.choice.name,
+            "tokens": self.job.calib_tokens,
+            "data": str(self.job.calib_data),
+            "device": self.job.device,
+            "seconds": self.seconds,
+            "fetched_bytes": self.cost.weight_bytes if self.cost and not here else None,
+        }
+
+    @property
+    def question(self) -> Note:
+        """Asks whether to start it."""
+        text = f"No artifact for {self.choice.name} exists. Compute one now?"
+        return Note("compute.question", text, self.facts)
+
+    @property
+    def start(self) -> Note:
+        """Tells that it starts."""
+        text = f"No artifact for {self.choice.name} was found. Computing one."
+        return Note("compute.start", text, self.facts, kind="step")
+
+
+def plan_instead(
+    choice: ModelChoice,
+    wish: ComputeWish,
+    error: OscarZooError,
+    observer: Observer,
+    *,
+    again: Callable[..., str],
+) -> ComputePlan:
+    """The plan to compute what a search did not find, if the caller wishes that.
+
+    Args:
+        wish: what the caller said; the observer may be asked.
+    """
+    if wish.may_compute(error):
+        plan = plan_computing(choice, wish, error, observer)
+        if wish.compute or observer.confirm(plan.question):
+            return plan
+        error.message = f"nothing was computed for {choice.name}."
+        error.args = (error.message,)
+        error.advise(next_step=Compute(choice.name, again(compute=True)))
+        raise error
+    from oscar_zoo.models.model_hub import is_here
+
+    here, place = is_here(choice.source), Path(choice.source)
+    if _meant_as_path(choice, here=here):
+        if not os.path.lexists(place):
+            error.advise(f"a path begins with ./, and nothing is at {path_text(place)}")
+        raise error
+    if here or not isinstance(error, NetworkError):
+        online = {} if here else {"offline": False}  # the model has to be fetched
+        error.next_step = Compute(choice.name, again(compute=True, **online))
+        if _has_slash(choice) and not (here or error.suggestions or error.advice):
+            error.advice = f"a folder would be written {path_text(place)}"
+    raise error
+
+
+def _has_slash(choice: ModelChoice) -> bool:
+    """Whether a name that the zoo does not know could be a path as well as the id of a model."""
+    return choice.recipe is None and "/" in choice.source and not is_path(choice.source)
+
+
+def _meant_as_path(choice: ModelChoice, *, here: bool) -> bool:
+    """Whether a name is rather a path without `./`: it exists, or the folder that it begins with
+    does and no such model is `here`."""
+    if not _has_slash(choice):
+        return False
+    first = Path(choice.source.partition("/")[0])
+    return os.path.lexists(choice.source) or (first.is_dir() and not here)
+
+
+def plan_computing(
+    choice: ModelChoice, wish: ComputeWish, error: OscarZooError, observer: Observer
+) -> ComputePlan:
+    """What `compute` would do with its defaults, and how long that takes; no weights are read."""
+    require_compute()
+    if isinstance(error, NetworkError):  # a hub that does not answer may have an artifact
+        observer.note(Note("hub.unreachable", error.said or error.message))
+    if wish.offline:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # libraries that are imported later read it
+    given = {"calib_data": wish.calib_data, "device": wish.device, "revision": wish.revision}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value}
+    job, model = plan_job(ComputeParams(choice.source, **changes), choice)
+    from oscar_zoo.compute.estimate import estimate
+
+    job.check()
+    refused = serving_refusal(model.written, model.block.id)
+    if refused is not None and wish.to_serve:
+        raise refused
+    notes = (not_served_note(refused),) if refused else ()
+    return ComputePlan(choice, job, estimate(job, model), notes)
+
 
 LONGEST_WAIT = 6 * 3600.0
 """Seconds to wait for another process that computes the same artifact."""
@@ -92,7 +218,7 @@ def obtain(plan: ComputePlan, trust: Trust, observer: Observer) -> Obtained:
         observer.note(Note("compute.resumable", text, kind="step"))
         result = _compute(plan, work, observer)
         pulled = _publish(result, trust)
-        kept = _keep(work, result.artifact_id)
+        kept = _keep(work, result.manifest.artifact_id)
         shutil.rmtree(work, ignore_errors=True)
     if result.choice is not None:
         text = f"Kept {result.choice.chosen.method}: {result.choice.reason}"
@@ -104,10 +230,8 @@ def obtain(plan: ComputePlan, trust: Trust, observer: Observer) -> Obtained:
 
 @contextmanager
 def _turn(plan: ComputePlan, observer: Observer) -> Iterator[Path]:
-    """The folder to work in, once no other process computes for this model.
-
-    Where locks do not work, the folder belongs to this process alone.
-    """
+    """The folder to work in, once no other process computes for this model. Where locks do not
+    work, the folder belongs to this process alone."""
     folder, name = paths.cache_dir() / "computing", plan.choice.name
     with ExitStack() as stack:
         state = stack.enter_context(_lock(folder, name, 0.0))
@@ -120,7 +244,7 @@ def _turn(plan: ComputePlan, observer: Observer) -> Iterator[Path]:
                 f"another process has been computing {name} for hours.",
                 hint="wait for it, or end it",
             )
-        label = f"{name}-{_key(plan.options)}"
+        label = f"{name}-{_key(plan.job)}"
         yield folder / (label if state == "held" else f"{label}-{uuid.uuid4().hex[:8]}")
 
 
@@ -135,15 +259,15 @@ def _lock(folder: Path, name: str, timeout: float) -> Iterator[durable.State]:
         yield state
 
 
-def _key(options: ComputeOptions) -> str:
+def _key(job: Job) -> str:
     """A hash of everything that an interrupted computation needs unchanged to continue."""
-    place = Path(options.calib_data).expanduser()
+    place = Path(job.calib_data).expanduser()
     parts = [
-        str(Path(options.model).resolve()) if Path(options.model).is_dir() else options.model,
-        options.revision,
-        str(place.resolve()) if place.exists() else str(options.calib_data),
-        options.device,
-        options.dtype,
+        str(Path(job.model).resolve()) if Path(job.model).is_dir() else job.model,
+        job.revision,
+        str(place.resolve()) if place.exists() else str(job.calib_data),
+        job.device,
+        job.dtype,
     ]
     return sha256_hex(strict_json.canonical_bytes(parts))[:12]
 
@@ -165,13 +289,13 @@ def _from_own_zoo(plan: ComputePlan, trust: Trust) -> PullResult | None:
 
 def _compute(plan: ComputePlan, work: Path, observer: Observer) -> ComputeResult:
     earlier = work.exists()  # left by a run that was interrupted
-    options = replace(plan.options, output_dir=work / _TARGET, resume=earlier, force=True)
+    job = replace(plan.job, output=work / _TARGET, resume=earlier, force=True)
     try:
         try:
-            result = run(options, observer, cost=plan.cost)
+            result = run_job(job, observer, cost=plan.cost)
         except (OutputExists, IntegrityError):  # the folder holds work of other data or versions
             shutil.rmtree(work, ignore_errors=True)
-            result = run(options, observer, cost=plan.cost)
+            result = run_job(job, observer, cost=plan.cost)
     except (KeyboardInterrupt, SystemExit) as error:
         if hasattr(error, "__notes__"):  # something is kept
             error.add_note("to go on from there, run the same command again")
@@ -182,7 +306,6 @@ def _compute(plan: ComputePlan, work: Path, observer: Observer) -> ComputeResult
             command = f"oscar-zoo compute {quote(plan.choice.source)}"
             error.next_step = replace(step, command=command)
         raise
-    assert result is not None, "one process, by `ComputeWish.check`"
     return result
 
 
@@ -194,7 +317,7 @@ def _publish(result: ComputeResult, trust: Trust) -> PullResult:
     except OscarZooError as error:
         error.advise(f"the result is kept in {result.path}; {error.hint or 'try again'}")
         raise
-    made = result.artifact_id
+    made = result.manifest.artifact_id
     pins = [file.read().pin(made) for file in (trust.lock, trust.known) if file is not None]
     # the same matrices, computed again at another time, break no promise
     same = all(pin is None or pin.digest == result.manifest.digest for pin in pins)

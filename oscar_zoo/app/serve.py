@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from oscar_zoo.app.compute_plan import plan_instead
-from oscar_zoo.app.obtain import obtain
+from oscar_zoo.app.obtain import obtain, plan_instead
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.observer import SILENT, Observer

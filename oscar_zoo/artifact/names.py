@@ -93,6 +93,12 @@ def path_text(path: PurePath) -> str:
     return text if is_path(text) else f"./{text}"
 
 
+def typed(path: PurePath | str) -> str:
+    """`path` as one types it; a relative one always begins with `./` or `../`."""
+    text = path_text(PurePath(path))
+    return text if text.startswith(("/", "./", "../")) or text in (".", "..") else f"./{text}"
+
+
 def check_digest(text: str) -> str:
     """Return `text` when it is `sha256:` and 64 lower-case hex digits, else raise `InvalidName`."""
     if _DIGEST.fullmatch(text) is None:

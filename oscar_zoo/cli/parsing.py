@@ -38,7 +38,7 @@ def parse_bits(text: str | None) -> float | Literal["auto"] | None:
     return _real(text, "--bits", "a number of bits", wanted)
 
 
-def parse_percent(text: str | None, option: str) -> float | None:
+def parse_percent(text: str | None, option: str = "--max-loss") -> float | None:
     """The value of an option in percent, with or without the sign; `None` if it was not given."""
     if text is None:
         return None

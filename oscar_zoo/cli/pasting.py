@@ -11,15 +11,9 @@ from shlex import join, quote
 import click
 
 from oscar_zoo.artifact.manifest import Manifest
-from oscar_zoo.artifact.names import path_text
+from oscar_zoo.artifact.names import typed as typed  # also for those who print paths
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.registry.catalog import can_be_found
-
-
-def typed(path: Path | str) -> str:
-    """`path` as one types it; a relative one always begins with `./` or `../`."""
-    text = path_text(Path(path))
-    return text if text.startswith(("/", "./", "../")) or text in (".", "..") else f"./{text}"
 
 
 def pasted(path: Path | str) -> str:

@@ -38,12 +38,13 @@ from oscar_zoo.artifact.manifest import (
     StatisticsBlock,
     Transform,
 )
-from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.artifact.specs import CAPABILITIES, Harness, ServingRecipe
-from oscar_zoo.compute.fit import FitResult
-from oscar_zoo.compute.methods.base import Matrix
+from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
+from oscar_zoo.artifact.specs import CAPABILITIES, Geometry, Harness, ServingRecipe
+from oscar_zoo.compute.methods.base import FitResult, Matrix, Method
 from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.caches import stored_bits
+from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.version import __version__
 
 TOOL = Harness(name="oscar-zoo", version=__version__)
@@ -115,10 +116,8 @@ def _file_name(role: Role, side: RotationSet, method: str) -> str:
 
 
 def _fit_id(result: FitResult, facts: Facts) -> str:
-    """An identifier of 32 hex digits that the K and V files of one fit share.
-
-    It is a hash of inputs, options and matrices, so no other fit has it.
-    """
+    """An identifier of 32 hex digits that the K and V files of one fit share. It is a hash of
+    inputs, options and matrices, so no other fit has it."""
     state = hashlib.sha256()
     inputs = {
         "config_sha256": facts.model.config_sha256,
@@ -215,10 +214,8 @@ def _composition(result: FitResult, facts: Facts) -> Composition | None:
 
 
 def _recipe(result: FitResult, facts: Facts) -> ServingRecipe:
-    """The recipe with the capabilities that the method requires.
-
-    It forbids folding the value transform into the weights where that product is not exact.
-    """
+    """The recipe with the capabilities that the method requires. It forbids folding the value
+    transform into the weights where that product is not exact."""
     requires = {*facts.recipe.requires, *TABLE[result.method.name].requires}
     update: dict[str, object] = {"requires": tuple(c for c in CAPABILITIES if c in requires)}
     if not _foldable(facts.model):
@@ -235,11 +232,9 @@ def _recipe(result: FitResult, facts: Facts) -> ServingRecipe:
 
 
 def _foldable(model: ModelBlock) -> bool:
-    """Whether the value transform can be multiplied into the output projection without loss.
-
-    That needs unquantized weights and no elementwise operation between attention and o_proj. A
-    model of which this is not known counts as not foldable.
-    """
+    """Whether the value transform can be multiplied into the output projection without loss. That
+    needs unquantized weights and no elementwise operation between attention and o_proj. A model of
+    which this is not known counts as not foldable."""
     return (
         model.output_gate is False
         and model.weights is not None
@@ -283,3 +278,15 @@ def _statistics_block(result: FitResult) -> StatisticsBlock | None:
 
 def _format(path: str) -> str:
     return {"safetensors": "safetensors", "json": "json"}.get(path.rpartition(".")[2], "torch-zip")
+
+
+def calibration_tag(
+    tokens: int, prompts: int, recipe: ServingRecipe, geometry: Geometry, method: Method | None
+) -> CalibrationTag:
+    """The tag of a fit with this recipe; its average bits are named unless all codes have 2. The
+    method is `None` while it is not chosen."""
+    bits = None
+    if recipe.widths is not None:
+        bits = stored_bits(CacheSpec(None, None, recipe), geometry)
+    variant = method.variant if method else None
+    return CalibrationTag(tokens, prompts, recipe.group_size, variant, bits)

@@ -8,35 +8,84 @@ and other users of the machine are left out, so the result only tells minutes fr
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
 import torch
 
 from oscar_zoo.artifact.manifest import ModelBlock
-from oscar_zoo.compute.capture.calibration_rows import MOST_TOKENS
+from oscar_zoo.compute.capture.rows import MOST_TOKENS
 from oscar_zoo.compute.methods import tuned
-from oscar_zoo.compute.options import AUTO, LONGEST_DEFAULT, ComputeOptions
-from oscar_zoo.compute.phases import (
-    CAPTURE,
-    FAST_PASSES,
-    FIT,
-    GAINS,
-    LOAD,
-    MEASURED_PASSES,
-    ROWS,
-    TUNE,
-    VERIFY,
-    VERIFY_PASSES,
-    WRITE,
-    expected_phases,
-    may_raise,
-    tunes,
-)
+from oscar_zoo.compute.methods.table import TABLE
+from oscar_zoo.compute.options import LONGEST_DEFAULT, Job
 from oscar_zoo.compute.width_wish import INSTEAD
-from oscar_zoo.evaluate.shared import Phase
+from oscar_zoo.evaluate.shared import Phase, Progress
 from oscar_zoo.models.memory import default_device
 from oscar_zoo.models.model_source import ModelConfig, ModelSize, model_size
+
+LOAD, CAPTURE, FIT, ROWS, TUNE, WRITE = "load", "capture", "fit", "rows", "tune", "write"
+HELD_OUT, ERRORS, PERPLEXITY = "held-out rows", "errors", "perplexity"
+RECALL, MORE_RECALL = "recall", "more recall"
+GAINS, VERIFY = "bits by layer", "bits verified"
+"""Names of phases."""
+MEASURED_PASSES: Mapping[str, int] = {
+    HELD_OUT: 1,
+    ERRORS: 4,
+    PERPLEXITY: 10,
+    RECALL: 5,
+    MORE_RECALL: 1,
+}
+"""How often `auto` reads as many tokens as are held out, in each of its phases."""
+FAST_PASSES: Mapping[str, int] = {HELD_OUT: 1, ERRORS: 9}
+"""As `MEASURED_PASSES`, with `fast`."""
+
+
+USUAL_LAYERS = 36
+"""Full-attention layers, where only shares of a usual computation are wanted."""
+VERIFY_PASSES = 5
+"""Reads of as many tokens as are held out, to verify bits once."""
+
+
+def expected_phases(job: Job) -> tuple[Phase, ...]:
+    """The phases of `compute_artifact(job)`, in order; their `seconds` are only shares."""
+    phases = [Phase(LOAD, "", 5), Phase(CAPTURE, "tokens", 20), Phase(FIT, "", 5)]
+    phases += [Phase(ROWS, "sequences", 10), Phase(TUNE, "steps", 20)] if tunes(job) else []
+    if job.auto:
+        passes = FAST_PASSES if job.fast else MEASURED_PASSES
+        phases += [
+            Phase(name, "layers" if name == ERRORS else "sequences", times)
+            for name, times in passes.items()
+        ]
+    return (*phases, *_of_bits(job), Phase(WRITE, "", 2))
+
+
+def refit_phases(job: Job | None) -> tuple[Phase, ...]:
+    """The phases of `refit.refit`, which has `job` where bits are chosen with the model."""
+    load = () if job is None else (Phase(LOAD, "", 5),)
+    bits = () if job is None else _of_bits(job)
+    return (*load, Phase(FIT, "", 6), *bits, Phase(WRITE, "", 2))
+
+
+def _of_bits(job: Job) -> tuple[Phase, ...]:
+    if job.wish is None and not may_raise(job):
+        return ()
+    gains = 3 if job.wish is not None and not job.wish.measures else 2 * USUAL_LAYERS
+    return Phase(GAINS, "sequences", gains), Phase(VERIFY, "sequences", VERIFY_PASSES)
+
+
+def may_raise(job: Job) -> bool:
+    """Whether 4 bits are measured where 2 fail their gates: layers get them, or the error names the
+    budget that passes. It measures as much as if that had been asked for."""
+    return job.auto and not (job.fast or job.allow_poor)
+
+
+def tunes(job: Job) -> bool:
+    """Whether the job asks for a method that is tuned."""
+    if job.auto:
+        return job.tune and not job.fast
+    return TABLE[job.method].tuned
+
 
 EFFICIENCY = 0.4
 """Share of the speed of one large matrix product that a whole forward pass reaches; measured."""
@@ -62,12 +111,8 @@ _BYTES = {"float32": 4, "float64": 8, "float8_e4m3fn": 1}
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of a computation.
-
-    Attributes:
-        phases: its phases, in order, from reading the weights to the written artifact.
-        weight_bytes: bytes of weights to read, and to download if they are not on this machine.
-    """
+    """The phases of a computation, in order, and the bytes of weights to read, and to download if
+    they are not on this machine."""
 
     phases: tuple[Phase, ...]
     weight_bytes: int
@@ -78,23 +123,19 @@ class Estimate:
         return sum(phase.seconds for phase in self.phases)
 
 
-def estimate(options: ComputeOptions, model: ModelConfig) -> Estimate | None:
-    """Estimate the cost of `compute_artifact(options)`; `None` when the model's size is not known.
-
-    Args:
-        options: what to compute, in one process; of several devices one works at a time.
-    """
+def estimate(job: Job, model: ModelConfig) -> Estimate | None:
+    """Estimate the cost of `compute_artifact(job)`; `None` when the model's size is not known."""
     block, size = model.block, model_size(model.parsed, model.block.id)
     if size is None:
         return None
     stored = block.weights.dtype if block.weights and block.weights.dtype else "bfloat16"
     bytes_each = 1 if block.weights and block.weights.quantization else _BYTES.get(stored, 2)
-    dtype = getattr(torch, stored if options.dtype == "auto" else options.dtype, torch.bfloat16)
-    device = default_device() if options.device == "auto" else options.device
+    dtype = getattr(torch, stored if job.dtype == "auto" else job.dtype, torch.bfloat16)
+    device = default_device() if job.device == "auto" else job.device
     model_speed = matmul_speed(device, dtype if bytes_each > 1 else torch.bfloat16)
     exact_speed = matmul_speed(device, torch.float32)
     length = min(
-        options.seq_len or LONGEST_DEFAULT,
+        job.seq_len or LONGEST_DEFAULT,
         (block.rope and block.rope.max_position) or LONGEST_DEFAULT,
     )
     forward = forward_flops(size, block, length) / (
@@ -103,24 +144,24 @@ def estimate(options: ComputeOptions, model: ModelConfig) -> Estimate | None:
     simulated = forward + attention_flops(block, length) / exact_speed
     cost = {
         LOAD: START_SECONDS + size.parameters * bytes_each / DISK_BYTES_PER_SECOND,
-        CAPTURE: options.calib_tokens * (forward + moment_flops(block) / (exact_speed / 2)),
-        FIT: ASSEMBLE_SECONDS + _fits(block, all_methods=options.method == AUTO),
+        CAPTURE: job.calib_tokens * (forward + moment_flops(block) / (exact_speed / 2)),
+        FIT: ASSEMBLE_SECONDS + _fits(block, all_methods=job.auto),
     }
-    if tunes(options):
+    if tunes(job):
         tuning = tuning_seconds(block, device)
-        if options.method != AUTO or tuning <= LONGEST_TUNING:
-            cost |= {ROWS: min(options.calib_tokens, MOST_TOKENS) * forward, TUNE: tuning}
-    if options.method == AUTO:
-        passes = FAST_PASSES if options.fast else MEASURED_PASSES
-        cost |= {name: options.heldout_tokens * times * simulated for name, times in passes.items()}
-    wish = options.widths or (INSTEAD[0] if may_raise(options) else None)
+        if not job.auto or tuning <= LONGEST_TUNING:
+            cost |= {ROWS: min(job.calib_tokens, MOST_TOKENS) * forward, TUNE: tuning}
+    if job.auto:
+        passes = FAST_PASSES if job.fast else MEASURED_PASSES
+        cost |= {name: job.heldout_tokens * times * simulated for name, times in passes.items()}
+    wish = job.wish or (INSTEAD[0] if may_raise(job) else None)
     if wish is not None:
         # A raise in one layer needs only the layers from there on, on average half of them.
         raises = len(block.attention_layers) if wish.measures else 0
-        rounds = 1 if wish.bits is not None and options.method == AUTO else 2
+        rounds = 1 if wish.bits is not None and job.auto else 2
         passes = {GAINS: 3 + raises, VERIFY: VERIFY_PASSES * rounds}
-        cost |= {name: options.heldout_tokens * times * simulated for name, times in passes.items()}
-    known = {phase.name: phase for phase in expected_phases(options)}
+        cost |= {name: job.heldout_tokens * times * simulated for name, times in passes.items()}
+    known = {phase.name: phase for phase in expected_phases(job)}
     phases = [
         replace(known[name], seconds=seconds)
         for name, seconds in (cost | {WRITE: WRITE_SECONDS}).items()
@@ -129,10 +170,8 @@ def estimate(options: ComputeOptions, model: ModelConfig) -> Estimate | None:
 
 
 def tuning_seconds(block: ModelBlock, device: str) -> float:
-    """Time to tune both sides of all layers, in seconds.
-
-    A CPU tunes one layer after the other, a GPU several at once.
-    """
+    """Time to tune both sides of all layers, in seconds. A CPU tunes one layer after the other, a
+    GPU several at once."""
     kind = torch.device(device).type
     calls = 2 * -(-len(block.attention_layers) // tuned.LAYERS_AT_ONCE[kind])
     heads = 2 * len(block.attention_layers) * block.num_kv_heads
@@ -142,10 +181,8 @@ def tuning_seconds(block: ModelBlock, device: str) -> float:
 
 
 def forward_flops(size: ModelSize, block: ModelBlock, length: int) -> float:
-    """Operations for one token in a sequence of `length`.
-
-    It counts a multiplication and an addition per weight, and causal attention.
-    """
+    """Operations for one token in a sequence of `length`. It counts a multiplication and an
+    addition per weight, and causal attention."""
     return 2.0 * size.active + attention_flops(block, length) / 2
 
 
@@ -186,3 +223,30 @@ def _fits(block: ModelBlock, *, all_methods: bool) -> float:
     matrices = 2 * len(block.attention_layers) * block.num_kv_heads
     one = SECONDS_PER_FIT * (block.head_dim / 128) ** 3
     return matrices * (one if all_methods else one / 4)
+
+
+@dataclass
+class Meter:
+    """Progress over several phases. The total of each phase is known when it starts, and may not be
+    reached."""
+
+    progress: Progress
+    phase: str = ""
+    total: int = 0
+    done: int = 0
+    share: int = 1
+
+    def start(self, phase: str, total: int, *, share: int = 1) -> None:
+        """Begin a phase of `total` units, each done after `share` ticks."""
+        self.phase, self.total, self.done, self.share = phase, total, 0, share
+        if total:
+            self.progress(0, total, phase)
+
+    def tick(self) -> None:
+        """Count one share of a unit."""
+        self.done += 1
+        self.at(self.done // self.share, self.total)
+
+    def at(self, done: int, total: int) -> None:
+        """Report that `done` units are finished."""
+        self.progress(min(done, total), total, self.phase)

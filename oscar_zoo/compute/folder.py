@@ -26,10 +26,8 @@ def moments_beside(target: Path) -> Path:
 
 
 def check_target(target: Path, *, force: bool) -> None:
-    """Find out before the long work whether the result may be written to `target`.
-
-    What killed runs left beside it goes, also when the target is refused; nothing else changes.
-    """
+    """Find out before the long work whether the result may be written to `target`. What killed runs
+    left beside it goes, also when the target is refused; nothing else changes."""
     if target.is_symlink() and not target.exists():
         raise UsageError(f"{target} is a link to nothing.", hint="choose another output folder")
     try:
@@ -56,11 +54,9 @@ def check_target(target: Path, *, force: bool) -> None:
 
 
 def default_target(artifact: ArtifactId) -> Path:
-    """Where an artifact goes when the user names no folder: `./<Model>/<tag>`.
-
-    The folder of a model stays as it is. Where a model lies in `./<Model>`, the artifact goes to
-    `./<Model>-rotation/<tag>`, and where one lies in the current folder, beside that.
-    """
+    """Where an artifact goes when the user names no folder: `./<Model>/<tag>`. The folder of a
+    model stays as it is. Where a model lies in `./<Model>`, the artifact goes to
+    `./<Model>-rotation/<tag>`, and where one lies in the current folder, beside that."""
     name, above = artifact.model, _default_parent()
     taken = above != Path() or _is_model(Path(name))
     return above / (f"{name}-rotation" if taken else name) / artifact.tag
@@ -85,11 +81,7 @@ def check_place(target: Path | None, *, force: bool) -> None:
 
 
 def write_folder(target: Path, files: Mapping[str, bytes], *, force: bool) -> None:
-    """Make `target` hold exactly `files`.
-
-    Args:
-        target: absent, empty, or with `force` a folder that holds an artifact and nothing else.
-    """
+    """Make `target` hold exactly `files`."""
     check_target(target, force=force)
     target = target.resolve()
     with durable.storage_errors(f"cannot write {target}"):

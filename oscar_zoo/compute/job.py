@@ -1,37 +1,35 @@
-"""The use case: a model and text become a verified artifact, its moments file and its report.
+"""A model and text become a verified artifact, its moments file and its report.
 
 The steps are: load, read the text, capture, fit, choose, assemble in memory, verify these very
 bytes, then write the folder in one step. An interrupt, a crash or a full disk at any point leaves
-the target as it was. What a long capture has done until then is kept for `resume`. The same options
-give the same digest on the same machine and versions.
+the target as it was. What a long capture has done until then is kept for `resume`. The same job
+gives the same digest on the same machine and versions. `refit` makes another artifact of a moments
+file, without a new capture; the model is needed only where bits are chosen per layer and side.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-
 from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.files import read_file, sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, ModelBlock, MomentsFile
 from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.artifact.outcome import Outcome, Verified, why
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute import moments_file
-from oscar_zoo.compute.assemble import Facts, assemble
-from oscar_zoo.compute.capture import run
-from oscar_zoo.compute.capture.base import no_progress
-from oscar_zoo.compute.capture.run import Captured
-from oscar_zoo.compute.capture.running import RunningModel
-from oscar_zoo.compute.data import CalibrationData
-from oscar_zoo.compute.fit import FitResult
-from oscar_zoo.compute.fitting import fit_or_choose
+from oscar_zoo.compute.assemble import Facts, assemble, calibration_tag
+from oscar_zoo.compute.capture.checkpoint import can_resume, check_text, kept_for_resume
+from oscar_zoo.compute.capture.transformers import capture, numerics
+from oscar_zoo.compute.data.calibration import CalibrationData, HeldOut
+from oscar_zoo.compute.estimate import CAPTURE, FIT, LOAD, WRITE
+from oscar_zoo.compute.fitting import choose_bits, fit_or_choose
 from oscar_zoo.compute.folder import (
     MOMENTS_NAME,
     check_target,
@@ -39,58 +37,20 @@ from oscar_zoo.compute.folder import (
     moments_beside,
     write_folder,
 )
-from oscar_zoo.compute.methods.base import Method
+from oscar_zoo.compute.methods.base import FitResult, Method, fit, needs_model, possible_methods
+from oscar_zoo.compute.methods.table import METHODS, TABLE, find_method
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.compute.options import ComputeOptions, check_options
-from oscar_zoo.compute.phases import CAPTURE, FIT, LOAD, WRITE
+from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
+from oscar_zoo.compute.options import ENOUGH_TOKENS, Job, load, read_data
+from oscar_zoo.compute.outcome import ComputeResult
 from oscar_zoo.compute.report.build import report_of, save_report
-from oscar_zoo.compute.select.decision import Choice
-from oscar_zoo.compute.select.width_choice import WidthChoice
-from oscar_zoo.compute.subject import (
-    ENOUGH_TOKENS,
-    Subject,
-    load_subject,
-    read_data,
-    read_subject,
-    run_capture,
-)
-from oscar_zoo.compute.tags import calibration_tag
+from oscar_zoo.compute.select.decision import Choice, WidthChoice
 from oscar_zoo.compute.width_wish import bits_of
-from oscar_zoo.errors import ComputeFailed, IntegrityError, OutputExists
+from oscar_zoo.errors import ComputeFailed, GeometryMismatch, IntegrityError, OutputExists
 from oscar_zoo.evaluate.shared import Progress
+from oscar_zoo.models.loading import LoadedModel, load_tokenizer
 from oscar_zoo.models.memory import memory_errors
-
-__all__ = ["ComputeOptions", "ComputeResult", "compute_artifact"]
-
-
-@dataclass(frozen=True)
-class ComputeResult:
-    """A finished artifact.
-
-    Attributes:
-        path: its folder.
-        artifact_id: `<Model>/<tag>`.
-        manifest: content of its `oscar.json`.
-        verified: outcome of the full verification.
-        notes: remarks for the user, in sentences.
-        seconds: duration by phase: `load`, `capture`, `fit` (with choice and verification),
-            `write`.
-        moments: the file from which every method can be fitted again, or `None` without data.
-        report: the page, or `None` when it could not be drawn.
-        choice: of `auto`, else `None`.
-        widths: of bits per layer and side, when these were asked for.
-    """
-
-    path: Path
-    artifact_id: ArtifactId
-    manifest: Manifest
-    verified: Verified
-    notes: tuple[str, ...]
-    seconds: Mapping[str, float]
-    moments: Path | None = None
-    report: Path | None = None
-    choice: Choice | None = None
-    widths: WidthChoice | None = None
+from oscar_zoo.models.model_source import inspect_model
 
 
 @dataclass
@@ -109,66 +69,37 @@ class _Clock:
 
 
 def compute_artifact(
-    options: ComputeOptions,
+    job: Job,
     *,
-    progress: Progress = no_progress,
+    progress: Progress = lambda done, total, phase: None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> ComputeResult:
-    """Calibrate a model and write the artifact.
-
-    Args:
-        options: what to compute.
-        progress: called during the phases of `phases.expected_phases`.
-        tell: called with remarks that the user should see at once, in sentences.
-
-    Returns:
-        The artifact.
-
-    Raises:
-        UsageError: options that make no sense together, or data that is no text.
-        PathNotFound, InvalidModel, UnsupportedModel: from reading model and data.
-        OutputExists: the folder is taken; see `folder.check_target`.
-        NotEnoughMemory: the model is larger than the device; known before weights are read, or
-            found in the middle.
-        ComputeFailed: the capture was incomplete, the result failed verification, or it failed its
-            gates and `options.allow_poor` is not set.
-        StorageError: the disk refused.
-    """
-    methods = check_options(options)
+    """Calibrate a model and write the artifact. `progress` is called during the phases of
+    `estimate.expected_phases`, `tell` with sentences that the user should see at once."""
+    job.check()
     clock = _Clock(progress)
     with clock.phase(LOAD):
-        _check_resume(options, methods)
-        subject = load_subject(options)
-    data = read_data(options, subject, methods)
-    base = _base(options, subject, methods, data)
-    if len(methods) == 1 and options.widths is None:  # else the tag is not known yet
-        check_target(base, force=options.force)
+        _check_resume(job)
+        model = load(job)
+    data = read_data(job, model.block, model.tokenizer)
+    base = _base(job, model.block, data)
+    if not job.auto and job.wish is None:  # else the tag is not known yet
+        check_target(base, force=job.force)
     work = _work(base)
-    if options.output_dir is None:
+    if job.output is None:
         tell(f"no --output-dir was given: the artifact goes into {path_text(base.parent)}.")
-    for text in _about_tokens(data, methods):
+    for text in _about_tokens(data, needed=job.needs_data):
         tell(text)
-    loaded = subject.loaded
-    device = loaded.device if loaded else torch.device("cpu")
-    with run.kept_for_resume(work), memory_errors(subject.block.id, device):
-        assert loaded is not None
-        model = RunningModel(loaded)
+    with kept_for_resume(work), memory_errors(model.block.id, model.device):
         with clock.phase(CAPTURE):
-            captured = _capture(model, options, methods, data, work, progress, tell)
-        return _finish(options, subject, model, methods, data, captured, clock)
+            moments = _capture(job, model, data, work, progress, tell) if job.needs_data else None
+        return _finish(job, model, data, moments, clock)
 
 
-def _base(
-    options: ComputeOptions,
-    subject: Subject,
-    methods: tuple[Method, ...],
-    data: CalibrationData,
-) -> Path:
+def _base(job: Job, block: ModelBlock, data: CalibrationData) -> Path:
     """The folder of the artifact; `auto` adds its method to the name later."""
-    method = methods[0] if len(methods) == 1 else None
-    return options.output_dir or default_target(
-        _artifact_id(options, subject.block, options.recipe, method, data)
-    )
+    method = None if job.auto else job.methods[0]
+    return job.output or default_target(_artifact_id(job, block, job.recipe, method, data))
 
 
 def _work(base: Path) -> Path:
@@ -176,139 +107,144 @@ def _work(base: Path) -> Path:
     return base.with_name(base.name + ".work")
 
 
-def _check_resume(options: ComputeOptions, methods: tuple[Method, ...]) -> None:
+def _check_resume(job: Job) -> None:
     """Refuse to go on from a capture of another text, before weights are loaded."""
-    given = options.output_dir
-    if options.resume is not True or (given is not None and not run.can_resume(_work(given))):
+    if job.resume is not True or (job.output is not None and not can_resume(_work(job.output))):
         return
-    subject = read_subject(options)
-    data = read_data(options, subject, methods)
-    run.check_text(_work(_base(options, subject, methods, data)), data)
+    block = inspect_model(job.model, revision=job.revision, model_id=job.model_id)
+    data = read_data(job, block, load_tokenizer(job.model, revision=job.revision))
+    check_text(_work(_base(job, block, data)), data.prompts_sha256)
 
 
 def _capture(
-    model: RunningModel,
-    options: ComputeOptions,
-    methods: tuple[Method, ...],
+    job: Job,
+    model: LoadedModel,
     data: CalibrationData,
     work: Path,
     progress: Progress,
     tell: Callable[[str], None],
-) -> Captured | None:
+) -> Moments:
     """Capture, from what an interrupted run left where that is wanted and of the same command."""
-    kept, place = run.can_resume(work), path_text(work)
-    if options.resume and not kept:
+    # Everything a fit can ask for costs little more than what one does, and the moments then serve
+    # them all.
+    needs = frozenset(need for method in METHODS.values() for need in method.needs)
+    kept, place = can_resume(work), path_text(work)
+
+    def captured(*, resume: bool) -> Moments:
+        moments = capture(
+            model,
+            data,
+            needs=needs,
+            progress=lambda done, total: progress(done, total, CAPTURE),
+            work=work,
+            resume=resume,
+        )
+        moments.check(needs)
+        return moments
+
+    if job.resume and not kept:
         tell(f"there is nothing to go on from in {place}: the capture starts from the beginning.")
-    if options.resume is not None or not kept:
-        return run_capture(model, options, methods, data, work, progress)
+    if job.resume is not None or not kept:
+        return captured(resume=bool(job.resume))
     try:
-        captured = run_capture(model, replace(options, resume=True), methods, data, work, progress)
+        moments = captured(resume=True)
     except (IntegrityError, OutputExists) as error:
         tell(f"{error.message.removesuffix('.')}, which is replaced.")
-        return run_capture(model, options, methods, data, work, progress)
+        return captured(resume=False)
     tell(f"went on from what an interrupted run had captured in {place}; --no-resume does not.")
-    return captured
+    return moments
 
 
 def _finish(
-    options: ComputeOptions,
-    subject: Subject,
-    model: RunningModel,
-    methods: tuple[Method, ...],
-    data: CalibrationData,
-    captured: Captured | None,
-    clock: _Clock,
+    job: Job, model: LoadedModel, data: CalibrationData, moments: Moments | None, clock: _Clock
 ) -> ComputeResult:
-    """Fit, choose, verify and write, given the moments."""
+    """Fit, choose, verify and write, given the moments; `None` where no method needs data."""
     with clock.phase(FIT):
-        moments = captured.moments if captured else Moments(subject.block, {})
-        chosen, choice, widths = fit_or_choose(
-            options, methods, model, data, moments, clock.progress
-        )
-        recipe = choice.recipe if choice else widths.recipe if widths else options.recipe
-        facts = _facts(options, recipe, chosen, subject, data, captured)
-        target = options.output_dir or default_target(facts.artifact_id)
+        sums = moments or Moments(model.block, {})
+        chosen, choice, widths = fit_or_choose(job, model, data, sums, clock.progress)
+        recipe = choice.recipe if choice else widths.recipe if widths else job.recipe
+        facts = _facts(job, recipe, chosen, model, data)
+        target = job.output or default_target(facts.artifact_id)
         if choice is not None:
             facts = replace(facts, selection=choice.selection, quality=choice.quality)
         elif widths is not None and data.heldout is not None:
-            facts = replace(
-                facts,
-                selection=widths.selection_of(chosen.method.name, data.heldout),
-                quality=widths.quality,
-            )
-        verified = _require_verified(verify_files(assemble(chosen, facts), strict=True))
+            selection = widths.selection_of(chosen.method.name, data.heldout)
+            facts = replace(facts, selection=selection, quality=widths.quality)
+        verified = require_verified(verify_files(assemble(chosen, facts), strict=True))
     with clock.phase(WRITE):
-        check_target(target, force=options.force)
-        saved = _save_moments(target, subject, data, captured)
+        check_target(target, force=job.force)
+        saved = None if moments is None else _save_moments(target, model, data, moments)
         files = assemble(chosen, replace(facts, moments=saved))
-        write_folder(target, files, force=options.force)
+        write_folder(target, files, force=job.force)
     manifest = Manifest.from_bytes(files[FILE_NAME])
-    loading = subject.loaded.notes if subject.loaded else ()
-    notes = (*loading, *data.notes, *_notes(data, subject.block, chosen.method, choice))
+    notes = (*model.notes, *data.notes, *_notes(data, model.block, chosen.method, choice))
     report = None
-    if captured is not None:
-        told = report_of(manifest, captured.moments, choice, notes, clock.seconds)
+    if moments is not None:
+        told = report_of(manifest, moments, choice, notes, clock.seconds)
         report, more = save_report(target, told)
         notes = (*notes, *more)
-    place = moments_beside(target) if saved else None
-    return ComputeResult(
+    return ComputeResult.of(
         target,
-        facts.artifact_id,
         manifest,
-        verified,
-        notes,
-        clock.seconds,
-        place,
-        report,
-        choice,
-        widths,
+        verified=verified,
+        notes=notes,
+        seconds=clock.seconds,
+        moments=moments_beside(target) if saved else None,
+        report=report,
+        selection=manifest.fit.selection,
+        quality=manifest.quality,
+        choice=choice,
+        widths=widths,
     )
 
 
 def _artifact_id(
-    options: ComputeOptions,
+    job: Job,
     block: ModelBlock,
     recipe: ServingRecipe,
     method: Method | None,
     data: CalibrationData,
 ) -> ArtifactId:
     tag = calibration_tag(data.tokens_used, len(data.sequences), recipe, block, method)
-    return ArtifactId(options.model_name, str(tag))
+    return ArtifactId(job.model_name, str(tag))
 
 
 def _facts(
-    options: ComputeOptions,
-    recipe: ServingRecipe,
-    chosen: FitResult,
-    subject: Subject,
-    data: CalibrationData,
-    captured: Captured | None,
+    job: Job, recipe: ServingRecipe, chosen: FitResult, model: LoadedModel, data: CalibrationData
 ) -> Facts:
     return Facts(
-        artifact_id=_artifact_id(options, subject.block, recipe, chosen.method, data),
-        model=subject.block,
+        artifact_id=_artifact_id(job, model.block, recipe, chosen.method, data),
+        model=model.block,
         recipe=recipe,
         calibration=data.facts() if chosen.method.needs else None,
-        numerics=captured.numerics if captured and chosen.method.needs else None,
-        created=options.created or datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        coverage=captured.coverage if captured and chosen.method.needs else None,
+        numerics=numerics(model) if chosen.method.needs else None,
+        created=job.created or now(),
     )
+
+
+def now() -> str:
+    """The time of creation, as manifests have it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _save_moments(
-    target: Path, subject: Subject, data: CalibrationData, captured: Captured | None
-) -> MomentsFile | None:
+    target: Path, model: LoadedModel, data: CalibrationData, moments: Moments
+) -> MomentsFile:
     """Write the moments beside the artifact; they are not part of it."""
-    if captured is None:
-        return None
-    durable.make_folders(target.absolute().parent)
-    saved = moments_file.save_moments(
-        moments_beside(target), captured.moments, captured.info(subject.block, data)
+    info = MomentsInfo(
+        model=model.block,
+        calibration=data.facts(),
+        coverage=moments.observed(),
+        numerics=numerics(model),
+        sequences=tuple(map(SequenceRecord.of, data.sequences)),
     )
+    durable.make_folders(target.absolute().parent)
+    saved = moments_file.save_moments(moments_beside(target), moments, info)
     return saved.model_copy(update={"location": MOMENTS_NAME})  # wherever the user keeps it
 
 
-def _require_verified(outcome: Outcome) -> Verified:
+def require_verified(outcome: Outcome) -> Verified:
+    """The outcome of verifying a result, which must have passed."""
     if isinstance(outcome, Verified):
         return outcome
     raise ComputeFailed(
@@ -342,14 +278,100 @@ def _notes(
         ]
     if not method.needs:
         notes.append(f"{method.name} uses no data: the file was only counted for the tag.")
-    return (*notes, *_about_tokens(data, (method,)))
+    return (*notes, *_about_tokens(data, needed=bool(method.needs)))
 
 
-def _about_tokens(data: CalibrationData, methods: tuple[Method, ...]) -> tuple[str, ...]:
-    """Remarks where the text is short for fits by `methods`."""
+def _about_tokens(data: CalibrationData, *, needed: bool) -> tuple[str, ...]:
+    """Remarks where the text ended early, or is short for fits that need it."""
     used, notes = data.tokens_used, []
     if used < data.tokens_requested:
         notes.append(f"the data ended after {used:,} of {data.tokens_requested:,} tokens.")
-    if used < ENOUGH_TOKENS and any(method.needs for method in methods):
+    if used < ENOUGH_TOKENS and needed:
         notes.append(f"{used:,} tokens are few: fits settle near {ENOUGH_TOKENS:,}.")
     return tuple(notes)
+
+
+def refit(
+    moments: Path,
+    method: str,
+    recipe: ServingRecipe,
+    *,
+    model_name: str,
+    target: Path | None,
+    force: bool = False,
+    job: Job | None = None,
+    progress: Progress = lambda done, total, phase: None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> tuple[Path, Manifest]:
+    """Fit `method` to a moments file and write the artifact, by default to `folder.default_target`.
+    Where bits are to be chosen, `job` is what `compute` would do."""
+    chosen = find_method(method)
+    if chosen.tune is not None:
+        raise needs_model(chosen)
+    sums, info = moments_file.load_moments(moments)
+    if method not in possible_methods(sums):
+        allowed = ", ".join(name for name in possible_methods(sums) if TABLE[name].publishable)
+        raise ComputeFailed(
+            f"{moments} lacks sums that {method} reads.", hint=f"it allows {allowed}"
+        )
+    if target is not None:
+        check_target(target, force=force)
+    progress(0, 0, FIT)
+    result = fit(sums, chosen)
+    found = None if job is None else _bits(job, info, result, progress, tell)
+    recipe = recipe if found is None else found[0].recipe
+    used = info.calibration
+    tokens = (used.tokens_used if used else None) or sums.tokens
+    tag = calibration_tag(tokens, len(info.sequences), recipe, info.model, chosen)
+    artifact = ArtifactId(model_name, str(tag))
+    target = target or default_target(artifact)
+    check_target(target, force=force)
+    facts = Facts(
+        artifact_id=artifact,
+        model=info.model,
+        recipe=recipe,
+        calibration=used if chosen.needs else None,
+        numerics=info.numerics if chosen.needs else None,
+        created=now(),
+        coverage=info.coverage if chosen.needs else None,
+    )
+    if found is not None:
+        widths, heldout = found
+        selection = widths.selection_of(method, heldout)
+        facts = replace(facts, selection=selection, quality=widths.quality)
+    require_verified(verify_files(assemble(result, facts), strict=True))
+    progress(0, 0, WRITE)
+    data = read_file(moments, max_bytes=moments_file.MAX_BYTES)
+    source = MomentsFile(sha256=sha256_hex(data), size=len(data), location=MOMENTS_NAME)
+    files = assemble(result, replace(facts, moments=source))
+    write_folder(target, files, force=force)
+    return target, Manifest.from_bytes(files[FILE_NAME])
+
+
+def _bits(
+    job: Job,
+    info: MomentsInfo,
+    result: FitResult,
+    progress: Progress,
+    tell: Callable[[str], None],
+) -> tuple[WidthChoice, HeldOut]:
+    """The bits of every layer and side, and the text that they were chosen with."""
+    job.check()
+    progress(0, 0, LOAD)
+    model = load(job)
+    difference = info.model.geometry.difference(model.block.geometry)
+    if difference is not None:
+        raise GeometryMismatch(
+            f"the moments are of {info.model.id}, and {job.model} is another model: {difference}.",
+            hint="give the model that they were captured from",
+        )
+    data = read_data(job, model.block, model.tokenizer)
+    if info.calibration is None or data.prompts_sha256 != info.calibration.prompts_sha256:
+        tell(
+            f"the moments were not captured from {data.source} with this budget, so text that they"
+            " were captured from may be among the text that bits are chosen with."
+        )
+    with memory_errors(model.block.id, model.device):
+        widths = choose_bits(job, model, data, result, progress)
+    assert widths is not None and data.heldout is not None  # the job has a wish
+    return widths, data.heldout

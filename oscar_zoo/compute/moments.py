@@ -1,60 +1,201 @@
-"""Second moments of all layers of a model.
+"""Streaming second moments of queries, keys, values and outputs: all that a fit from moments needs.
 
-Sums of disjoint token sets add (`merge`). `coverage.check` must pass before a fit: a head that was
+No row is kept. `LayerMoments` holds the float64 sums of one layer that owns a full-attention cache,
+with one leading axis of KV heads. Rows arrive in any number of blocks, and sums of disjoint token
+sets add. The value target `sst` weighs each token by the energy of its key along the queries of the
+whole set, so its sums need a second pass. `Moments.check` comes before every fit: a head that was
 never observed still gives a file that looks valid.
+
+`estimate` makes of the sums the matrices that fits target, by versioned id. The id names what is
+computed, not what a paper writes: `sst/1` is the published code's, `oo/1` the paper's formula.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.compute.layer_moments import LayerMoments
+from oscar_zoo.artifact.formats import Grouping
+from oscar_zoo.artifact.manifest import Coverage
+from oscar_zoo.artifact.specs import Geometry, StatisticName
+from oscar_zoo.compute.products import add_gram, add_sum, add_weighted_gram, same, symmetric
 from oscar_zoo.errors import ComputeFailed
 
+Matrix = NDArray[np.float64]
+ROW_SUMS = ("qq", "kk", "k_sum", "vv", "v_sum", "oo")
+"""Sums over rows; those of disjoint token sets add."""
+WEIGHTED_SUMS = ("sst_num", "sst_den")
+"""Sums whose weights come from the queries of the whole token set; they add only for one common
+target."""
+COUNTS = ("tokens", "query_rows", "output_rows", "weighted_tokens")
+Need = Literal["rows", "weighted", "outputs", "weights"]
+"""Kinds of sums that a fit may read: those of q, k and v; `sst_*`; `oo`; `wo`."""
+_BROKEN = "the model computes nothing there that can be calibrated; try --dtype float32"
+_MIN_WEIGHT = 1e-12
+"""Smallest total weight divided by (OSCAR, construction of the value covariance)."""
 
-@dataclass(frozen=True)
-class Moments:
-    """The sums of all layers of one model, or of a part of it.
+
+@dataclass
+class LayerMoments:
+    """Sums over the tokens of one layer, per KV head; everything float64 on one device.
+
+    Of a matrix the lower triangle counts; `products.symmetric` gives the whole.
 
     Attributes:
-        geometry: of the whole model; says which layers and heads there must be.
-        layers: by decoder layer index; empty when a method needs no data.
+        qq: `[num_kv_heads, d, d]`, q^T q over all tokens and the query heads of the group, after
+            RoPE.
+        kk, k_sum: `[num_kv_heads, d, d]` and `[num_kv_heads, d]`, k^T k and k after RoPE.
+        vv, v_sum: `[num_kv_heads, dv, dv]` and `[num_kv_heads, dv]`, v^T v and v.
+        oo: `[num_kv_heads, dv, dv]`, o^T o over all tokens and the query heads of the group, o
+            before o_proj.
+        sst_num, sst_den: `[num_kv_heads, dv, dv]` and `[num_kv_heads]`, w v^T v and w with w = k A
+            k^T.
+        wo: `[num_kv_heads, dv, dv]`, W_j^T W_j over the query heads of the group, W_j
+            `[hidden, dv]` the columns of o_proj that read head j; `None` until `set_weights`.
+        tokens: rows of k and v seen by each KV head.
+        query_rows: rows of q summed into each KV head: group size times tokens.
+        output_rows: rows of o summed into each KV head.
+        weighted_tokens: rows in `sst_num`.
     """
 
-    geometry: Geometry
-    layers: Mapping[int, LayerMoments]
+    qq: Tensor
+    kk: Tensor
+    k_sum: Tensor
+    vv: Tensor
+    v_sum: Tensor
+    oo: Tensor
+    sst_num: Tensor
+    sst_den: Tensor
+    wo: Tensor | None = None
+    tokens: int = 0
+    query_rows: int = 0
+    output_rows: int = 0
+    weighted_tokens: int = 0
 
     @classmethod
     def zeros(
         cls,
-        geometry: Geometry,
+        num_kv_heads: int,
+        head_dim: int,
+        v_head_dim: int,
         device: torch.device | str = "cpu",
-        *,
-        heads: Sequence[int] | None = None,
     ) -> Self:
-        """Empty sums for every layer of `geometry`.
+        """Empty sums."""
 
-        `heads` are the model's indices of some KV heads; `None` stands for all.
-        """
-        shape = (
-            geometry.num_kv_heads if heads is None else len(heads),
-            geometry.head_dim,
-            geometry.v_head_dim,
+        def zero(*shape: int) -> Tensor:
+            return torch.zeros(num_kv_heads, *shape, dtype=torch.float64, device=device)
+
+        return cls(
+            qq=zero(head_dim, head_dim),
+            kk=zero(head_dim, head_dim),
+            k_sum=zero(head_dim),
+            vv=zero(v_head_dim, v_head_dim),
+            v_sum=zero(v_head_dim),
+            oo=zero(v_head_dim, v_head_dim),
+            sst_num=zero(v_head_dim, v_head_dim),
+            sst_den=zero(),
         )
-        layers = {
-            layer: LayerMoments.zeros(*shape, device=device, heads=heads)
-            for layer in geometry.attention_layers
-        }
-        return cls(geometry, layers)
+
+    def add(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor | None = None) -> None:
+        """Add the rows of one block of tokens.
+
+        Args:
+            query: `[num_q_heads, T, d]` after norm and RoPE, before scaling; query head j belongs
+                to KV head j // g.
+            key: `[num_kv_heads, T, d]` after norm and RoPE, heads not repeated.
+            value: `[num_kv_heads, T, dv]`.
+            output: `[num_q_heads, T, dv]` of attention, before any gate and o_proj; `None` leaves
+                `oo` as it is.
+        """
+        self._check_rows(query, key, value, output)
+        add_gram(self.qq, query)
+        add_gram(self.kk, key)
+        add_gram(self.vv, value)
+        add_sum(self.k_sum, key)
+        add_sum(self.v_sum, value)
+        query_rows = query.shape[0] // key.shape[0] * query.shape[1]
+        self.tokens += key.shape[1]
+        self.query_rows += query_rows
+        if output is not None:
+            add_gram(self.oo, output)
+            self.output_rows += query_rows
+
+    def add_weighted(self, key: Tensor, value: Tensor, target: Tensor) -> None:
+        """Add w v^T v and w = k A k^T for one block of tokens, whose rows are those of `add`.
+        `target` is A, `[num_kv_heads, d, d]` float64: `qqt` of the sums of the whole token set."""
+        add_weighted_gram(self.sst_num, self.sst_den, key, value, target)
+        self.weighted_tokens += key.shape[1]
+
+    def set_weights(self, o_proj: Tensor) -> None:
+        """Compute `wo` from the output projection `[hidden, num_q_heads * dv]`, dequantized, its
+        columns in the order of the query heads."""
+        heads, width = self.vv.shape[0], self.vv.shape[-1]
+        if o_proj.dim() != 2 or o_proj.shape[1] % (heads * width):
+            raise self._do_not_fit(f"o_proj {tuple(o_proj.shape)}")
+        wo = torch.zeros(self.vv.shape, dtype=torch.float64, device=o_proj.device)
+        add_gram(wo, o_proj.unflatten(1, (-1, width)).transpose(0, 1))
+        self.wo = symmetric(wo).to(self.vv.device)
+
+    def merge(self, other: LayerMoments) -> None:
+        """Add the sums of a disjoint token set of the same layer and heads."""
+        if (self.kk.shape, self.vv.shape) != (other.kk.shape, other.vv.shape):
+            raise ComputeFailed(
+                "moments of different heads do not add.", hint="use parts of one model"
+            )
+        if self.weighted_tokens or other.weighted_tokens:
+            raise ComputeFailed(
+                "moments cannot be merged after the weighted pass.",
+                hint="merge first, then weigh all tokens",
+            )
+        if self.wo is not None and other.wo is not None and not same(self.wo, other.wo):
+            raise ComputeFailed(
+                "moments of different weights do not add.", hint="use one revision of one model"
+            )
+        for name in ROW_SUMS:
+            getattr(self, name).add_(getattr(other, name).to(self.qq.device))
+        self.wo = other.wo if self.wo is None else self.wo
+        self.tokens += other.tokens
+        self.query_rows += other.query_rows
+        self.output_rows += other.output_rows
+
+    def _check_rows(self, query: Tensor, key: Tensor, value: Tensor, output: Tensor | None) -> None:
+        (heads, width, _), tokens = self.kk.shape, key.shape[1]
+        fits = (
+            key.shape == (heads, tokens, width)
+            and value.shape == (heads, tokens, self.vv.shape[-1])
+            and query.shape[0] % heads == 0
+            and query.shape[1:] == (tokens, width)
+            and (output is None or output.shape == (query.shape[0], tokens, self.vv.shape[-1]))
+        )
+        if not fits:
+            shapes = f"q {tuple(query.shape)}, k {tuple(key.shape)}, v {tuple(value.shape)}"
+            more = "" if output is None else f", o {tuple(output.shape)}"
+            raise self._do_not_fit(shapes + more)
+
+    def _do_not_fit(self, shapes: str) -> ComputeFailed:
+        return ComputeFailed(
+            f"captured rows do not fit: {shapes} for {len(self.kk)} KV heads.",
+            hint="this attention layout is not supported",
+        )
+
+
+@dataclass(frozen=True)
+class Moments:
+    """The sums of all layers of one model, or of a part of it, by decoder layer index; `geometry`
+    says which layers and heads there must be."""
+
+    geometry: Geometry
+    layers: Mapping[int, LayerMoments]
 
     @property
     def tokens(self) -> int:
-        """Tokens every layer saw, once `coverage.check` passed; 0 without layers."""
+        """Tokens every layer saw, once `check` passed; 0 without layers."""
         return min((layer.tokens for layer in self.layers.values()), default=0)
 
     def merge(self, other: Moments) -> None:
@@ -65,3 +206,154 @@ class Moments:
             )
         for layer_id, layer in self.layers.items():
             layer.merge(other.layers[layer_id])
+
+    def check(self, needs: Set[Need]) -> None:
+        """Prove that every layer and head of the model saw the same tokens, with finite energy, in
+        every sum that `needs` names."""
+        if not needs:
+            return
+        layers = self.geometry.attention_layers
+        if tuple(sorted(self.layers)) != layers:
+            missing = sorted(set(layers) ^ set(self.layers))
+            raise ComputeFailed.incomplete(f"layers {missing} were captured or expected, not both")
+        first = next(iter(self.layers.values())).tokens
+        for layer_id, layer in self.layers.items():
+            self._check_counts(layer_id, layer, first, needs)
+            _check_traces(layer_id, layer, needs)
+
+    def _check_counts(
+        self, layer_id: int, layer: LayerMoments, tokens: int, needs: Set[Need]
+    ) -> None:
+        """Refuse a layer in which a head missed tokens or queries, or a sum that `needs` names."""
+        heads = self.geometry.num_kv_heads
+        group = self.geometry.num_q_heads // heads
+        wrong = None
+        if len(layer.kk) != heads:
+            wrong = f"has {len(layer.kk)} KV heads, the model {heads}"
+        elif layer.tokens == 0 or layer.tokens != tokens:
+            wrong = f"saw {layer.tokens} tokens, another layer {tokens}"
+        elif layer.query_rows != group * tokens:
+            wrong = f"saw {layer.query_rows} query rows, expected {group} x {tokens}"
+        elif "weighted" in needs and layer.weighted_tokens != tokens:
+            wrong = f"weighed {layer.weighted_tokens} of {tokens} tokens"
+        elif "outputs" in needs and layer.output_rows != group * tokens:
+            wrong = f"saw {layer.output_rows} output rows, expected {group} x {tokens}"
+        elif "weights" in needs and layer.wo is None:
+            wrong = "has no output projection"
+        if wrong is not None:
+            raise ComputeFailed.incomplete(f"layer {layer_id} {wrong}")
+
+    def needs_met(self) -> frozenset[Need]:
+        """Every kind of sum that some layer holds; `check` decides whether it is complete."""
+        layers = self.layers.values()
+        met: dict[Need, bool] = {
+            "rows": any(layer.tokens for layer in layers),
+            "weighted": any(layer.weighted_tokens for layer in layers),
+            "outputs": any(layer.output_rows for layer in layers),
+            "weights": any(layer.wo is not None for layer in layers),
+        }
+        return frozenset(need for need, there in met.items() if there)
+
+    def observed(self, *, tp: int = 1, pp: int = 1, dp: int = 1) -> Coverage:
+        """The coverage block of a manifest; `dp` parts of the tokens were captured apart."""
+        counts = [layer.tokens for layer in self.layers.values()]
+        heads = self.geometry.num_kv_heads
+        return Coverage(
+            layers=len(self.layers),
+            q_heads=heads * (self.geometry.num_q_heads // self.geometry.num_kv_heads),
+            kv_heads=heads,
+            tokens_min=min(counts),
+            tokens_max=max(counts),
+            tp=tp,
+            pp=pp,
+            dp=dp,
+        )
+
+
+def _check_traces(layer_id: int, layer: LayerMoments, needs: Set[Need]) -> None:
+    """Refuse a layer in which a head has no finite, positive energy in a sum of `needs`."""
+    optional: Mapping[Need, str] = {"weighted": "sst_num", "outputs": "oo", "weights": "wo"}
+    for name in ("qq", "kk", "vv", *(optional[need] for need in optional if need in needs)):
+        trace = torch.diagonal(getattr(layer, name), dim1=-2, dim2=-1).sum(-1)
+        bad = ~(torch.isfinite(trace) & (trace > 0))
+        if bool(bad.any()):
+            head = int(bad.nonzero()[0])
+            value = float(trace[head])
+            raise ComputeFailed(
+                f"layer {layer_id}, KV head {head}: trace of {name} is {value:.3g}.",
+                hint=_BROKEN,
+            )
+
+
+def check_finite(layer_id: int, layer: LayerMoments) -> None:
+    """Refuse a layer in which any sum has a NaN or infinite entry."""
+    for name in ("qq", "kk", "vv", "oo", "sst_num", "sst_den", "wo"):
+        tensor = getattr(layer, name)
+        if tensor is not None and not bool(torch.isfinite(tensor).all()):
+            raise ComputeFailed(
+                f"layer {layer_id}: {name} has NaN or infinite values.", hint=_BROKEN
+            )
+
+
+def qqt(layer: LayerMoments) -> Tensor:
+    """`qqt/1`: `[n_kv, d, d]`, A_h = mean of q^T q over the group's query heads and all tokens."""
+    return symmetric(layer.qq) / layer.query_rows
+
+
+def sst(layer: LayerMoments) -> Tensor:
+    """`sst/1`: `[n_kv, dv, dv]`, mean of v^T v with the weights w_t = k_t A_h k_t^T. C_h = sum_t
+    w_t v_t^T v_t / max(sum_t w_t, 1e-12): one weight per token, no softmax, no scaling, not causal.
+    A_h is `qqt` of the whole token set."""
+    return symmetric(layer.sst_num) / layer.sst_den.clamp_min(_MIN_WEIGHT)[:, None, None]
+
+
+def kk(layer: LayerMoments) -> Tensor:
+    """`kk/1`: mean of k^T k; `[n_kv, d, d]`."""
+    return symmetric(layer.kk) / layer.tokens
+
+
+def vv(layer: LayerMoments) -> Tensor:
+    """`vv/1`: mean of v^T v; `[n_kv, dv, dv]`."""
+    return symmetric(layer.vv) / layer.tokens
+
+
+def oo(layer: LayerMoments) -> Tensor:
+    """`oo/1`: `[n_kv, dv, dv]`, mean of o^T o over the group's query heads and all tokens. o =
+    sum_s p_s v_s is the output of a head, before o_proj. The rows of S V are these outputs, so this
+    is V^T S^T S V of the paper without its score matrix."""
+    return symmetric(layer.oo) / layer.output_rows
+
+
+def wo(layer: LayerMoments) -> Tensor:
+    """`wo/1`: `[n_kv, dv, dv]`, sum over the group's query heads of W_j^T W_j. W_j is the part of
+    o_proj that reads head j: its output enters as o_j W_j^T."""
+    if layer.wo is None:
+        raise ComputeFailed("these moments have no output projection.", hint="capture again")
+    return symmetric(layer.wo)
+
+
+ESTIMATORS: Mapping[str, Callable[[LayerMoments], Tensor]] = {
+    "kk/1": kk,
+    "oo/1": oo,
+    "qqt/1": qqt,
+    "sst/1": sst,
+    "vv/1": vv,
+    "wo/1": wo,
+}
+TARGETS: Mapping[str, StatisticName] = {
+    "kk/1": "kk",
+    "oo/1": "oo",
+    "qqt/1": "qq",
+    "sst/1": "sst",
+    "vv/1": "vv",
+    "wo/1": "wo",
+}
+"""Estimator -> name of its matrix in the statistics of an artifact."""
+
+
+def estimate(moments: Moments, estimator: str, grouping: Grouping = "layer") -> Matrix:
+    """One estimator over all layers, ascending by layer id. `[layers, d, d]`, the mean over KV
+    heads, or with `kv_head` `[layers, num_kv_heads, d, d]`; float64, exactly symmetric."""
+    heads = [ESTIMATORS[estimator](moments.layers[layer]) for layer in sorted(moments.layers)]
+    stacked = torch.stack(heads if grouping == "kv_head" else [matrix.mean(0) for matrix in heads])
+    return np.asarray(stacked.cpu().numpy(), dtype=np.float64)

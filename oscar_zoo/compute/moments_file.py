@@ -7,13 +7,19 @@ canonical JSON, schema `oscar-zoo.moments/1`: model, calibration, coverage and n
 manifest, the sequences that were seen, and the number of rows of each layer. Another key holds the
 sha256 of the description and the sums, so that damage is noticed at every read; files of earlier
 releases have none. The reader trusts none of it.
+
+Several files become one: the sums of their tokens add. They must have no sequence in common, or
+tokens would count twice. Weighted sums (`sst`) know only the queries of their own sequences, so a
+sum loses them; every other method can still be fitted from the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -23,13 +29,25 @@ from torch import Tensor
 
 from oscar_zoo.artifact import durable, strict_json, tensor_file
 from oscar_zoo.artifact.files import read_file, refuse_mistaken, sha256_hex
-from oscar_zoo.artifact.manifest import Calibration, Coverage, ModelBlock, MomentsFile, Numerics
-from oscar_zoo.artifact.specs import Count, Harness, Hex64, Spec, validated
-from oscar_zoo.compute import coverage
-from oscar_zoo.compute.coverage import check_finite, needs_met, observed
-from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
-from oscar_zoo.compute.moments import Moments
-from oscar_zoo.errors import ComputeFailed, MalformedFile, malformed_hint
+from oscar_zoo.artifact.manifest import (
+    Calibration,
+    Coverage,
+    LengthStats,
+    ModelBlock,
+    MomentsFile,
+    Numerics,
+)
+from oscar_zoo.artifact.specs import Count, Geometry, Harness, Hex64, Spec, validated
+from oscar_zoo.compute.methods.table import METHODS
+from oscar_zoo.compute.moments import (
+    COUNTS,
+    ROW_SUMS,
+    WEIGHTED_SUMS,
+    LayerMoments,
+    Moments,
+    check_finite,
+)
+from oscar_zoo.errors import ComputeFailed, MalformedFile, UsageError, malformed_hint
 from oscar_zoo.version import __version__
 
 SCHEMA = "oscar-zoo.moments/1"
@@ -51,10 +69,8 @@ Rows = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
 class SequenceRecord(Spec):
-    """A token sequence that was summed.
-
-    It holds the sha256 of the compact JSON list of its ids, and their number.
-    """
+    """A token sequence that was summed. It holds the sha256 of the compact JSON list of its ids,
+    and their number."""
 
     sha256: Hex64
     tokens: Count
@@ -66,11 +82,9 @@ class SequenceRecord(Spec):
 
 
 class MomentsInfo(Spec):
-    """The source of moments, in blocks as in a manifest.
-
-    `sequences` are those summed so far, in order; `partial` moments may lack layers, heads, sums or
-    tokens, as those of one rank or of an interrupted capture do. `coverage` may be null only then.
-    """
+    """The source of moments, in blocks as in a manifest. `sequences` are those summed so far, in
+    order; `partial` moments may lack layers, sums or tokens, as those of an interrupted capture do.
+    `coverage` may be null only then."""
 
     model: ModelBlock
     calibration: Calibration | None
@@ -106,12 +120,7 @@ class _Content(Spec):
 
 
 def save_moments(path: Path, moments: Moments, info: MomentsInfo) -> MomentsFile:
-    """Write a moments file in one step: the old content stands until the new one is whole.
-
-    Args:
-        path: its folder exists; an older file is replaced.
-        moments: unless `info.partial`, complete in every sum that any layer has.
-    """
+    """Write a moments file in one step: the old content stands until the new one is whole."""
     data = moments_bytes(moments, info)
     with durable.storage_errors(f"cannot write {path}"):
         durable.replace_file(path, data)
@@ -126,11 +135,8 @@ def moments_bytes(moments: Moments, info: MomentsInfo) -> bytes:
     table = tuple(
         _Layer(
             id=layer_id,
-            tokens=layer.tokens,
-            query_rows=layer.query_rows,
-            output_rows=layer.output_rows,
-            weighted_tokens=layer.weighted_tokens,
             weights=layer.wo is not None,
+            **{count: getattr(layer, count) for count in COUNTS},
         )
         for layer_id, layer in zip(ids, layers, strict=True)
     )
@@ -143,17 +149,15 @@ def moments_bytes(moments: Moments, info: MomentsInfo) -> bytes:
         ]
         if stack:
             tensors[name] = _packed(torch.stack(stack), vector=name in _VECTORS)
-    content = _Content(schema="oscar-zoo.moments/1", info=info, heads=layers[0].heads, layers=table)
+    content = _Content(
+        schema="oscar-zoo.moments/1", info=info, heads=_heads(moments.geometry), layers=table
+    )
     text = strict_json.canonical_bytes(content.model_dump(mode="json", by_alias=True)).decode()
     return tensor_file.write(tensors, {KEY: text}, checksum=True)
 
 
 def load_moments(path: Path) -> tuple[Moments, MomentsInfo]:
-    """Read a moments file of anybody.
-
-    Returns:
-        The moments, float64 on the CPU, and what they were computed from.
-    """
+    """Read a moments file of anybody."""
     return parse_moments(read_file(path, max_bytes=MAX_BYTES), what=str(path))
 
 
@@ -178,15 +182,11 @@ def _check(moments: Moments, info: MomentsInfo) -> None:
         raise ComputeFailed(
             "moments of another model.", hint="save them with the model they were captured from"
         )
-    if any(layer.heads != layers[0].heads for layer in layers):
-        raise ComputeFailed(
-            "layers hold different KV heads.", hint="join the heads of all layers first"
-        )
     for layer_id, layer in moments.layers.items():
         check_finite(layer_id, layer)
     if info.partial:
         return
-    coverage.check(moments, needs_met(moments) | {"rows"})
+    moments.check(moments.needs_met() | {"rows"})
     tokens, seen, said = (
         moments.tokens,
         sum(sequence.tokens for sequence in info.sequences),
@@ -194,7 +194,7 @@ def _check(moments: Moments, info: MomentsInfo) -> None:
     )
     if (
         said is None
-        or said != observed(moments, tp=said.tp, pp=said.pp, dp=said.dp)
+        or said != moments.observed(tp=said.tp, pp=said.pp, dp=said.dp)
         or seen != tokens
     ):
         raise ComputeFailed(
@@ -204,10 +204,8 @@ def _check(moments: Moments, info: MomentsInfo) -> None:
 
 
 def _packed(stack: Tensor, *, vector: bool) -> NDArray[np.float64]:
-    """`[L, H, d, d]` as lower triangles `[L, H, d (d + 1) / 2]`, row by row.
-
-    Vectors stay as they are.
-    """
+    """`[L, H, d, d]` as lower triangles `[L, H, d (d + 1) / 2]`, row by row. Vectors stay as they
+    are."""
     array: NDArray[np.float64] = stack.cpu().numpy()
     if vector:
         return array
@@ -242,24 +240,31 @@ def _content(metadata: Mapping[str, str], what: str) -> _Content:
     return validated(_Content, value, code="moments.schema", what=what)
 
 
-def _sums(
-    tensors: Mapping[str, NDArray[np.float64]], content: _Content, what: str
-) -> dict[int, dict[str, Tensor]]:
-    """Layer id -> sum -> tensor, after names, shapes and values are checked against the header."""
+def _heads(geometry: Geometry) -> tuple[int, ...]:
+    return tuple(range(geometry.num_kv_heads))
+
+
+def _moments(tensors: Mapping[str, NDArray[np.float64]], content: _Content, what: str) -> Moments:
+    """The sums, after names, shapes and values are checked against the description."""
+    geometry = content.info.model.geometry
+    ids = [layer.id for layer in content.layers]
+    if not ids or ids != sorted({*ids} & {*geometry.attention_layers}):
+        raise MalformedFile("moments.layers", f"{what} has other layers than its model.")
+    if content.heads != _heads(geometry):
+        raise MalformedFile("moments.heads", f"{what} has other KV heads than its model.")
     if unknown := tensors.keys() - {*_NAMES}:
         raise MalformedFile("moments.name", f"{what}: unknown entry {min(unknown)[:60]!r}.")
-    geometry = content.info.model.geometry
-    result: dict[int, dict[str, Tensor]] = {layer.id: {} for layer in content.layers}
+    sums: dict[int, dict[str, Any]] = {
+        layer.id: {count: getattr(layer, count) for count in COUNTS} for layer in content.layers
+    }
     for name in _NAMES:
         owners = [layer.id for layer in content.layers if layer.has(name)]
         width = geometry.head_dim if name in _KEY_SUMS else geometry.v_head_dim
-        tail = (
-            () if name == "sst_den" else (width if name in _VECTORS else width * (width + 1) // 2,)
-        )
+        inner = (width,) if name in _VECTORS else (width * (width + 1) // 2,)
+        tail = () if name == "sst_den" else inner
+        wanted = (len(owners), geometry.num_kv_heads, *tail) if owners else None
         found = tensors.get(name)
-        if (None if found is None else found.shape) != (
-            (len(owners), len(content.heads), *tail) if owners else None
-        ):
+        if (None if found is None else found.shape) != wanted:
             raise MalformedFile(
                 "moments.shape", f"{what}: {name} has not the shape that its model and layers need."
             )
@@ -268,27 +273,180 @@ def _sums(
         if not np.isfinite(found).all():
             raise MalformedFile("moments.values", f"{what}: {name} has a value that is not finite.")
         for layer_id, part in zip(owners, found, strict=True):
-            result[layer_id][name] = _unpacked(part, width, vector=name in _VECTORS)
-    return result
+            sums[layer_id][name] = _unpacked(part, width, vector=name in _VECTORS)
+    shape = (geometry.num_kv_heads, geometry.head_dim, geometry.v_head_dim)
+    return Moments(
+        geometry, {at: replace(LayerMoments.zeros(*shape), **given) for at, given in sums.items()}
+    )
 
 
-def _moments(tensors: Mapping[str, NDArray[np.float64]], content: _Content, what: str) -> Moments:
-    geometry = content.info.model.geometry
-    ids = [layer.id for layer in content.layers]
-    if not ids or ids != sorted({*ids} & {*geometry.attention_layers}):
-        raise MalformedFile("moments.layers", f"{what} has other layers than its model.")
-    if not content.heads or [*content.heads] != sorted(
-        {*content.heads} & {*range(geometry.num_kv_heads)}
-    ):
-        raise MalformedFile("moments.heads", f"{what} has other KV heads than its model.")
-    sums = _sums(tensors, content, what)
-    layers: dict[int, LayerMoments] = {}
-    for entry in content.layers:
-        shape = (len(content.heads), geometry.head_dim, geometry.v_head_dim)
-        layer = LayerMoments.zeros(*shape, heads=content.heads)
-        for name, tensor in sums[entry.id].items():
-            setattr(layer, name, tensor)
-        for count in ("tokens", "query_rows", "output_rows", "weighted_tokens"):
-            setattr(layer, count, getattr(entry, count))
-        layers[entry.id] = layer
-    return Moments(geometry, layers)
+LOST_WEIGHTS = (
+    "the weighted value sums were left out: "
+    f"{' and '.join(name for name, method in METHODS.items() if 'weighted' in method.needs)}"
+    " need one capture of all sequences."
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A moments file and its name for messages."""
+
+    name: str
+    moments: Moments
+    info: MomentsInfo
+
+
+def merge_files(
+    paths: Sequence[Path], out: Path
+) -> tuple[MomentsFile, MomentsInfo, tuple[str, ...]]:
+    """Merge moments files, two or more, into the file `out`, which is replaced; what was written,
+    and remarks for the user."""
+    if len(paths) < 2:
+        raise UsageError("there is nothing to merge.", hint="name two moments files or more")
+    merged, notes = merge_parts([Part(str(path), *load_moments(path)) for path in paths])
+    return save_moments(out, merged.moments, merged.info), merged.info, notes
+
+
+def merge_parts(parts: Sequence[Part]) -> tuple[Part, tuple[str, ...]]:
+    """One part made of all, and remarks for the user; see `merge_files`. The moments of `parts` are
+    used up: their memory is reused."""
+    for part in parts[1:]:
+        _check_same_source(parts[0], part)
+    captures = sorted(parts, key=lambda part: sorted(_hashes(part)))
+    whole, notes = _add(captures)
+    first = parts[0].info
+    tp, pp, dp = (
+        max(getattr(p.info.coverage, axis, 1) for p in parts) for axis in ("tp", "pp", "dp")
+    )
+    partial, missing = _missing(whole)
+    info = MomentsInfo(
+        model=first.model,
+        calibration=_calibration(captures),
+        coverage=whole.observed(tp=tp, pp=pp, dp=max(dp, len(captures))),
+        numerics=_numerics([part.info.numerics for part in parts]),
+        sequences=tuple(sequence for capture in captures for sequence in capture.info.sequences),
+        partial=partial,
+    )
+    return Part("the result", whole, info), (*notes, *missing)
+
+
+def _check_same_source(one: Part, other: Part) -> None:
+    """Refuse to mix models or numerics."""
+    if one.info.model != other.info.model:
+        what = one.info.model.geometry.difference(other.info.model.geometry) or _field(
+            one.info.model, other.info.model
+        )
+        raise UsageError(
+            f"{one.name} and {other.name} are of different models: {what}.",
+            hint="merge parts of one",
+        )
+    mine, theirs = one.info.numerics, other.info.numerics
+    for name in ("forward_dtype", "accumulate", "engine"):
+        if getattr(mine, name) != getattr(theirs, name):
+            raise UsageError(
+                f"{one.name} and {other.name} were computed differently: {name} is "
+                f"{_word(getattr(mine, name))} here and {_word(getattr(theirs, name))} there.",
+                hint="capture both with one engine, version and dtype",
+            )
+
+
+def _field(one: ModelBlock, other: ModelBlock) -> str:
+    name = next(
+        name for name in ModelBlock.model_fields if getattr(one, name) != getattr(other, name)
+    )
+    return f"{name} is {_word(getattr(one, name))} here and {_word(getattr(other, name))} there"
+
+
+def _word(value: object) -> str:
+    name, version = getattr(value, "name", None), getattr(value, "version", None)
+    return f"{name} {version}" if name else str(value)[:100]
+
+
+def _hashes(part: Part) -> list[str]:
+    if not part.info.sequences:
+        raise UsageError(
+            f"{part.name} does not say which sequences it holds.", hint="capture again"
+        )
+    return [sequence.sha256 for sequence in part.info.sequences]
+
+
+def _add(captures: Sequence[Part]) -> tuple[Moments, tuple[str, ...]]:
+    """The sum over captures of disjoint sequences, without weighted sums."""
+    whole = captures[0].moments
+    seen: dict[str, str] = {}
+    for capture in captures:
+        for sha256 in dict.fromkeys(_hashes(capture)):
+            if sha256 in seen:
+                raise UsageError(
+                    f"{seen[sha256]} and {capture.name} have sequences in common, which would count"
+                    " twice.",
+                    hint="capture parts of the data that do not overlap",
+                )
+            seen[sha256] = capture.name
+    weighted = any("weighted" in capture.moments.needs_met() for capture in captures)
+    for capture in captures:
+        for layer in capture.moments.layers.values():
+            for name in WEIGHTED_SUMS:
+                setattr(layer, name, torch.zeros_like(getattr(layer, name)))
+            layer.weighted_tokens = 0
+    for capture in captures[1:]:
+        whole.merge(capture.moments)
+    return whole, (LOST_WEIGHTS,) if weighted else ()
+
+
+def _missing(whole: Moments) -> tuple[bool, tuple[str, ...]]:
+    try:
+        whole.check(whole.needs_met() | {"rows"})
+    except ComputeFailed as error:
+        return True, (f"parts are missing: {error.message.partition(': ')[2] or error.message}",)
+    return False, ()
+
+
+def _numerics(blocks: Sequence[Numerics]) -> Numerics:
+    devices = " + ".join(dict.fromkeys(block.device for block in blocks))
+    return blocks[0].model_copy(update={"device": devices})
+
+
+def _calibration(captures: Sequence[Part]) -> Calibration | None:
+    """One calibration block for all captures. A value that they do not share becomes null, and no
+    hash is invented."""
+    blocks = [
+        capture.info.calibration for capture in captures if capture.info.calibration is not None
+    ]
+    if len(blocks) != len(captures):
+        return None
+    if len(blocks) == 1:
+        return blocks[0]
+    first = blocks[0]
+    common = {
+        name: getattr(first, name)
+        for name in Calibration.model_fields
+        if all(getattr(block, name) == getattr(first, name) for block in blocks)
+    }
+    lengths = [sequence.tokens for capture in captures for sequence in capture.info.sequences]
+    requested = [block.tokens_requested for block in blocks]
+    proven = [{*(block.disjoint_from or ())} for block in blocks]
+    return Calibration(
+        dataset=" + ".join(dict.fromkeys(block.dataset or "?" for block in blocks)),
+        revision=common.get("revision"),
+        split=common.get("split"),
+        license=common.get("license"),
+        prompts_sha256=None,
+        sequences=len(lengths),
+        tokens_requested=sum(n for n in requested if n) if all(requested) else None,
+        tokens_used=sum(lengths),
+        length=LengthStats(
+            min=min(lengths), median=statistics.median_low(lengths), max=max(lengths)
+        ),
+        content=common.get("content", "mixed"),
+        chat_template=common.get("chat_template"),
+        seed=common.get("seed"),
+        disjoint_from=(
+            tuple(d for d in first.disjoint_from or () if all(d in sets for sets in proven))
+            if all(block.disjoint_from is not None for block in blocks)
+            else None
+        ),
+        overlaps_with=tuple(
+            dict.fromkeys(name for block in blocks for name in block.overlaps_with)
+        ),
+    )

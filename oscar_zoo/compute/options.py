@@ -1,21 +1,38 @@
-"""What to compute, and the checks of it that need no long work."""
+"""A computation of which everything is decided: its checks, its model and its text.
+
+A method and bits are chosen at positions beyond both windows of the cache, so held-out sequences
+must be longer than these; that is known before anything runs. An option is advised only after the
+text was packed with it and was enough.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import check_part
-from oscar_zoo.artifact.specs import ServingRecipe, check_groups
-from oscar_zoo.compute.data import check_budget, check_source
+from oscar_zoo.artifact.specs import ServingRecipe, Windows, check_groups
+from oscar_zoo.compute.data.calibration import (
+    CalibrationData,
+    check_budget,
+    check_source,
+    load_calibration,
+)
+from oscar_zoo.compute.data.overlap import check_overlap
+from oscar_zoo.compute.data.packing import HELDOUT_SEQUENCES
 from oscar_zoo.compute.folder import check_target
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.methods.table import METHODS, find_method
-from oscar_zoo.compute.width_wish import WidthWish
+from oscar_zoo.compute.params import ComputeParams
+from oscar_zoo.compute.width_wish import WidthWish, check_wish, width_wish
 from oscar_zoo.errors import UsageError
-from oscar_zoo.models.loading import Dtype
-from oscar_zoo.models.memory import check_device
+from oscar_zoo.models.loading import LoadedModel, load_model
+from oscar_zoo.models.memory import Workload, check_device
+from oscar_zoo.next_step import AddOption, DropOption, NextStep
 
 AUTO = "auto"
 """The method that fits all others and keeps the best."""
@@ -24,95 +41,177 @@ LONGEST_DEFAULT = 4096
 """Tokens of a calibration sequence when neither the caller nor the model says less."""
 
 
-@dataclass(frozen=True)
-class ComputeOptions:
-    """What to compute.
+@dataclass(frozen=True, kw_only=True)
+class Job(ComputeParams):
+    """The parameters, with nothing left open, and what follows from the model's name.
 
     Attributes:
         model: local folder or Hugging Face id.
         model_id: name of the base model in the manifest; `None` for what `model` says.
         model_name: first part of the artifact id, without organisation.
-        calib_data: text or JSONL file.
-        calib_tokens: token budget.
         recipe: serving settings for the manifest; `requires` is completed from the fit.
-        revision: of a Hugging Face id.
-        seq_len: tokens of a calibration sequence; `None` for 4,096 or the model's context,
-            whichever is less.
-        method: a name of `methods.table`, or `auto` for the method that is best on held-out text.
-        output_dir: the artifact's folder; `None` for `folder.default_target`.
-        device, dtype: where and in which type the forward passes run; device `auto` is all GPUs
-            together.
-        stream_weights: read weights layer by layer; `None` does so when the model does not fit
-            otherwise.
-        force: replace an artifact that is already in the folder.
-        resume: go on from the state that an interrupted run of the same command left; `None` where
-            there is one, and `True` refuses to go on from one of another command.
-        chat_template: see `data.load_calibration`.
-        heldout_tokens: kept apart for measuring, with `auto`.
-        allow_overlap: calibrate although the text holds questions of an evaluation set.
-        allow_poor: write a result that fails its gates.
-        fast: `auto` decides by errors of attention alone.
-        tune: `auto` tries the methods of `table.TUNED`, where that does not take too long.
-        widths: bits of codes to choose per layer and side; `None` for 2 bits everywhere.
-        raises: nobody asked for 2 bits: where they fail their gates, `auto` gives layers more.
-        fixed_clip: keep the clip of `recipe`; otherwise `auto` fits it.
-        seed: of the document order; `None` keeps the order of the file.
+        heldout_tokens: kept apart for measuring, with `auto` and where bits are chosen.
         created: RFC 3339 UTC time for the manifest; `None` for now.
     """
 
-    model: str
-    model_name: str
-    calib_data: Path | str
+    model: str = field(kw_only=True)
     calib_tokens: int
-    recipe: ServingRecipe
-    model_id: str | None = None
-    revision: str | None = None
-    seq_len: int | None = None
-    method: str = AUTO
-    output_dir: Path | None = None
+    output: Path | None = None
     device: str = "cpu"
-    dtype: Dtype = "auto"
-    stream_weights: bool | None = None
-    force: bool = False
-    resume: bool | None = None
-    chat_template: bool | None = None
+    model_name: str
+    recipe: ServingRecipe
     heldout_tokens: int = HELDOUT_TOKENS
-    allow_overlap: bool = False
-    allow_poor: bool = False
-    fast: bool = False
-    tune: bool = True
-    widths: WidthWish | None = None
-    raises: bool = False
-    fixed_clip: bool = False
-    seed: int | None = None
     created: str | None = None
 
+    @property
+    def auto(self) -> bool:
+        """Whether the method is chosen."""
+        return self.method == AUTO
 
-def check_options(options: ComputeOptions) -> tuple[Method, ...]:
-    """The methods to fit, once all is checked that can be wrong before the model is read."""
-    auto = options.method == AUTO
-    methods = tuple(METHODS.values()) if auto else (find_method(options.method),)
-    check_budget(options.calib_tokens, 1 if options.seq_len is None else options.seq_len)
-    check_part(options.model_name, "model name")
-    check_source(options.calib_data)
-    if options.output_dir is not None:
-        check_target(options.output_dir, force=options.force)
-    check_device(options.device, several=True)
-    return methods
+    @cached_property
+    def wish(self) -> WidthWish | None:
+        """Bits of codes to choose per layer and side; `None` for 2 bits everywhere."""
+        return width_wish(self.bits, self.max_loss)
+
+    @property
+    def raises(self) -> bool:
+        """Whether nobody asked for 2 bits: where they fail their gates, layers get more."""
+        return self.bits is None and self.max_loss is None
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """The methods to fit."""
+        return tuple(METHODS.values()) if self.auto else (find_method(self.method),)
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether a method to fit reads sums over text."""
+        return any(method.needs for method in self.methods)
+
+    def check(self) -> None:
+        """Find all that can be wrong before the model is read."""
+        assert self.methods
+        check_budget(self.calib_tokens, 1 if self.seq_len is None else self.seq_len)
+        check_part(self.model_name, "model name")
+        check_source(self.calib_data)
+        if self.output is not None:
+            check_target(self.output, force=self.force)
+        check_device(self.device, several=True)
+
+    def sequence_length(self, block: ModelBlock) -> int:
+        """Tokens of a calibration sequence, once quantization groups and context are checked."""
+        check_groups(block.head_dims, self.recipe.group_size, block.id)
+        longest = block.rope.max_position if block.rope else None
+        if self.seq_len is None:
+            return min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)
+        if longest is not None and self.seq_len > longest:
+            raise UsageError(
+                f"sequences of {self.seq_len} tokens are longer than the {longest} of {block.id}.",
+                hint=f"use a sequence length of at most {longest}",
+            )
+        return self.seq_len
 
 
-def sequence_length(options: ComputeOptions, block: ModelBlock) -> int:
-    """Tokens of a calibration sequence.
+def shortest_measured(windows: Windows) -> int:
+    """Tokens of the shortest held-out sequence with a token to predict beyond both windows."""
+    return windows.sink + windows.recent + 2
 
-    First quantization groups and context are checked.
-    """
-    check_groups(block.head_dims, options.recipe.group_size, block.id)
-    longest = block.rope.max_position if block.rope else None
-    if options.seq_len is None:
-        return min(LONGEST_DEFAULT, longest or LONGEST_DEFAULT)
-    if longest is not None and options.seq_len > longest:
-        raise UsageError(
-            f"sequences of {options.seq_len} tokens are longer than the {longest} of {block.id}.",
-            hint=f"use a sequence length of at most {longest}",
+
+ENOUGH_TOKENS = 5000
+"""Published fits stop changing near this number of tokens; fewer give a remark."""
+Pack = Callable[[int, int], CalibrationData]
+"""(tokens to calibrate on, tokens of a sequence) -> the same text, packed so."""
+_ROUND = 100
+"""Numbers of tokens that are advised are multiples of it."""
+
+
+def load(job: Job) -> LoadedModel:
+    """Read the model of a job."""
+    length = min(job.seq_len or LONGEST_DEFAULT, job.calib_tokens)
+    return load_model(
+        job.model,
+        revision=job.revision,
+        dtype=job.dtype,
+        device=job.device,
+        model_id=job.model_id,
+        stream=job.stream_weights,
+        workload=Workload(length, job.calib_tokens),
+    )
+
+
+def read_data(job: Job, block: ModelBlock, tokenizer: Any) -> CalibrationData:
+    """The sequences to calibrate with, and those held out for `auto` and for a choice of bits."""
+    check_wish(job.wish, job.recipe, block)
+    chooses = job.auto or job.wish is not None
+
+    def pack(tokens: int, length: int) -> CalibrationData:
+        return load_calibration(
+            job.calib_data,
+            tokenizer,
+            tokens=tokens,
+            seq_len=length,
+            seed=job.seed,
+            chat_template=job.chat_template,
+            heldout_tokens=job.heldout_tokens if chooses else 0,
         )
-    return options.seq_len
+
+    data = pack(job.calib_tokens, job.sequence_length(block))
+    if job.needs_data and data.tokens_used < block.head_dim:
+        raise UsageError(
+            f"{job.calib_data} gives {data.tokens_used} tokens for {block.head_dim}"
+            " channels per head.",
+            hint=f"use more text: fits settle near {ENOUGH_TOKENS:,} tokens",
+        )
+    if chooses:
+        _check_heldout(data, job, block, pack)
+    return check_overlap(data, allow_overlap=job.allow_overlap)
+
+
+def _check_heldout(data: CalibrationData, job: Job, block: ModelBlock, pack: Pack) -> None:
+    """Refuse text of which too little is held out to choose a method or bits with."""
+    shortest = shortest_measured(job.recipe.windows)
+    if _longest(data) >= shortest:
+        return
+    chosen = "the method is" if job.auto else "bits are"
+    reason = f"{chosen} chosen with held-out sequences of {shortest:,} tokens or more"
+    length = job.sequence_length(block)
+    most = block.rope.max_position if block.rope else None
+    if most is not None and most < shortest:
+        raise UsageError(
+            f"{reason}, and {block.id} takes {most:,} tokens at most.",
+            hint="name a method, without bits to choose",
+            next_step=_without_choice(job),
+        )
+    if length < shortest:
+        power = 1 << shortest.bit_length()
+        longer = power if most is None else min(power, most)
+        if _longest(pack(job.calib_tokens, longer)) >= shortest:
+            raise UsageError(
+                f"{reason}, and yours have {length:,}.",
+                next_step=AddOption("--seq-len", str(longer)),
+            )
+    total = data.tokens_used + (data.heldout.tokens if data.heldout else 0)
+    held_out = HELDOUT_SEQUENCES * shortest
+    needed = -(-min(4 * held_out, job.calib_tokens + held_out) // _ROUND) * _ROUND
+    step = _without_choice(job)
+    fewer = (total - held_out) // _ROUND * _ROUND
+    fits = fewer >= block.head_dim  # what a fit needs
+    if fits and _longest(pack(fewer, max(length, shortest))) >= shortest:
+        step = AddOption("--calib-tokens", str(fewer))
+    raise UsageError(
+        f"{reason}, and {data.source} is too short for that: it has {total:,} tokens.",
+        hint=f"give a text of {needed:,} tokens or more",
+        next_step=step,
+    )
+
+
+def _without_choice(job: Job) -> NextStep | None:
+    """The one option that leaves nothing to choose; `None` where method and bits are chosen."""
+    if job.wish is None:
+        return AddOption("--method", "wush")
+    return None if job.auto else DropOption(job.wish.option.split()[0])
+
+
+def _longest(data: CalibrationData) -> int:
+    """Tokens of the longest held-out sequence; 0 where none is held out."""
+    return max(map(len, data.heldout.sequences), default=0) if data.heldout else 0

@@ -47,12 +47,8 @@ def accumulation(rows: Tensor) -> str:
 
 
 def add_gram(total: Tensor, rows: Tensor) -> None:
-    """Add x^T x over the rows of each head to `total`, in place.
-
-    Args:
-        total: `[heads, d, d]` float64.
-        rows: `[heads * g, N, d]` of any float dtype; g in a row belong to one head of `total`.
-    """
+    """Add x^T x over the rows of each head, `[heads * g, N, d]` of any float dtype, to `total`,
+    `[heads, d, d]` float64, in place; g in a row belong to one head of `total`."""
     if accumulation(rows) != "float64":
         _add_products(total, rows, rows, SHORT_CHUNK)
         return
@@ -109,11 +105,8 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def _rows_at_once(rows: Tensor) -> int:
-    """Rows of one chunk.
-
-    A CPU core is fastest when a chunk fits into its cache; a GPU is busy only with many small
-    products at once.
-    """
+    """Rows of one chunk. A CPU core is fastest when a chunk fits into its cache; a GPU is busy only
+    with many small products at once."""
     return CHUNK_ROWS * (1 if rows.device.type == "cpu" else CHUNKS_AT_ONCE)
 
 
@@ -129,10 +122,8 @@ def _chunks(rows: Tensor) -> Tensor:
 
 
 def _add_products(total: Tensor, left: Tensor, right: Tensor, most: int) -> None:
-    """Add x^T y to `total`, in chunks of at most `most` rows; arguments as for `add_gram`.
-
-    Each chunk is summed in float32.
-    """
+    """Add x^T y to `total`, in chunks of at most `most` rows; arguments as for `add_gram`. Each
+    chunk is summed in float32."""
     heads, group = total.shape[0], left.shape[0] // total.shape[0]
     for start, count, length in _pieces(left.shape[1], most):
         stop = start + count * length
@@ -164,10 +155,8 @@ def _multiply(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _pieces(rows: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """`(start, count, length)`: from row `start`, `count` chunks of `length` rows.
-
-    Together the pieces cover all rows once.
-    """
+    """`(start, count, length)`: from row `start`, `count` chunks of `length` rows. Together the
+    pieces cover all rows once."""
     for begin in range(0, rows, TOKENS_AT_ONCE):
         size = min(TOKENS_AT_ONCE, rows - begin)
         count = -(-size // most)

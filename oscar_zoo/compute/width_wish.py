@@ -49,11 +49,7 @@ INSTEAD: tuple[WidthWish, ...] = (WidthWish(auto=True), WidthWish(bits=ALL_FOUR)
 
 
 def width_wish(bits: float | Literal["auto"] | None, max_loss: float | None) -> WidthWish | None:
-    """The wish of two options; `None` for codes of 2 bits everywhere.
-
-    Args:
-        bits: a number of bits, `ALL_TWO` or `ALL_FOUR` among them, or `auto`.
-    """
+    """The wish of two options; `None` for codes of 2 bits everywhere."""
     if bits is not None and max_loss is not None:
         raise UsageError("--bits and --max-loss exclude each other.", hint="give one of the two")
     if bits == "auto":

@@ -9,18 +9,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from architectures import write_architecture
 from tiny_models import EXAMPLE, write_model
 
-from oscar_zoo.app.compute import CALIB_TOKENS, compute, compute_artifact, options_of
-from oscar_zoo.app.compute_plan import plan_computing
-from oscar_zoo.app.compute_request import METHODS, ComputeRequest
+from oscar_zoo.app.compute import CALIB_TOKENS, compute_artifact, plan_job, run
+from oscar_zoo.app.obtain import plan_computing
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.compute import command
 from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.compute.options import AUTO
+from oscar_zoo.compute.params import ComputeCommand, ComputeParams, MethodName
 from oscar_zoo.errors import ArtifactNotFound, HubUnreachable, UsageError
 from oscar_zoo.evaluate.shared import Phase
 from oscar_zoo.observer import SILENT, Note, Silent
@@ -53,50 +54,54 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def test_the_python_call_has_every_field_with_its_default() -> None:
+def test_the_command_line_has_the_defaults_of_python() -> None:
     given = inspect.signature(compute_artifact).parameters
-    wanted = {field.name: field.default for field in fields(ComputeRequest)}
-    assert set(given) == {*wanted, "observer"}
-    first = next(iter(wanted))
-    for name, default in wanted.items():
-        if name not in (first, "hubs"):  # `hubs` also takes one text
-            assert given[name].default == default, name
-
-
-def test_the_command_line_has_the_defaults_of_the_request() -> None:
     with command.make_context("compute", ["a-model"]) as context:
-        given = dict(context.params)
-    assert given.pop("no_tune") is not ComputeRequest.tune
-    for field in fields(ComputeRequest):
-        if field.name not in ("model", "tune"):
-            assert given[field.name] == field.default, field.name
+        typed = dict(context.params)
+    for name, parameter in given.items():
+        if name not in ("model", "observer", "tune"):
+            assert typed[name] == parameter.default, name
+    assert typed["no_tune"] is not given["tune"].default
+
+
+@pytest.mark.parametrize("flags", [[], ["--no-tune"]])
+def test_no_tune_is_the_opposite_of_tune(flags: list[str]) -> None:
+    with command.make_context("compute", ["a-model", *flags]) as context:
+        typed = ComputeCommand(
+            **{
+                one.name: context.params[one.name]
+                for one in fields(ComputeCommand)
+                if one.name in context.params
+            }
+        )
+    assert typed.given().tune is not bool(flags)
 
 
 def test_the_methods_are_those_of_the_table() -> None:
-    assert METHODS[0] == AUTO and "oscar" in METHODS
-    assert set(METHODS[1:]) == {name for name, row in TABLE.items() if row.publishable}
+    publishable = {name for name, row in TABLE.items() if row.publishable}
+    assert {*get_args(MethodName)} == publishable and AUTO not in publishable
 
 
 def test_what_a_request_leaves_open_is_decided_once(model: Path) -> None:
-    options, _ = options_of(ComputeRequest(str(model)), choose_model(model))
-    assert (options.model_name, options.model_id) == ("tiny", "tiny")
-    assert options.calib_tokens == CALIB_TOKENS
-    assert (options.method, options.fixed_clip, options.tune) == ("auto", False, True)
-    assert options.recipe.group_size == 16
-    given = ComputeRequest(str(model), clip=Clip(k=0.5, v=0.6), group_size=8, device="cpu")
-    options, _ = options_of(given, choose_model(given.model))
-    assert (options.recipe.clip.k, options.recipe.clip.v, options.fixed_clip) == (0.5, 0.6, True)
-    assert (options.recipe.group_size, options.device) == (8, "cpu")
+    job, _ = plan_job(ComputeParams(str(model)), choose_model(model))
+    assert (job.model_name, job.model_id) == ("tiny", "tiny")
+    assert job.calib_tokens == CALIB_TOKENS
+    assert (job.method, job.clip, job.tune) == ("auto", None, True)
+    assert job.recipe.group_size == 16
+    given = ComputeParams(str(model), clip=Clip(k=0.5, v=0.6), group_size=8, device="cpu")
+    job, _ = plan_job(given, choose_model(model))
+    assert (job.recipe.clip.k, job.recipe.clip.v) == (0.5, 0.6)
+    assert (job.recipe.group_size, job.device) == (8, "cpu")
 
 
 def test_an_observer_hears_the_phases_and_every_remark_is_in_the_result(
     model: Path, tmp_path: Path
 ) -> None:
     seen = Recorder()
-    request = ComputeRequest(
+    request = ComputeParams(
         str(model), calib_tokens=256, method="oscar", output=tmp_path / "out", resume=True
     )
-    result = compute(request, seen)
+    result = run(request, seen)
     assert result is not None and result.path == tmp_path / "out"
     begun, ended = seen.phases
     assert begun == ("load", "capture", "fit", "write") and ended == ()
@@ -109,7 +114,7 @@ def test_an_observer_hears_the_phases_and_every_remark_is_in_the_result(
 def test_a_model_that_serve_refuses_is_remarked_on_before_it_is_loaded(tmp_path: Path) -> None:
     folder = write_architecture("llama4_text", tmp_path / "chunked")
     seen = Recorder()
-    compute(ComputeRequest(str(folder), method="hadamard", output=tmp_path / "out"), seen)
+    run(ComputeParams(str(folder), method="hadamard", output=tmp_path / "out"), seen)
     assert [note.code for note in seen.notes][:1] == ["compute.not_served"]
 
 

@@ -8,9 +8,9 @@ import pytest
 from random_moments import describe, random_moments
 from tiny_models import EXAMPLE
 
-from oscar_zoo.app.fit import FitRequest, merge_moments, run
-from oscar_zoo.artifact.specs import Clip
+from oscar_zoo.app.fit import merge_moments, run
 from oscar_zoo.compute.moments_file import save_moments
+from oscar_zoo.compute.params import FitParams
 from oscar_zoo.errors import GeometryMismatch, UsageError
 
 
@@ -28,7 +28,7 @@ def test_a_local_model_is_fitted_where_its_folder_is_not(
     moments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = run(FitRequest(moments, "wush", clip=Clip(k=0.5, v=0.6)))
+    result = run(FitParams(moments, "wush", clip=(0.5, 0.6)))
     assert result.path.parts[0] == "a-model.elsewhere" and result.path.is_dir()
     assert result.manifest.id == "/".join(result.path.parts)
     assert (result.manifest.recipe.clip.k, result.manifest.recipe.clip.v) == (0.5, 0.6)
@@ -37,29 +37,29 @@ def test_a_local_model_is_fitted_where_its_folder_is_not(
 def test_all_codes_get_4_bits_without_the_model_and_other_bits_need_it(
     moments: Path, tmp_path: Path
 ) -> None:
-    made = run(FitRequest(moments, "hadamard", bits=4.0, output=tmp_path / "four"))
+    made = run(FitParams(moments, "hadamard", bits=4.0, output=tmp_path / "four"))
     widths = made.manifest.recipe.widths
     assert widths is not None
-    two = run(FitRequest(moments, "hadamard", bits=2.0, output=tmp_path / "two"))
+    two = run(FitParams(moments, "hadamard", bits=2.0, output=tmp_path / "two"))
     assert two.manifest.recipe.widths is None
     assert {*widths.k.bits, *widths.v.bits} == {4} and {*widths.k.clip, *widths.v.clip} == {0.0}
     for bits in (2.75, "auto"):
         with pytest.raises(UsageError, match="measured with the model") as caught:
-            run(FitRequest(moments, "hadamard", bits=bits, output=tmp_path / "other"))
+            run(FitParams(moments, "hadamard", bits=bits, output=tmp_path / "other"))
         assert "--model MODEL" in (caught.value.hint or "")
     with pytest.raises(UsageError, match="measured with the model"):
-        run(FitRequest(moments, "hadamard", max_loss=0.1, output=tmp_path / "other"))
+        run(FitParams(moments, "hadamard", max_loss=0.1, output=tmp_path / "other"))
     with pytest.raises(UsageError, match="only read to choose bits"):
-        run(FitRequest(moments, "hadamard", model="./a", output=tmp_path / "other"))
+        run(FitParams(moments, "hadamard", model="./a", output=tmp_path / "other"))
     with pytest.raises(UsageError, match="goes with --model"):
-        run(FitRequest(moments, "hadamard", bits=4.0, calib_data="a", output=tmp_path / "other"))
+        run(FitParams(moments, "hadamard", bits=4.0, calib_data="a", output=tmp_path / "other"))
     assert not (tmp_path / "other").exists()
 
 
 def test_moments_of_another_model_choose_no_bits(moments: Path, tmp_path: Path) -> None:
     with pytest.raises(GeometryMismatch, match="another model: num_layers"):
         run(
-            FitRequest(
+            FitParams(
                 moments, "hadamard", bits="auto", model=str(EXAMPLE), output=tmp_path / "other"
             )
         )
@@ -68,4 +68,4 @@ def test_moments_of_another_model_choose_no_bits(moments: Path, tmp_path: Path) 
 
 def test_one_file_is_not_merged(moments: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="nothing to merge"):
-        merge_moments([moments], tmp_path / "out.safetensors")
+        merge_moments((moments,), tmp_path / "out.safetensors")

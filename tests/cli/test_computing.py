@@ -29,7 +29,6 @@ from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
 from oscar_zoo.cli.main import run
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.shared import duration
 from oscar_zoo.registry.targets import check_made_for, choose_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,20 +178,6 @@ def inside(made: Made, monkeypatch: pytest.MonkeyPatch) -> Made:
     return made
 
 
-def test_eval_takes_the_folder_of_the_model_for_its_name(
-    inside: Made, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sizes = ("--windows", "1", "--length", "400", "--data", str(inside.text))
-    model = str(inside.model)
-    found = []
-    for what in ([inside.computed["path"], "--model", model], [SHORT, "--model", model], [model]):
-        assert run(["eval", *what, "--task", "perplexity", *sizes, "--json"]) == 0
-        rows = parsed(capsys.readouterr().out)["rows"]
-        found.append({one["cache"]: one["perplexity"] for one in rows})
-    assert found[0] == found[1] == found[2]
-    assert list(found[0].values()).count(found[0]["artifact"]) == 1
-
-
 @needs_sglang
 def test_serve_finds_it_by_name(inside: Made, capsys: pytest.CaptureFixture[str]) -> None:
     """An empty key is found out after the artifact was opened and fitted to its model."""
@@ -249,15 +234,6 @@ def test_without_a_network_only_a_model_that_is_here_is_offered(
         refs = tmp_path / "models--Qwen--Qwen3-8B" / "refs"
         refs.mkdir(exist_ok=True)
         (refs / "main").write_text(commit)
-
-
-def test_an_unknown_id_may_be_a_slip_or_a_model(capsys: pytest.CaptureFixture[str]) -> None:
-    hint = error_of(capsys, 3, "pull", "Qwen/Qwen3-7B")["hint"]
-    assert (
-        "did you mean" in hint
-        and "Qwen3-8B" in hint
-        and hint.endswith("oscar-zoo pull Qwen/Qwen3-7B --compute")
-    )
 
 
 def test_what_cannot_be_computed_is_not_offered(capsys: pytest.CaptureFixture[str]) -> None:
@@ -321,19 +297,6 @@ def test_options_that_contradict_each_other(capsys: pytest.CaptureFixture[str]) 
     assert "absent.txt" in error["message"]
 
 
-def test_text_that_cannot_be_had_offline(
-    capsys: pytest.CaptureFixture[str], own_state: Path
-) -> None:
-    """The mix of datasets is on a hub, or its library is not installed: either way a file of one's
-    own goes."""
-    capsys.readouterr()
-    code = run(["pull", str(MODEL), "--compute", "--calib-data", "default", "--offline"])
-    err = capsys.readouterr().err
-    line = next(line for line in err.splitlines() if line.startswith("error: "))
-    assert code in (1, 5) and "--calib-data FILE" in line
-    assert not list((own_state / "data").rglob("*.pt"))
-
-
 @needs_sglang
 def test_serve_offers_it_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     port = os.environ["OSCAR_ZOO_PORT"]
@@ -386,8 +349,3 @@ def test_two_folders_of_one_name_are_two_models(tmp_path: Path) -> None:
     check_made_for(choose_model(MODEL), of("another"))
     with pytest.raises(UsageError, match=r"another model than .*checkpoint"):
         check_made_for(choice, of("another"))
-
-
-def test_times_are_told_as_rough_as_they_are() -> None:
-    told = [duration(seconds) for seconds in (0.1, 12, 50, 51, 61, 600, 3 * 3600)]
-    assert told == ["10 s", "20 s", "50 s", "1 minute", "2 minutes", "10 minutes", "3 hours"]

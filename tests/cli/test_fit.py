@@ -16,9 +16,8 @@ from cli_output import parsed
 from tiny_artifacts import artifact_files, write_folder
 from tiny_models import change_config, save_model
 
-from oscar_zoo.app.compute_plan import plan_computing
+from oscar_zoo.app.obtain import plan_computing
 from oscar_zoo.cli.main import run
-from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel
 from oscar_zoo.observer import SILENT
 from oscar_zoo.registry.compute_wish import ComputeWish
@@ -154,54 +153,6 @@ def test_bits_are_chosen_from_moments_and_the_model(
     assert run(["verify", str(tmp_path / "more"), "--strict"]) == 0
 
 
-def test_captures_of_other_text_add_up(
-    tmp_path: Path, halves: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    parts = [compute(capsys, tmp_path / half.stem, half, "wush")["moments"] for half in halves]
-    merged = told(capsys, "merge-moments", *parts, "--output", tmp_path / "both.safetensors")
-    assert merged["tokens"] == 1024
-    told(capsys, "fit", merged["path"], "--method", "wush", "--output-dir", tmp_path / "both")
-    assert (
-        run(
-            [
-                "merge-moments",
-                str(parts[0]),
-                str(parts[0]),
-                "--output",
-                str(tmp_path / "twice.safetensors"),
-            ]
-        )
-        == 2
-    )
-    assert not (tmp_path / "twice.safetensors").exists()
-    assert (
-        run(
-            [
-                "fit",
-                str(merged["path"]),
-                "--method",
-                "oscar",
-                "--output-dir",
-                str(tmp_path / "lost"),
-            ]
-        )
-        == 1
-    )
-    assert not (tmp_path / "lost").exists()
-
-
-def test_a_file_that_holds_no_moments_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "no.safetensors").write_bytes(b"<html>")
-    for path in (tmp_path / "no.safetensors", tmp_path / "absent.safetensors"):
-        assert run(
-            ["fit", str(path), "--method", "wush", "--output-dir", str(tmp_path / "out")]
-        ) in (3, 4)
-        assert capsys.readouterr().err.count("\n") == 1
-        assert not (tmp_path / "out").exists()
-
-
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The example model in the current folder, under a name of its own."""
@@ -287,54 +238,6 @@ def compute_json(
     capsys: pytest.CaptureFixture[str], model: Path, *arguments: str
 ) -> dict[str, Any]:
     return told(capsys, "compute", model, *arguments)
-
-
-def test_a_resume_without_anything_to_go_on_from_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = [
-        "--calib-tokens",
-        "300",
-        "--method",
-        "oscar",
-        "--resume",
-        "--output-dir",
-        str(tmp_path / "out"),
-    ]
-    printed = lines(capsys, "compute", MODEL, *command)
-    assert any(
-        "nothing to go on from" in line and str(tmp_path / "out.work") in line for line in printed
-    )
-
-
-def test_groups_that_no_row_can_be_cut_into_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """No cache could store them, so the artifact could not be served."""
-    made = compute(capsys, tmp_path / "made", TEXT, "oscar")
-    fit = ["fit", str(made["moments"]), "--method", "oscar", "--output-dir", str(tmp_path / "out")]
-    assert run([*fit, "--group-size", "48"]) == 2
-    err = capsys.readouterr().err
-    assert "48 does not divide head_dim 64" in err and "Use a group size of 64" in err
-    assert not (tmp_path / "out").exists()
-    assert run([*fit, "--group-size", "32"]) == 0
-
-
-def test_choices_are_listed_with_spaces(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["fit", "moments.safetensors"]) == 2
-    names = [name for name, row in TABLE.items() if row.publishable]
-    assert f"Choose from: {', '.join(names)}" in capsys.readouterr().err
-
-
-def test_the_model_is_given_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """--model-path is another way to give MODEL."""
-    arguments = ["--method", "hadamard", "--output-dir", str(tmp_path / "out")]
-    assert told(capsys, "compute", "--model-path", MODEL, *arguments)["path"] == str(
-        tmp_path / "out"
-    )
-    for given in ([], [MODEL, "--model-path", MODEL]):
-        assert run(["compute", *given, *arguments]) == 2
-        assert "--model-path" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("forbidden", [True, False])

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from cli_output import parsed
 from engines import needs_sglang
 
 from oscar_zoo.cli.main import run
-from oscar_zoo.compute.capture import state
+from oscar_zoo.compute.capture import checkpoint
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 
@@ -28,18 +26,16 @@ def ends_at_first_save(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, in
     """A capture that saves after every part; after the first, this process gets the signal in the
     dictionary, if there is one."""
     sent: dict[str, int] = {}
-    saving = state.StateFile.saving
+    save = checkpoint.Checkpoint.save
 
-    @contextmanager
-    def then_a_signal(self: state.StateFile) -> Iterator[dict[str, Any]]:
-        with saving(self) as facts:
-            yield facts
+    def then_a_signal(self: checkpoint.Checkpoint, *args: Any, **kwargs: Any) -> None:
+        save(self, *args, **kwargs)
         if "signal" in sent:
             os.kill(os.getpid(), sent["signal"])
 
-    monkeypatch.setattr(state, "MIN_SECONDS", 0.0)
-    monkeypatch.setattr(state, "SHARE", 0)
-    monkeypatch.setattr(state.StateFile, "saving", then_a_signal)
+    monkeypatch.setattr(checkpoint, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "SHARE", 0)
+    monkeypatch.setattr(checkpoint.Checkpoint, "save", then_a_signal)
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     yield sent
     signal.signal(signal.SIGTERM, before)
@@ -67,26 +63,6 @@ def test_what_is_kept_is_named_with_the_command_that_goes_on(
     assert not work.exists()
 
 
-def test_without_a_folder_it_goes_on_beside_the_model(
-    ends_at_first_save: dict[str, int],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    shutil.copytree(MODEL, tmp_path / "mine")
-    monkeypatch.chdir(tmp_path)
-    typed = ["compute", "./mine", "--method", "oscar", "--calib-tokens", "600", "--seq-len", "200"]
-    ends_at_first_save["signal"] = signal.SIGINT
-    assert run(typed) == 130
-    (work,) = (tmp_path / "mine-rotation").iterdir()
-    assert work.name.endswith(".work")
-    ends_at_first_save.clear()
-    capsys.readouterr()
-    assert run([*typed, "--resume"]) == 0
-    assert "nothing to go on from" not in capsys.readouterr().err and not work.exists()
-    assert work.with_suffix("").is_dir()
-
-
 def test_another_text_is_refused_before_the_model_is_loaded(
     ends_at_first_save: dict[str, int],
     tmp_path: Path,
@@ -101,7 +77,7 @@ def test_another_text_is_refused_before_the_model_is_loaded(
     ends_at_first_save.clear()
     capsys.readouterr()
     text = MODEL.parents[1] / "text/validation.txt"
-    monkeypatch.setattr("oscar_zoo.compute.subject.load_model", pytest.fail)
+    monkeypatch.setattr("oscar_zoo.compute.options.load_model", pytest.fail)
     assert run([*typed, "--calib-data", str(text), "--resume"]) == 7
     told = capsys.readouterr().err
     assert "holds a capture of another calibration text" in told and "--no-resume" in told

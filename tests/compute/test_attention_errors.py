@@ -10,13 +10,16 @@ from attention_rows import WINDOWS, random_rows
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
-from oscar_zoo.compute.capture.held_out_rows import LayerRows
-from oscar_zoo.compute.methods import identity
+from oscar_zoo.compute.capture.rows import LayerRows
+from oscar_zoo.compute.methods import rotations
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.compute.select.attention_errors import Fidelity, measure_fits
-from oscar_zoo.compute.select.clip import clip_indices
+from oscar_zoo.compute.select.attention_errors import (
+    ClipCurve,
+    Fidelity,
+    clip_indices,
+    measure_fits,
+)
 from oscar_zoo.compute.select.layer_errors import LayerBench
-from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.evaluate.simulated_cache import cache_side
 
 GEOMETRY = Geometry(
@@ -30,7 +33,7 @@ def source(layer_id: int) -> LayerRows:
 
 
 def fits() -> dict[str, tuple]:  # type: ignore[type-arg]
-    plain = identity.METHOD.fit(Moments(GEOMETRY, {}))
+    plain = rotations.IDENTITY.fit(Moments(GEOMETRY, {}))
     return {
         "identity": (plain.k, plain.v),
         "hadamard": (hadamard_set(GEOMETRY, "k"), hadamard_set(GEOMETRY, "v")),
@@ -78,34 +81,33 @@ def test_numbers_are_those_of_one_cache_at_a_time(found: dict[str, Fidelity]) ->
     assert min(errors.output) < errors.output_geo < max(errors.output)
 
 
-def test_a_fixed_clip_is_the_only_one() -> None:
-    ticks = []
-    found = measure_fits(
-        source, GEOMETRY, fits(), RECIPE, fixed_clip=True, tick=lambda: ticks.append(1)
-    )
-    assert [[errors.clip for errors in one.clips] for one in found.values()] == [[RECIPE.clip]] * 2
-    assert len(ticks) == 2 * len(GEOMETRY.attention_layers)
+@pytest.mark.parametrize(
+    ("head_dim", "indices"),
+    [
+        (64, (56, 57, 58, 60, 61, 62, 63)),
+        (128, (112, 115, 117, 120, 122, 125, 127)),
+        (256, (225, 230, 235, 240, 245, 250, 255)),
+    ],
+)
+def test_the_grid_has_the_ratios_and_no_clipping(head_dim: int, indices: tuple[int, ...]) -> None:
+    assert clip_indices(head_dim) == indices
+    assert clip_indices(head_dim, 3, None, head_dim - 1) == (3, *indices)
 
 
-def test_without_clipping_in_the_recipe_none_is_tried_once() -> None:
-    recipe = RECIPE.model_copy(update={"clip": Clip(k=0.0, v=0.0, algorithm="none")})
-    clips = measure_fits(source, GEOMETRY, fits(), recipe)["hadamard"].clips
-    assert [one.clip for one in clips].count(recipe.clip) <= 1
-    assert len({(one.clip.k, one.clip.v) for one in clips}) == len(clips) <= 2
+def curve(*layers: tuple[float, ...], weights: tuple[float, ...] | None = None) -> ClipCurve:
+    return ClipCurve(64, (56, 58, 61, 63), layers, weights)
 
 
-def test_a_quantizer_that_cannot_be_simulated_is_refused() -> None:
-    recipe = RECIPE.model_copy(update={"quantizer": "lloydmax-uniform-u2/1"})
-    with pytest.raises(UsageError, match="lloydmax"):
-        measure_fits(source, GEOMETRY, fits(), recipe)
+def test_the_best_index_has_the_least_mean_error() -> None:
+    assert curve((4.0, 1.0, 2.0, 3.0)).best == 58
+    two = curve((1.0, 2.0, 4.0, 8.0), (64.0, 8.0, 1.0, 2.0))
+    assert two.mean == pytest.approx((8.0, 4.0, 2.0, 4.0))
+    assert two.best == 61
+    assert two.best_by_layer == (56, 61)
+    assert two.at(58) == (2.0, 8.0)
 
 
-def test_a_broken_layer_is_named() -> None:
-    def broken(layer_id: int) -> LayerRows:
-        rows = source(layer_id)
-        if layer_id == 3:
-            rows.sequences[0].value[0, 9] = float("nan")
-        return rows
-
-    with pytest.raises(ComputeFailed, match="layer 3"):
-        measure_fits(broken, GEOMETRY, fits(), RECIPE)
+def test_of_equal_indices_the_one_that_clips_least_is_best() -> None:
+    assert curve((1.0, 1.0, 1.0, 1.0)).best == 63
+    assert curve((1.0, 1.01, 1.019, 1.5)).best == 61
+    assert curve((0.0, 0.0, 1.0, 1.0)).best == 58

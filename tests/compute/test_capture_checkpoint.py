@@ -12,17 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import torch
 from safetensors.torch import load_file
 from tiny_models import build, same_sum, sequences
 from torch import Tensor
 
-from oscar_zoo.compute import coverage
-from oscar_zoo.compute.capture import checkpoint, state
-from oscar_zoo.compute.capture.checkpoint import Checkpoint, Position
-from oscar_zoo.compute.capture.transformers import capture, discard, numerics
-from oscar_zoo.compute.layer_moments import LayerMoments, Need
+from oscar_zoo.cli import main
+from oscar_zoo.compute.capture import checkpoint
+from oscar_zoo.compute.capture.checkpoint import STATE, Checkpoint, Position, kept_for_resume
+from oscar_zoo.compute.capture.transformers import capture, numerics
+from oscar_zoo.compute.moments import LayerMoments, Need
 from oscar_zoo.compute.moments_file import MomentsInfo
 from oscar_zoo.errors import IntegrityError, OutputExists
 
@@ -159,14 +160,6 @@ def test_a_state_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert max(sizes) <= 15_000
 
 
-def test_a_new_capture_forgets_the_old_state(tmp_path: Path) -> None:
-    keeper = Checkpoint(tmp_path, FACTS, INFO)
-    save_one(keeper)
-    keeper.clear()
-    assert not list(tmp_path.iterdir())
-    assert keeper.load() is None
-
-
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -210,10 +203,10 @@ def test_a_damaged_state_is_refused(tmp_path: Path, damage: str) -> None:
 
 def interrupted(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A capture of `MODEL` that stopped in its third layer."""
-    monkeypatch.setattr(state, "MIN_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "MIN_SECONDS", 0.0)
 
-    def stop(done: int, total: int, where: str) -> None:
-        if where == "layer 3 of 6":
+    def stop(done: int, total: int) -> None:
+        if 3 * done > total:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -233,15 +226,7 @@ def test_a_capture_goes_on_only_with_its_own_model_data_and_options(
     said = "of another calibration text" if what == "data" else f"with {what} "
     with pytest.raises(OutputExists, match=f"a capture {said}"):
         capture(other, data, needs=needs, work=tmp_path, resume=True)
-    coverage.check(capture(other, data, needs=needs, work=tmp_path), needs)  # anew
-
-
-def test_what_was_kept_can_be_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    interrupted(tmp_path, monkeypatch)
-    assert (tmp_path / "capture" / "state.json").is_file()
-    discard(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    capture(other, data, needs=needs, work=tmp_path).check(needs)  # anew
 
 
 def save_one(keeper: Checkpoint) -> None:
@@ -256,3 +241,21 @@ def random_sums(seed: int) -> LayerMoments:
     layer.wo = torch.randn_like(layer.vv)
     layer.tokens, layer.query_rows, layer.output_rows, layer.weighted_tokens = seed, 2 * seed, 3, 4
     return layer
+
+
+def test_an_interrupt_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work = tmp_path / "r.work"
+    for saved in (False, True):
+        if saved:
+            (work / "capture").mkdir(parents=True)
+            (work / "capture" / STATE).write_text("{}")
+        with pytest.raises(KeyboardInterrupt) as caught, kept_for_resume(work):
+            raise KeyboardInterrupt
+        aborted = click.Abort()
+        aborted.__cause__ = caught.value  # what click makes of it
+        main._report(aborted, as_json=False)
+        line = capsys.readouterr().err
+        assert (
+            "nothing was left half-written" in line
+            and (f"is kept in {work}" in line) == saved == work.exists()
+        )

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_tokenizers import ChatLetters, Letters, spell, write
 
-from oscar_zoo.compute.data import CalibrationData, load_calibration
-from oscar_zoo.errors import PathNotFound, UsageError
+from oscar_zoo.compute.data.calibration import CalibrationData, load_calibration
+from oscar_zoo.compute.data.overlap import (
+    EvaluationSet,
+    check_overlap,
+    evaluation_set,
+    measure_overlap,
+    sets_on_this_machine,
+)
+from oscar_zoo.errors import UsageError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SEPARATOR = "<|endoftext|>"
@@ -41,20 +50,6 @@ def test_packing_is_the_stream_cut_at_the_budget(tmp_path: Path) -> None:
     assert data.tokens_used == data.tokens_requested == 7
 
 
-@settings(deadline=None, max_examples=40)
-@given(budget=st.integers(1, 60), seq_len=st.integers(1, 20))
-def test_any_budget_is_met_exactly_until_the_data_ends(
-    folder: Path, budget: int, seq_len: int
-) -> None:
-    data = load(
-        write(folder, "abcdefghij<|endoftext|>klmnopqrst<|endoftext|>uvwxyz"), budget, seq_len
-    )
-    stream = [token for sequence in data.sequences for token in sequence]
-    whole = [ord(c) for c in "abcdefghij\0klmnopqrst\0uvwxyz\0"]
-    assert stream == whole[:budget]
-    assert {len(sequence) for sequence in data.sequences[:-1]} <= {seq_len}
-
-
 def test_the_tokens_of_the_example_model_and_text_are_what_they_were() -> None:
     from transformers import AutoTokenizer
 
@@ -74,9 +69,6 @@ def test_facts_name_the_tokens(tmp_path: Path) -> None:
     facts = data.facts()
     compact = b"[[97,98,99,100],[101,0]]"
     assert facts.prompts_sha256 == hashlib.sha256(compact).hexdigest()
-    assert data.sequence_sha256 == tuple(
-        hashlib.sha256(c).hexdigest() for c in (b"[97,98,99,100]", b"[101,0]")
-    )
     assert (facts.tokens_requested, facts.tokens_used, facts.sequences) == (100, 6, 2)
     assert facts.length is not None
     assert (facts.length.min, facts.length.median, facts.length.max) == (2, 2, 4)
@@ -107,31 +99,6 @@ def test_one_seed_is_one_order_of_the_same_documents(
     assert sorted(joined[0].split("|")) == sorted(joined[1].split("|"))
 
 
-def test_two_seeds_are_two_orders(tmp_path: Path) -> None:
-    path = write(tmp_path, SEPARATOR.join("abcdefghijklmnop"))
-    hashes = {load(path, 32, 8, seed).prompts_sha256 for seed in (None, 1, 2)}
-    assert len(hashes) == 3
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    text=st.text("abcd", min_size=2, max_size=40), at=st.integers(0, 39), seq_len=st.integers(1, 9)
-)
-def test_the_hash_changes_with_any_token(folder: Path, text: str, at: int, seq_len: int) -> None:
-    at %= len(text)
-    other = text[:at] + "e" + text[at + 1 :]
-    before, after = (load(write(folder, t), 100, seq_len) for t in (text, other))
-    assert before.prompts_sha256 != after.prompts_sha256
-    differing = [a != b for a, b in zip(before.sequence_sha256, after.sequence_sha256, strict=True)]
-    assert differing.index(True) == at // seq_len
-    assert sum(differing) == 1
-
-
-def test_the_hash_changes_with_the_division_into_sequences(tmp_path: Path) -> None:
-    path = write(tmp_path, "abcdefgh")
-    assert load(path, 8, 4).prompts_sha256 != load(path, 8, 8).prompts_sha256
-
-
 def test_every_sequence_starts_as_the_tokenizer_starts_text(tmp_path: Path) -> None:
     path = write(tmp_path, "abcdefg")
     data = load_calibration(path, Letters(prefix=(1, 2), eos=None), tokens=8, seq_len=4)
@@ -142,21 +109,6 @@ def test_every_sequence_starts_as_the_tokenizer_starts_text(tmp_path: Path) -> N
     assert held is not None
     assert [spell(sequence[2:]) for sequence in held.sequences] == ["c", "d", "e", "f", "g"]
     assert {sequence[:2] for sequence in held.sequences} == {(1, 2)}
-
-
-def test_a_huge_document_is_tokenized_only_as_far_as_needed(tmp_path: Path) -> None:
-    seen = []
-
-    class Counting(Letters):
-        def __call__(self, text: str, *, add_special_tokens: bool, verbose: bool):  # type: ignore[no-untyped-def]
-            seen.append(len(text))
-            return super().__call__(text, add_special_tokens=add_special_tokens, verbose=verbose)
-
-    path = write(tmp_path, " ".join(map(str, range(500_000))))
-    data = load_calibration(path, Counting(), tokens=1000, seq_len=100, heldout_tokens=4096)
-    assert sum(seen) < (1 << 20) + 100 < path.stat().st_size
-    assert data.heldout is not None
-    assert (data.heldout.tokens, data.tokens_used) == (4100, 1000)
 
 
 def test_whole_later_documents_are_held_out(tmp_path: Path) -> None:
@@ -199,14 +151,6 @@ def test_what_is_held_out_is_apart_and_changes_no_more_than_it_must(
     assert not set(data.heldout.sequences) & set(data.sequences)
     if data.sequences == plain.sequences:
         assert not any("held out instead" in note for note in data.notes)
-
-
-def test_calibration_is_the_same_whatever_is_held_out_while_the_data_suffice(
-    tmp_path: Path,
-) -> None:
-    path = write(tmp_path, SEPARATOR.join(f"document {n} " * 20 for n in range(100)))
-    hashes = {load(path, 5000, 100, 7, heldout).prompts_sha256 for heldout in (0, 8, 4096, 10_000)}
-    assert len(hashes) == 1
 
 
 @pytest.mark.parametrize(
@@ -277,14 +221,6 @@ def test_chats_go_through_the_template_and_end_once(tmp_path: Path) -> None:
     assert (data.chat_template, data.content) == (True, "mixed")
 
 
-def test_prompts_are_chats_of_one_message(tmp_path: Path) -> None:
-    text, data = stream_of(
-        jsonl(tmp_path, {"prompt": "hi"}, {"prompt": CHATS[0]["messages"]}), ChatLetters()
-    )
-    assert text == "<u>hi<a>|<u>hi<a>|"
-    assert (data.facts().chat_template, data.content) == (True, "prefill")
-
-
 def test_the_template_can_be_turned_off_and_on(tmp_path: Path) -> None:
     text, data = stream_of(jsonl(tmp_path, *CHATS), Letters(), chat_template=False)
     assert text == "hi|q\n\nr|"
@@ -294,38 +230,12 @@ def test_the_template_can_be_turned_off_and_on(tmp_path: Path) -> None:
     assert data.chat_template
 
 
-def test_a_template_that_begins_the_text_does_not_begin_it_twice(tmp_path: Path) -> None:
-    tokenizer = ChatLetters(prefix=(1,), start="\1")
-    data = load_calibration(jsonl(tmp_path, *CHATS), tokenizer, tokens=100, seq_len=8)
-    assert [sequence.count(1) for sequence in data.sequences] == [1] * len(data.sequences)
-    assert data.sequences[0] == (1, *map(ord, "<u>hi<a"))
-
-
-def test_a_tokenizer_without_a_template_is_named_with_the_line(tmp_path: Path) -> None:
-    path = jsonl(tmp_path, *CHATS)
-    with pytest.raises(
-        UsageError, match=r"line 1 of .*chats\.jsonl is a chat, .* has no chat template"
-    ) as caught:
-        stream_of(path, Letters())
-    assert "--no-chat-template" in str(caught.value.hint)
-
-
 def test_a_chat_the_template_refuses_is_named_with_the_line(tmp_path: Path) -> None:
     path = jsonl(tmp_path, CHATS[0], {"messages": [{"role": "system", "content": "s"}]})
     with pytest.raises(
         UsageError, match=r"refuses line 2 of .*chats\.jsonl: no system turns here\.$"
     ):
         stream_of(path, ChatLetters())
-
-
-def test_the_example_model_renders_chats() -> None:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(EXAMPLES / "models/tiny-qwen3-hard")
-    path = jsonl(Path.cwd(), *CHATS)
-    data = load_calibration(path, tokenizer, tokens=100, seq_len=100)
-    assert tokenizer.decode(data.sequences[0]) == "hi<|endoftext|>qr<|endoftext|>"
-    assert data.chat_template
 
 
 @pytest.mark.parametrize("content", ["", "  \n\n", "<|endoftext|>\n<|endoftext|>"])
@@ -343,11 +253,200 @@ def test_counts_must_be_positive(tmp_path: Path, tokens: int, seq_len: int) -> N
         load(write(tmp_path, "abc"), tokens, seq_len)
 
 
-def test_sequences_must_fit_the_model(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="sequences of 9 tokens are longer than the model's 8"):
-        load_calibration(write(tmp_path, "abc"), Letters(), tokens=10, seq_len=9, context=8)
+QUESTION = (
+    "A train leaves the station at noon; its speed, 80 km/h, is constant. When does it arrive 200"
+    " km away?"
+)
+SHORT = "Name the seven colours of rainbows."
+TRIVIAL = "What is 2 + 2?"
+OTHER = (
+    "The quick brown fox jumps over the lazy dog while seventeen owls watch from their branches in"
+    " the old oak."
+)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PathNotFound, match=r"nothing\.txt"):
-        load(tmp_path / "nothing.txt", 10, 4)
+@pytest.fixture(autouse=True)
+def empty_hub_cache(own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may have evaluation sets in theirs."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HF_HOME", str(own_state / "hf"))
+
+
+def data(*texts: str, overlaps_with: Sequence[str] = ()) -> CalibrationData:
+    return CalibrationData(((1,),), 1, "text.txt", texts=texts, overlaps_with=tuple(overlaps_with))
+
+
+def found(text: str, *items: str) -> tuple[int, int, int]:
+    result = measure_overlap([text], EvaluationSet("set", items))
+    return result.compared, result.partial, result.whole
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (OTHER, (1, 0, 0)),
+        (f"{OTHER} {QUESTION} {OTHER}", (1, 1, 1)),
+        (QUESTION.upper().replace(" ", "\n\t").replace(";", " -- "), (1, 1, 1)),
+        (" ".join(QUESTION.split()[:13]), (1, 1, 0)),
+        (" ".join(QUESTION.split()[2:11]), (1, 0, 0)),
+    ],
+)
+def test_thirteen_words_in_a_row_are_an_overlap(text: str, expected: tuple[int, int, int]) -> None:
+    assert found(text, QUESTION) == expected
+
+
+def test_short_questions_must_be_there_whole_and_trivial_ones_are_not_compared() -> None:
+    assert found(f"Now: {SHORT.lower()} {TRIVIAL}", SHORT, TRIVIAL) == (1, 1, 1)
+    assert found("Name the seven colours of a rainbow.", SHORT, TRIVIAL) == (1, 0, 0)
+
+
+vocabulary = st.lists(st.sampled_from([f"w{n}" for n in range(60)]), min_size=0, max_size=80)
+
+
+@settings(deadline=None, max_examples=60)
+@given(before=vocabulary, question=vocabulary, after=vocabulary, cut=st.integers(0, 80))
+def test_the_measure_is_that_of_a_search_word_by_word(
+    before: list[str], question: list[str], after: list[str], cut: int
+) -> None:
+    text = [*before, *question[:cut], *after]
+    length = min(13, len(question))
+    runs = {tuple(text[at : at + length]) for at in range(len(text))}
+    expected = [
+        tuple(question[at : at + length]) in runs
+        for at in range(max(1, len(question) - length + 1))
+    ]
+    compared, partial, whole = found(" ".join(text), " ".join(question) or "?")
+    assert compared == (len(question) >= 6)
+    assert partial == (len(question) >= 6 and any(expected))
+    assert whole == (compared and f" {' '.join(question)} " in f" {' '.join(text)} ")
+
+
+def test_disjoint_sets_are_recorded_with_the_method() -> None:
+    checked = check_overlap(
+        data(OTHER), [EvaluationSet("a", (QUESTION, TRIVIAL)), EvaluationSet("b", (SHORT,))]
+    )
+    facts = checked.facts()
+    assert facts.disjoint_from is not None
+    assert [(d.dataset, d.method) for d in facts.disjoint_from] == [
+        ("a", "exact+13-gram/1, 1 of 2 items"),
+        ("b", "exact+13-gram/1, 1 of 1 items"),
+    ]
+    assert facts.overlaps_with == ()
+    assert checked.notes == ()
+
+
+def test_an_overlap_is_refused_with_its_numbers() -> None:
+    sets = [EvaluationSet("quiz", (OTHER, QUESTION, SHORT))]
+    text = f"{SHORT} {' '.join(QUESTION.split()[:15])}"
+    with pytest.raises(UsageError) as caught:
+        check_overlap(data(text), sets)
+    assert (
+        caught.value.message
+        == "text.txt holds 2 of 3 questions of quiz (1 whole, the others by 13 words in a row; the"
+        " first is number 2)."
+    )
+    assert "--allow-overlap" in str(caught.value.hint)
+    allowed = check_overlap(data(text), sets, allow_overlap=True)
+    assert (allowed.overlaps_with, allowed.disjoint_from) == (("quiz",), ())
+    assert "2 of 3 questions of quiz" in allowed.notes[0]
+
+
+def test_a_set_chosen_by_name_needs_no_allowance_and_is_never_called_disjoint() -> None:
+    chosen = data(QUESTION, overlaps_with=["quiz"])
+    assert check_overlap(chosen, [EvaluationSet("quiz", (QUESTION,))]).overlaps_with == ("quiz",)
+    elsewhere = check_overlap(chosen, [EvaluationSet("quiz", (OTHER,))])
+    assert (elsewhere.overlaps_with, elsewhere.disjoint_from) == (("quiz",), ())
+
+
+def test_held_out_text_is_compared_too(tmp_path: Path) -> None:
+    path = write(tmp_path, f"{OTHER}<|endoftext|>{QUESTION}")
+    load = {"tokens": len(OTHER), "seq_len": 16}
+    apart = load_calibration(path, Letters(), **load)  # type: ignore[arg-type]
+    assert check_overlap(apart, [EvaluationSet("quiz", (QUESTION,))]).disjoint_from
+    held = load_calibration(path, Letters(), **load, heldout_tokens=16)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="1 of 1 questions of quiz"):
+        check_overlap(held, [EvaluationSet("quiz", (QUESTION,))])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("q.txt", f"{QUESTION}<|endoftext|>\n{SHORT}"),
+        ("q.jsonl", f'{{"id": 1, "Question": "{QUESTION}"}}\n{{"question": "{SHORT}"}}'),
+        (
+            "q.jsonl",
+            f'{{"text": "{QUESTION}"}}\n{{"messages": [{{"role": "user", "content": "{SHORT}"}}]}}',
+        ),
+        ("q.csv", f'Answer,Question\n1,"{QUESTION}"\n2,{SHORT}\n'),
+    ],
+)
+def test_a_set_is_read_from_a_file(tmp_path: Path, name: str, content: str) -> None:
+    assert evaluation_set(write(tmp_path, content, name)) == EvaluationSet(name, (QUESTION, SHORT))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("q.jsonl", '{"question": "a"}\n{"answer": "b"}', "line 2 of .* has no question"),
+        ("q.jsonl", '{"question": "a"}\n[]', "line 2 of .* has no question"),
+        ("q.jsonl", "a", "line 1 of .* is not JSON"),
+        ("q.csv", "a,b\n1,2\n", "row 1 of .* has no question"),
+        ("q.csv", 'question\n"' + "x" * 200_000, "is not a CSV file"),
+        ("q.csv", b"question\n\xff\n", "line 2 of .* is not UTF-8 text"),
+        ("q.txt", " \n", "is empty"),
+    ],
+)
+def test_a_set_that_cannot_be_read_is_named(
+    tmp_path: Path, name: str, content: Any, why: str
+) -> None:
+    with pytest.raises(UsageError, match=why):
+        evaluation_set(write(tmp_path, content, name))
+
+
+@pytest.fixture
+def hub_cache(own_state: Path) -> Path:
+    """The cache of the Hugging Face client with two known sets in it, one of them broken."""
+    gpqa = own_state / "hf/hub/datasets--Idavidrein--gpqa/snapshots/abc"
+    write(gpqa, f'Question,Answer\n"{QUESTION}",1\n', "gpqa_diamond.csv")
+    write(gpqa, "Question\nanother set\n", "gpqa_main.csv")
+    write(
+        own_state / "hf/hub/datasets--HuggingFaceH4--MATH-500/snapshots/abc",
+        '{"x": 1}',
+        "test.jsonl",
+    )
+    return own_state
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_sets_are_found_in_the_cache_of_the_hub_client() -> None:
+    assert sets_on_this_machine() == (EvaluationSet("gpqa_diamond", (QUESTION,)),)
+    with pytest.raises(UsageError, match="1 of 1 questions of gpqa_diamond"):
+        check_overlap(data(QUESTION))
+
+
+@pytest.mark.usefixtures("hub_cache")
+def test_an_evaluation_set_can_be_calibrated_on_and_says_so() -> None:
+    loaded = load_calibration("gpqa_diamond", ChatLetters(), tokens=500, seq_len=64)
+    checked = check_overlap(loaded)
+    assert (checked.source, checked.chat_template, checked.overlaps_with) == (
+        "gpqa_diamond",
+        True,
+        ("gpqa_diamond",),
+    )
+    assert checked.disjoint_from == ()
+    assert "is an evaluation set" in checked.notes[0]
+
+
+def test_a_parquet_copy_is_read_where_the_library_is(
+    own_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("datasets", reason="datasets is not installed")
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.setenv("HF_HUB_CACHE", str(own_state / "hub"))
+    folder = own_state / "hub/datasets--openai--openai_humaneval/snapshots/abc/openai_humaneval"
+    folder.mkdir(parents=True)
+    parquet.write_table(
+        arrow.table({"task_id": ["1"], "prompt": [QUESTION]}), folder / "test-0.parquet"
+    )
+    assert sets_on_this_machine() == (EvaluationSet("humaneval", (QUESTION,)),)

@@ -27,24 +27,18 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.artifact.verify import verify_files
-from oscar_zoo.compute import coverage, moments_file
+from oscar_zoo.compute import moments_file
 from oscar_zoo.compute.assemble import Facts, assemble
-from oscar_zoo.compute.capture import layerwise
-from oscar_zoo.compute.capture.base import no_progress
-from oscar_zoo.compute.capture.calibration_rows import CalibrationRows, collect_rows
-from oscar_zoo.compute.capture.run import Captured, CaptureRequest
-from oscar_zoo.compute.capture.running import RunningModel
-from oscar_zoo.compute.capture.transformers import capture
-from oscar_zoo.compute.data import CalibrationData, load_calibration
-from oscar_zoo.compute.estimate import matmul_speed
-from oscar_zoo.compute.fit import Fits, fit, fit_all, with_tuned
-from oscar_zoo.compute.merging import merge_files
-from oscar_zoo.compute.methods import parallel, tuned, wush
+from oscar_zoo.compute.capture import passes
+from oscar_zoo.compute.capture.rows import CalibrationRows, collect_rows
+from oscar_zoo.compute.capture.transformers import capture, numerics
+from oscar_zoo.compute.data.calibration import CalibrationData, load_calibration
+from oscar_zoo.compute.methods import base, tuned
+from oscar_zoo.compute.methods.base import Fits, fit, fit_all, with_tuned
 from oscar_zoo.compute.methods.table import METHODS, TUNED
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.compute.report.build import report_of, save_report
-from oscar_zoo.compute.report.of_moments import report_of_moments
-from oscar_zoo.compute.select import trial_runner
+from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord, merge_files
+from oscar_zoo.compute.report.build import report_of, report_of_moments, save_report
 from oscar_zoo.compute.select.choose import choose
 from oscar_zoo.evaluate import run
 from oscar_zoo.evaluate.generate import greedy_generate, prefill_log_probabilities
@@ -61,9 +55,7 @@ CPU = torch.device("cpu")
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A default device on which nothing else is, in this thread and in those of fits."""
     start = partial(torch.set_default_device, "meta")
-    monkeypatch.setattr(
-        parallel, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=start)
-    )
+    monkeypatch.setattr(base, "ThreadPoolExecutor", partial(ThreadPoolExecutor, initializer=start))
     start()
     yield
     torch.set_default_device(None)
@@ -124,22 +116,6 @@ def test_a_tuned_method_fits(
     assert list(fits.results) == ["wush", *TUNED]
 
 
-@pytest.mark.parametrize("damping", ["diagonal", "identity"])
-def test_the_matrices_of_a_transform_are_where_the_sums_are(
-    damping: wush.Damping, elsewhere: None
-) -> None:
-    """As `each_layer` and `tuned` call them, in this thread."""
-    square = torch.rand(2, 16, 16, dtype=torch.float64, device=CPU)
-    gram, hessian = square @ square.mT, square.mT @ square
-    made = wush.transform(gram, hessian, damping=damping)
-    forward, partner = wush.as_stored(made.forward)
-    assert (
-        wush.headroom(gram, hessian).device
-        == wush.rounding_error(forward, partner, gram, hessian).device
-        == CPU
-    )
-
-
 @pytest.mark.parametrize(
     "family", ["Llama", "Qwen3", "Qwen3Moe", "Qwen3Next", "Gemma3Text", "Bamba"]
 )
@@ -150,11 +126,10 @@ def test_a_model_is_captured(
     with CPU:
         model, text = tiny_models.build(family, torch.float32), tiny_models.sequences(40, 33)
     if not by_layer:
-        monkeypatch.setattr(layerwise, "start_states", lambda *args: None)
-    request = CaptureRequest(text, NEEDS, tmp_path / "work", progress=no_progress)
-    captured = RunningModel(model).capture(request)
-    coverage.check(captured.moments, NEEDS)
-    assert all(layer.qq.device == CPU for layer in captured.moments.layers.values())
+        monkeypatch.setattr(passes, "start_states", lambda *args: None)
+    captured = capture(model, text, needs=NEEDS, work=tmp_path / "work")
+    captured.check(NEEDS)
+    assert all(layer.qq.device == CPU for layer in captured.layers.values())
 
 
 def test_auto_measures_and_keeps_one(
@@ -168,20 +143,19 @@ def test_auto_measures_and_keeps_one(
     """Clips, quality, perplexity, recall, the choice, the files and the report."""
     assert data.heldout is not None
     monkeypatch.setattr(tuned, "STEPS", 4)
-    monkeypatch.setattr(trial_runner, "RECALL_ANSWERS", 8)
-    monkeypatch.setattr(trial_runner, "RECALL_WINDOWS", (40,))
-    monkeypatch.setattr(trial_runner, "RECALL_LEAST", 0.0)
+    monkeypatch.setattr("oscar_zoo.compute.select.choose.RECALL_ANSWERS", 8)
+    monkeypatch.setattr("oscar_zoo.compute.select.choose.RECALL_WINDOWS", (40,))
+    monkeypatch.setattr("oscar_zoo.compute.select.choose.RECALL_LEAST", 0.0)
     rows: CalibrationRows = collect_rows(loaded, data.sequences, 16)
     fits: Fits = with_tuned(fit_all(moments), moments, rows, tick=lambda *at: None)
-    choice = choose(RunningModel(loaded), data.heldout, fits, RECIPE)
+    choice = choose(loaded, data.heldout, fits, RECIPE)
     assert choice.questions.own is not None, choice.questions.remark
-    captured = Captured(moments, *_captured_facts(loaded, moments))
     facts = Facts(
         artifact_id=ArtifactId("random", "seq1024_prompt8_group16-wush"),
         model=loaded.block,
         recipe=choice.recipe,
         calibration=data.facts(),
-        numerics=captured.numerics,
+        numerics=numerics(loaded),
         created="2026-01-02T03:04:05Z",
         selection=choice.selection,
         quality=choice.quality,
@@ -201,8 +175,14 @@ def test_moments_are_saved_merged_drawn_and_fitted_again(
     for path, part in ((one, data.sequences[:3]), (other, data.sequences[3:])):
         some = replace(data, sequences=part)
         sums = capture(loaded, some, needs=NEEDS - {"weighted"})
-        captured = Captured(sums, *_captured_facts(loaded, sums))
-        moments_file.save_moments(path, sums, captured.info(loaded.block, some))
+        info = MomentsInfo(
+            model=loaded.block,
+            calibration=some.facts(),
+            coverage=sums.observed(),
+            numerics=numerics(loaded),
+            sequences=tuple(map(SequenceRecord.of, part)),
+        )
+        moments_file.save_moments(path, sums, info)
     merge_files([one, other], tmp_path / "both.safetensors")
     both, info = moments_file.load_moments(tmp_path / "both.safetensors")
     assert report_of_moments(both, info).spectra
@@ -228,14 +208,3 @@ def test_an_evaluation_and_a_server_are_simulated(loaded: LoadedModel, elsewhere
             len(prefill_log_probabilities(loaded, ids, cache=spec, chunk_size=25, hit=25))
             == len(ids) - 26
         )
-
-
-def test_the_speed_of_a_device_is_measured_there(elsewhere: None) -> None:
-    assert matmul_speed("cpu", torch.float32) > 0
-
-
-def _captured_facts(loaded: LoadedModel, moments: Moments) -> tuple[object, ...]:
-    from oscar_zoo.compute.capture.transformers import numerics
-    from oscar_zoo.compute.coverage import observed
-
-    return numerics(loaded), observed(moments)

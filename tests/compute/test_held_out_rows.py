@@ -11,13 +11,12 @@ from tiny_models import EXAMPLE
 from torch import Tensor
 
 from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.compute.capture import held_out_rows
-from oscar_zoo.compute.capture.held_out_rows import (
+from oscar_zoo.compute.capture import rows as module
+from oscar_zoo.compute.capture.rows import (
     EVEN,
     FOCUSED,
     HeldOutRows,
     collect,
-    history_mask,
 )
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.models.attention import Softmax
@@ -41,11 +40,6 @@ def rows(tokens: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.randn(h, tokens, 4, generator=draw) for h in (4, 2, 2))  # type: ignore[return-value]
 
 
-def test_history_is_what_a_server_reads_from_int2() -> None:
-    mask = history_mask(torch.tensor([9, 10, 12]), 14, WINDOWS)
-    assert [row.nonzero().flatten().tolist() for row in mask] == [[], [4], [4, 5, 6]]
-
-
 def test_short_sequences_are_kept_whole() -> None:
     kept = empty()
     query, key, value = rows(40)
@@ -65,7 +59,7 @@ def test_short_sequences_are_kept_whole() -> None:
 def test_of_long_sequences_spaced_and_focused_queries_are_kept(
     monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(held_out_rows, "SCORES_AT_ONCE", at_once)
+    monkeypatch.setattr(module, "SCORES_AT_ONCE", at_once)
     query, key, value = rows(600)
     query[1, 333] = 40 * key[0, 77]  # head 1 reads KV head 0
     query[2, 444] = 40 * key[1, 442]  # inside the recent window: no history
@@ -79,13 +73,6 @@ def test_of_long_sequences_spaced_and_focused_queries_are_kept(
     for queries in (one.even, one.focused):
         assert queries.positions.tolist() == sorted(queries.positions.tolist())
         assert torch.equal(queries.rows, query[:, queries.positions])
-
-
-def test_sequences_without_history_keep_no_query() -> None:
-    kept = empty()
-    kept.add(0, *rows(7), Softmax(1.0))
-    one = kept(0).sequences[0]
-    assert len(one.even.positions) == len(one.focused.positions) == 0
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])

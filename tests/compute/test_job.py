@@ -4,31 +4,38 @@ it cannot be."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import itertools
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from scripted_hub import Injection, killed_at, raise_error
 from tiny_models import EXAMPLE, write_model
 
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.outcome import Verified
-from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
-from oscar_zoo.compute.capture import state
-from oscar_zoo.compute.job import ComputeOptions, ComputeResult, compute_artifact
+from oscar_zoo.compute.capture import checkpoint
+from oscar_zoo.compute.folder import check_target, write_folder
+from oscar_zoo.compute.job import compute_artifact
+from oscar_zoo.compute.options import Job
+from oscar_zoo.compute.outcome import ComputeResult
 from oscar_zoo.errors import (
     ComputeFailed,
     InvalidName,
     OscarZooError,
     OutputExists,
     PathNotFound,
+    StorageError,
     UnsupportedMachine,
     UnsupportedModel,
     UsageError,
@@ -39,8 +46,8 @@ RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92))
 TOKENS = 300
 
 
-def options(output_dir: Path | None, **changes: object) -> ComputeOptions:
-    base = ComputeOptions(
+def options(output_dir: Path | None, **changes: object) -> Job:
+    base = Job(
         model=str(EXAMPLE),
         model_name="tiny-qwen3-hard",
         calib_data=TEXT,
@@ -48,7 +55,7 @@ def options(output_dir: Path | None, **changes: object) -> ComputeOptions:
         recipe=RECIPE,
         seq_len=120,
         method="oscar",
-        output_dir=output_dir,
+        output=output_dir,
         created="2026-01-02T03:04:05Z",
     )
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
@@ -80,7 +87,7 @@ def test_the_folder_holds_a_verified_artifact(result: ComputeResult) -> None:
 
 def test_the_manifest_says_what_was_done(result: ComputeResult) -> None:
     manifest = result.manifest
-    assert manifest.id == str(result.artifact_id) == "tiny-qwen3-hard/seq300_prompt3_group64"
+    assert manifest.id == str(result.id) == "tiny-qwen3-hard/seq300_prompt3_group64"
     assert manifest.created == "2026-01-02T03:04:05Z"
     assert manifest.fit.estimator is not None
     assert (manifest.fit.estimator.k.id, manifest.fit.estimator.v.id) == ("qqt/1", "sst/1")
@@ -107,15 +114,6 @@ def test_the_manifest_says_what_was_done(result: ComputeResult) -> None:
     assert manifest.recipe == RECIPE
     assert manifest.provenance.kind == "computed"
     assert (manifest.license.artifact, manifest.license.model) == (None, None)
-
-
-def test_both_files_carry_the_id_of_the_fit(result: ComputeResult) -> None:
-    files = content(result.path)
-    for name in ("k_rotation_qqt_r_h_pbr.pt", "v_rotation_sst_r_h_pbr.pt"):
-        calibration = read_rotation(files[name], what=name).calibration
-        assert calibration["generation_id"] == result.manifest.fit.fit_id
-        assert calibration["model_path"] == result.manifest.model.id == "tiny-qwen3-hard"
-        assert calibration["tokens"] == TOKENS
 
 
 def test_standard_torch_reads_the_files(result: ComputeResult) -> None:
@@ -147,58 +145,6 @@ def test_time_and_file_name_are_no_part_of_the_digest(
     assert other.manifest.digest == result.manifest.digest
 
 
-def test_other_data_gives_another_fit(result: ComputeResult, tmp_path: Path) -> None:
-    other = compute_artifact(options(tmp_path / "out", seed=1))
-    assert other.manifest.fit.fit_id != result.manifest.fit.fit_id
-    assert other.manifest.digest != result.manifest.digest
-
-
-def test_the_default_folder_is_named_after_the_artifact(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = compute_artifact(options(None, calib_tokens=300, method="hadamard"))
-    assert (tmp_path / "tiny-qwen3-hard/seq300_prompt3_group64-hadamard/oscar.json").is_file()
-    assert result.artifact_id.tag == "seq300_prompt3_group64-hadamard"
-
-
-def test_hadamard_needs_no_statistics(tmp_path: Path) -> None:
-    result = compute_artifact(options(tmp_path / "out", method="hadamard"))
-    assert set(content(result.path)) == {
-        "k_rotation_hadamard.pt",
-        "v_rotation_hadamard.pt",
-        "oscar.json",
-    }
-    assert (result.manifest.fit.method, result.manifest.fit.estimator) == ("hadamard", None)
-    assert result.manifest.fit.calibration is None
-    assert result.verified.k is not None
-    forward = result.verified.k.layers[0].forward.astype(np.float64)
-    assert np.abs(np.abs(forward) - 1 / 8).max() < 1e-8
-    assert np.abs(forward @ forward.T - np.eye(64)).max() < 2e-7
-
-
-def test_short_data_is_used_up_and_said(tmp_path: Path) -> None:
-    text = tmp_path / "short.txt"
-    text.write_text("All work and no play. " * 40)
-    result = compute_artifact(options(tmp_path / "out", calib_data=text, calib_tokens=5000))
-    used = result.manifest.fit.calibration.tokens_used  # type: ignore[union-attr]
-    assert used is not None
-    assert 100 < used < 5000
-    assert result.notes[0] == f"the data ended after {used:,} of 5,000 tokens."
-    assert "are few" in result.notes[1]
-    assert result.artifact_id.tag.startswith(f"seq{used}_")
-
-
-def test_a_model_with_grouped_queries_and_small_heads(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "random", layers=3, heads=8, kv_heads=2, head_dim=16)
-    recipe = ServingRecipe(group_size=16, clip=Clip(k=0, v=0))
-    changes = {"model": str(model), "model_name": "random", "recipe": recipe, "seq_len": 200}
-    result = compute_artifact(options(tmp_path / "out", **changes))
-    assert result.manifest.model.num_q_heads == 8
-    assert result.verified.k is not None
-    assert result.verified.k.layer_ids == (0, 1, 2)
-
-
 def test_an_artifact_is_not_replaced_by_accident(result: ComputeResult) -> None:
     before = content(result.path)
     with pytest.raises(OutputExists, match="already holds an artifact"):
@@ -213,7 +159,7 @@ def test_an_interrupt_leaves_nothing(
     tmp_path: Path, phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the capture took so short that nothing of it was saved."""
-    monkeypatch.setattr(state, "MIN_SECONDS", float("inf"))
+    monkeypatch.setattr(checkpoint, "MIN_SECONDS", float("inf"))
 
     def interrupt(done: int, total: int, text: str) -> None:
         if text == phase:
@@ -262,15 +208,6 @@ def test_bad_options_are_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_heads_of_a_width_that_is_no_power_of_two(tmp_path: Path) -> None:
-    model = write_model(tmp_path / "wide", head_dim=80)
-    recipe = RECIPE.override(group_size=40)
-    computed = compute_artifact(options(tmp_path / "out", model=str(model), recipe=recipe))
-    assert computed.verified.level == "statistics"
-    composition = computed.manifest.fit.composition
-    assert composition is not None and composition.hadamard == "paley"
-
-
 def test_heads_of_a_width_without_hadamard_matrix_are_refused(tmp_path: Path) -> None:
     model = write_model(tmp_path / "odd", head_dim=88)
     with pytest.raises(UnsupportedModel, match="heads of 88 channels") as refusal:
@@ -294,3 +231,98 @@ def test_the_prompt_hash_is_of_the_token_lists(result: ComputeResult) -> None:
     digest = hashlib.sha256(json.dumps(lists, separators=(",", ":")).encode()).hexdigest()
     assert result.manifest.fit.calibration is not None
     assert result.manifest.fit.calibration.prompts_sha256 == digest
+
+
+PACKAGED = (
+    Path(__file__).resolve().parents[2] / "manifests/Qwen3-8B/seq20000_prompt83_group128.json"
+)
+FILES = {"a.pt": b"new a", "oscar.json": b"{}"}
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Path:
+    """A folder with a real manifest and the files it lists."""
+    manifest = Manifest.from_bytes(PACKAGED.read_bytes(), registry=True).immutable()
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "oscar.json").write_bytes(manifest.to_bytes())
+    for file in manifest.files:
+        (folder / file.path).write_bytes(b"old")
+    return folder
+
+
+def test_an_absent_or_empty_folder_is_filled(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for target in (tmp_path / "a/b/c", tmp_path / "empty"):
+        write_folder(target, FILES, force=False)
+        assert content(target) == FILES
+    assert {path.name for path in tmp_path.iterdir()} == {"a", "empty"}
+
+
+def test_an_artifact_is_replaced_only_on_demand(artifact: Path) -> None:
+    before = content(artifact)
+    with pytest.raises(OutputExists, match="already holds an artifact"):
+        write_folder(artifact, FILES, force=False)
+    assert content(artifact) == before
+    write_folder(artifact, FILES, force=True)
+    assert content(artifact) == FILES
+    assert [path.name for path in artifact.parent.iterdir()] == ["out"]
+
+
+def test_other_files_are_never_replaced(artifact: Path, tmp_path: Path) -> None:
+    (artifact / "notes.txt").write_text("mine")
+    with pytest.raises(OutputExists, match=r"notes\.txt"):
+        write_folder(artifact, FILES, force=True)
+    other = tmp_path / "photos"
+    other.mkdir()
+    (other / "cat.jpg").write_bytes(b"cat")
+    with pytest.raises(OutputExists, match="other files"):
+        write_folder(other, FILES, force=True)
+    assert content(other) == {"cat.jpg": b"cat"}
+
+
+def test_a_full_disk_leaves_the_old_artifact(artifact: Path) -> None:
+    before, at = content(artifact), 0
+    while True:
+        at += 1
+        failure = Injection(at, raise_error())
+        try:
+            with failure.active():
+                write_folder(artifact, FILES, force=True)
+        except StorageError as error:
+            assert "No space left" in error.message
+        if not failure.fired:
+            break
+        if content(artifact) != before:
+            assert content(artifact) == FILES  # the failure came after the rename
+            break
+    assert at > 5
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_kill_at_any_call_leaves_nothing_half_written(tmp_path: Path) -> None:
+    for at in itertools.count(1):
+        target = tmp_path / str(at) / "out"
+        killed = killed_at(at, functools.partial(write_folder, target, FILES, force=False))
+        assert not target.exists() or content(target) == FILES
+        if not killed:
+            break
+    assert at > 5
+    assert content(target) == FILES
+
+
+def test_what_a_killed_run_left_goes_also_when_the_artifact_stands_there_already(
+    tmp_path: Path, artifact: Path
+) -> None:
+    """A run that is killed behind its artifact, while it writes the report."""
+    killed = (
+        "import os, pathlib, signal, sys\n"
+        "from oscar_zoo.artifact import durable\n"
+        "durable.temp_path(pathlib.Path(sys.argv[1])).write_bytes(b'half')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", killed, tmp_path], check=False)
+    assert len(list(tmp_path.glob(".tmp.*"))) == 1
+    with pytest.raises(OutputExists):
+        check_target(artifact, force=False)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]

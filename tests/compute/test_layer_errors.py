@@ -4,21 +4,33 @@ the rows."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from attention_rows import WINDOWS, paired, plain, random_rows
+from tiny_models import EXAMPLE
 from torch import Tensor
 
 from oscar_kernels.quantizer import fake_quantize
-from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.compute.capture.held_out_rows import LayerRows, Queries, SequenceRows
-from oscar_zoo.compute.select import layer_errors
-from oscar_zoo.compute.select.layer_errors import LayerBench, geometric_mean
+from oscar_zoo.artifact.formats import RotationSet
+from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
+from oscar_zoo.compute.capture.rows import LayerRows, SequenceRows
+from oscar_zoo.compute.capture.transformers import capture
+from oscar_zoo.compute.data.calibration import load_calibration
+from oscar_zoo.compute.methods.base import FitResult, fit
+from oscar_zoo.compute.methods.table import METHODS
+from oscar_zoo.compute.moments import Moments
+from oscar_zoo.compute.select.layer_errors import LayerBench
 from oscar_zoo.errors import ComputeFailed
-from oscar_zoo.evaluate.simulated_cache import Side
+from oscar_zoo.evaluate.measure import measure
+from oscar_zoo.evaluate.questions import Perplexity
+from oscar_zoo.evaluate.simulated_cache import CacheSpec, Side
 from oscar_zoo.models.attention import Softmax
+from oscar_zoo.models.loading import LoadedModel, load_model
 
 
 def cached(side: Side, x: Tensor) -> Tensor:
@@ -147,13 +159,6 @@ def test_each_of_several_caches_is_measured_alone() -> None:
     assert [one.output for one in together] == pytest.approx([one.both for one in alone])
 
 
-def test_blocks_of_queries_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = random_rows()
-    whole = measured(rows, paired(8), plain(8))
-    monkeypatch.setattr(layer_errors, "SCORES_AT_ONCE", 4 * 40 * 3)
-    assert astuple(measured(rows, paired(8), plain(8))) == pytest.approx(astuple(whole), rel=1e-5)
-
-
 def test_rows_that_fit_the_codes_have_no_error() -> None:
     rows = random_rows(lengths=(30,))
     draw = torch.Generator().manual_seed(2)
@@ -168,45 +173,6 @@ def test_rows_that_fit_the_codes_have_no_error() -> None:
         (replace(one, key=coded(one.key), value=coded(one.value)),), rows.o_proj, rows.softmax
     )
     assert astuple(measured(exact, plain(8), plain(8))) == (0.0,) * 5
-
-
-def test_an_error_beyond_all_bounds_is_a_number() -> None:
-    rows = random_rows(lengths=(30,))
-    one = rows.sequences[0]
-    huge = replace(rows, sequences=(replace(one, key=one.key * 1e3),))
-    found = measured(huge, plain(8), plain(8))
-    assert all(0 <= error < math.inf for error in astuple(found))
-    assert found.retrieval > 0.1
-
-
-def test_errors_fall_with_finer_groups_and_with_less_history() -> None:
-    rows = random_rows(dims=(64, 64), lengths=(90, 70))
-    coarse, fine = (
-        astuple(measured(rows, plain(64, group=g), plain(64, group=g))) for g in (64, 16)
-    )
-    assert all(a > 1.2 * b for a, b in zip(coarse, fine, strict=True))
-    shorter = measured(rows, plain(64), plain(64), Windows(sink=3, recent=40))
-    same = measured(
-        replace(rows, sequences=tuple(replace(one, even=late(one.even)) for one in rows.sequences)),
-        plain(64),
-        plain(64),
-    )
-    assert same.both > shorter.both
-    assert same.v_only > shorter.v_only
-
-
-def late(queries: Queries) -> Queries:
-    """Those that also have history with a recent window of 40."""
-    kept = queries.positions >= 43
-    return Queries(queries.positions[kept], queries.rows[:, kept])
-
-
-@pytest.mark.parametrize(
-    ("dims", "heads"), [((64, 64), (4, 1)), ((128, 64), (2, 2)), ((256, 256), (6, 1))]
-)
-def test_every_shape_of_head_is_measured(dims: tuple[int, int], heads: tuple[int, int]) -> None:
-    rows = random_rows(dims=dims, heads=heads, lengths=(24,))
-    assert all(0 < error < 2 for error in astuple(measured(rows, plain(dims[0]), plain(dims[1]))))
 
 
 @pytest.mark.parametrize("what", ["query", "key", "value"])
@@ -230,18 +196,44 @@ def spoiled(one: SequenceRows, what: str, bad: float) -> SequenceRows:
     return replace(one, **{what: rows})
 
 
-def test_rows_without_history_are_refused() -> None:
-    bench = LayerBench(3, random_rows(lengths=(6,)), WINDOWS)
-    for ask in (
-        lambda: bench.retrieval([plain(8)]),
-        lambda: bench.values([plain(8)]),
-        lambda: bench.caches([(plain(8), plain(8))]),
-    ):
-        with pytest.raises(ComputeFailed, match="layer 3") as caught:
-            ask()
-        assert "longer than 8 tokens" in (caught.value.hint or "")
+TEXT = EXAMPLE.parents[1] / "text"
+CLIPPED = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92))
+UNCLIPPED = ServingRecipe(group_size=64, clip=Clip(k=0, v=0))
 
 
-def test_geometric_mean() -> None:
-    assert geometric_mean([1.0, 4.0, 2.0]) == pytest.approx(2.0)
-    assert geometric_mean([1.0, 0.0]) == 0.0
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[LoadedModel]:
+    yield load_model(str(EXAMPLE), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def moments(loaded: LoadedModel) -> Iterator[Moments]:
+    data = load_calibration(TEXT / "calibration.txt", loaded.tokenizer, tokens=2048, seq_len=1024)
+    yield capture(loaded, data, needs=METHODS["oscar"].needs)
+
+
+@pytest.fixture(scope="module")
+def oscar(moments: Moments) -> Iterator[FitResult]:
+    yield fit(moments, METHODS["oscar"])
+
+
+def test_bf16_beats_oscar_beats_hadamard_beats_nothing(
+    loaded: LoadedModel, oscar: FitResult
+) -> None:
+    text = Path(TEXT / "validation.txt").read_text("utf-8")[:40_000]
+    ids = torch.tensor(loaded.tokenizer(text, verbose=False)["input_ids"])
+    task = Perplexity.from_tokens(ids, windows=2, length=1024, skip=320)
+    hadamard = fit(Moments(loaded.block, {}), METHODS["hadamard"])
+
+    def perplexity(k: RotationSet | None, v: RotationSet | None, recipe: ServingRecipe) -> float:
+        return measure(loaded, task, CacheSpec(k, v, recipe)).value
+
+    values = [
+        measure(loaded, task).value,
+        perplexity(oscar.k, oscar.v, CLIPPED),
+        perplexity(hadamard.k, hadamard.v, CLIPPED),
+        perplexity(hadamard.k, hadamard.v, UNCLIPPED),
+        perplexity(None, None, UNCLIPPED),
+    ]
+    assert values == sorted(values), values
+    assert all(worse > 1.02 * better for better, worse in pairwise(values)), values

@@ -5,28 +5,27 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from random_moments import GROUP, MODEL, NUMERICS, LayerRows, describe, layer_rows, random_moments
 
 from oscar_zoo.artifact.formats import hadamard
-from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
+from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, ModelBlock, MomentsFile, WeightsInfo
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
-from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.compute.assemble import Facts, assemble
-from oscar_zoo.compute.fit import FitResult, fit, fit_all, possible_methods
-from oscar_zoo.compute.methods.base import FittedPair
-from oscar_zoo.compute.methods.compose import r_h_pbr
-from oscar_zoo.compute.methods.orthogonal import fit_per_head, fit_shared
-from oscar_zoo.compute.methods.table import METHODS, TABLE, TUNED, find_method
+from oscar_zoo.compute.methods.base import FitResult, eigenbasis, fit, fit_all, possible_methods
+from oscar_zoo.compute.methods.rotations import r_h_pbr
+from oscar_zoo.compute.methods.table import METHODS, TABLE
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import moments_bytes, parse_moments
 from oscar_zoo.errors import ComputeFailed, UsageError
@@ -145,77 +144,12 @@ def test_every_method_makes_an_artifact_that_verifies(name: str) -> None:
         assert outcome.level == "statistics"
 
 
-@pytest.mark.parametrize(
-    ("k", "v", "objectives"),
-    [
-        ("qqt/1", "sst/1", ("qqt_r_h_pbr", "sst_r_h_pbr")),
-        ("qqt/1", "oo/1", ("qqt_r_h_pbr", "oo_r_h_pbr")),
-        ("kk/1", "vv/1", ("ktk_r_h_pbr", "vtv_r_h_pbr")),
-    ],
-)
-@pytest.mark.parametrize("shapes", [fit_shared, fit_per_head])
-def test_a_rotation_of_any_covariance_can_be_written_and_read(
-    shapes: Callable[[Moments, str, str], FittedPair], k: str, v: str, objectives: tuple[str, str]
-) -> None:
-    pair = shapes(random_moments(), k, v)
-    assert (pair.k.objective, pair.v.objective) == objectives
-    for side in (pair.k, pair.v):
-        assert read_rotation(rotation_bytes(side), what="side").objective == side.objective
-
-
 @pytest.mark.parametrize("name", FITTED)
 def test_a_refit_from_the_file_is_the_same_to_the_bit(name: str) -> None:
     moments = random_moments()
     again, _ = parse_moments(moments_bytes(moments, describe(moments)))
     first, second = (fit(source, METHODS[name]) for source in (moments, again))
     assert assemble(first, facts(moments, first)) == assemble(second, facts(moments, second))
-
-
-@pytest.mark.parametrize("name", FITTED)
-def test_the_number_of_threads_changes_nothing(name: str) -> None:
-    moments = random_moments()
-    before = torch.get_num_threads()
-    results = []
-    for threads in (1, 3):
-        torch.set_num_threads(threads)
-        try:
-            result = fit(moments, METHODS[name])
-            assert torch.get_num_threads() == threads
-        finally:
-            torch.set_num_threads(before)
-        results.append(
-            [layer.forward.tobytes() for side in (result.k, result.v) for layer in side.layers]
-        )
-    assert results[0] == results[1]
-
-
-def test_methods_without_data_need_only_a_geometry() -> None:
-    empty = Moments(MODEL.geometry, {})
-    assert possible_methods(empty) == WITHOUT_DATA
-    found = fit_all(empty)
-    assert [*found.results] == [*WITHOUT_DATA]
-    assert {"identity", "hadamard"} <= {*WITHOUT_DATA}
-    for name, matrix in (("identity", np.eye), ("hadamard", hadamard)):
-        result = found.results[name]
-        assert (result.coverage, dict(result.targets)) == (None, {})
-        for side, width in ((result.k, MODEL.head_dim), (result.v, MODEL.v_head_dim)):
-            assert side.layer_ids == MODEL.attention_layers
-            assert all(np.allclose(layer.forward, matrix(width)) for layer in side.layers)
-
-
-def test_all_methods_fit_from_complete_moments() -> None:
-    moments = random_moments()
-    found = fit_all(moments)
-    assert [*found.results] == [*METHODS]
-    assert found.refused == {}
-    coverage = found.results["wush"].coverage
-    assert coverage is not None
-    assert (coverage.layers, coverage.q_heads, coverage.kv_heads, coverage.tokens_max) == (
-        2,
-        4,
-        2,
-        200,
-    )
 
 
 def test_methods_that_lack_their_sums_are_not_offered() -> None:
@@ -239,29 +173,138 @@ def test_a_method_whose_own_result_cannot_be_served_is_reported() -> None:
     assert "layer 2, KV head 1" in found.refused["wush"]
 
 
-def test_unknown_methods_are_named() -> None:
-    with pytest.raises(UsageError, match="no method is called 'oscar2'") as info:
-        find_method("oscar2")
-    assert "wush" in str(info.value.hint)
-
-
-def test_the_table_says_what_each_method_is() -> None:
-    for name, row in TABLE.items():
-        method = find_method(name)
-        assert (row.name, method.name, method.tune is not None) == (name, name, row.tuned)
-    assert [*METHODS, *TUNED] == sorted(TABLE, key=lambda name: TABLE[name].tuned)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_the_table_says_what_the_files_of_a_method_require(name: str) -> None:
-    result = fit(random_moments(), METHODS[name])
-    assert {*result.k.requires, *result.v.requires} == {*TABLE[name].requires}
-    assert {*TABLE["wush-tuned"].requires} == {*TABLE["wush"].requires}
-
-
 def test_the_table_is_read_without_torch() -> None:
     code = (
         "import sys, oscar_zoo.compute.methods.table as t; print(*t.TABLE, 'torch' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.split() == [*TABLE, "False"]
+
+
+def covariance(d: int, seed: int, spread: float = 2.0) -> NDArray[np.float64]:
+    draw = np.random.default_rng(seed)
+    rows = draw.normal(size=(4 * d, d)) * np.exp(spread * draw.normal(size=d))
+    mixed = rows @ np.linalg.qr(draw.normal(size=(d, d)))[0]
+    return np.asarray(mixed.T @ mixed / len(rows))
+
+
+@settings(deadline=None, max_examples=20)
+@given(d=st.sampled_from([2, 8, 64, 128]), seed=st.integers(0, 1000), spread=st.floats(0, 3))
+def test_rotation_flattens_the_error_weight(d: int, seed: int, spread: float) -> None:
+    c = covariance(d, seed, spread)
+    rotation, values = (tensor.numpy() for tensor in r_h_pbr(torch.from_numpy(c)))
+    assert np.abs(rotation @ rotation.T - np.eye(d)).max() < 1e-12
+    flat = np.diag(rotation.T @ c @ rotation)
+    assert np.abs(flat - np.trace(c) / d).max() <= 1e-12 * np.trace(c)
+    assert np.all(np.diff(values) >= 0)
+    assert values.sum() == pytest.approx(np.trace(c), rel=1e-12)
+
+
+@settings(deadline=None, max_examples=20)
+@given(d=st.sampled_from([4, 32]), seed=st.integers(0, 1000))
+def test_the_largest_entry_of_every_eigenvector_is_positive(d: int, seed: int) -> None:
+    _, vectors = eigenbasis(torch.from_numpy(covariance(d, seed)))
+    assert bool((vectors.gather(0, vectors.abs().argmax(0, keepdim=True)) > 0).all())
+
+
+def test_signs_do_not_depend_on_what_the_solver_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    c = torch.from_numpy(covariance(16, 5))
+    want, _ = r_h_pbr(c)
+    solve = torch.linalg.eigh
+    flips = torch.from_numpy(np.resize([1.0, -1.0, -1.0], 16))
+    monkeypatch.setattr(
+        torch.linalg, "eigh", lambda matrix: (solve(matrix)[0], solve(matrix)[1] * flips)
+    )
+    assert torch.equal(r_h_pbr(c)[0], want)
+
+
+MOMENTS = random_moments()
+RECIPE = ServingRecipe(group_size=8, clip=Clip(k=0.96, v=0.92))
+FACTS = Facts(
+    artifact_id=ArtifactId("random", "seq200_prompt1_group8"),
+    model=MODEL,
+    recipe=RECIPE,
+    calibration=describe(MOMENTS).calibration,
+    numerics=NUMERICS,
+    created="2026-01-02T03:04:05Z",
+)
+
+
+@pytest.fixture(scope="module")
+def oscar() -> FitResult:
+    return fit(MOMENTS, METHODS["oscar"])
+
+
+@pytest.fixture(scope="module")
+def wush() -> FitResult:
+    return fit(MOMENTS, METHODS["wush"])
+
+
+def manifest(result: FitResult, facts: Facts) -> Manifest:
+    files = assemble(result, facts)
+    assert isinstance(verify_files(files, strict=True), Verified)
+    return Manifest.from_bytes(files[FILE_NAME])
+
+
+def test_the_blocks_of_the_caller_stand_in_the_manifest(oscar: FitResult) -> None:
+    selection = {
+        "rule": "auto/1",
+        "candidates": ({"method": "oscar", "ppl": 9.5},),
+        "chosen": "oscar",
+    }
+    source = MomentsFile(sha256="ab" * 32, size=12, location="moments.safetensors")
+    facts = replace(
+        FACTS,
+        selection=selection,
+        quality={"gates": [{"name": "perplexity", "result": "pass"}]},
+        moments=source,
+        coverage=MOMENTS.observed(tp=2, dp=3),
+    )
+    found = manifest(oscar, facts)
+    assert found.fit.selection == {**selection, "candidates": [{"method": "oscar", "ppl": 9.5}]}
+    assert found.fit.moments == source
+    assert found.fit.coverage == facts.coverage
+    assert found.quality == {"gates": [{"name": "perplexity", "result": "pass"}]}
+    rotation = read_rotation(assemble(oscar, facts)["k_rotation_qqt_r_h_pbr.pt"], what="k")
+    assert rotation.calibration["tp_size"] == 2
+
+
+def test_headroom_and_condition_of_a_partnered_method_are_recorded(wush: FitResult) -> None:
+    quality = manifest(wush, replace(FACTS, quality={"gates": []})).quality
+    assert quality is not None
+    assert quality["gates"] == []
+    for role, forecast in wush.forecasts.items():
+        assert quality["headroom_per_layer"][role] == pytest.approx(
+            forecast.headroom.mean(-1), rel=1e-3
+        )
+        assert quality["condition_per_layer"][role] == pytest.approx(
+            forecast.condition.max(-1), rel=1e-3
+        )
+    assert np.min(quality["headroom_per_layer"]["k"]) >= 1
+
+
+def model(**changes: object) -> ModelBlock:
+    return MODEL.model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "absorption"),
+    [
+        ({}, "allowed"),
+        ({"output_gate": True}, "forbidden"),
+        ({"output_gate": None}, "forbidden"),
+        ({"weights": None}, "forbidden"),
+        ({"weights": WeightsInfo(dtype="float8_e4m3fn", quantization="fp8")}, "forbidden"),
+    ],
+)
+def test_values_are_folded_only_where_that_is_exact(
+    oscar: FitResult, changes: dict[str, object], absorption: str
+) -> None:
+    facts = replace(FACTS, model=model(**changes))
+    assert manifest(oscar, facts).recipe.v_absorption == absorption
+    required = replace(facts, recipe=RECIPE.model_copy(update={"v_absorption": "required"}))
+    if absorption == "allowed":
+        assert manifest(oscar, required).recipe.v_absorption == "required"
+        return
+    with pytest.raises(UsageError, match="cannot be folded into the weights of oscar-zoo/random"):
+        assemble(oscar, required)

@@ -17,19 +17,18 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Verified
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
-from oscar_zoo.compute import fitting
 from oscar_zoo.compute.assemble import Facts, assemble
-from oscar_zoo.compute.capture.calibration_rows import collect_rows, most_tokens, pick
-from oscar_zoo.compute.fit import FitResult, fit
-from oscar_zoo.compute.job import ComputeOptions, compute_artifact
+from oscar_zoo.compute.capture.rows import collect_rows
+from oscar_zoo.compute.estimate import MORE_RECALL, expected_phases
+from oscar_zoo.compute.job import compute_artifact, refit
 from oscar_zoo.compute.methods import tuned
+from oscar_zoo.compute.methods.base import FitResult, fit
 from oscar_zoo.compute.methods.table import METHODS, TUNED
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import save_moments
-from oscar_zoo.compute.phases import MORE_RECALL, expected_phases
-from oscar_zoo.compute.refit import refit
-from oscar_zoo.compute.select import trial_runner
-from oscar_zoo.errors import ComputeFailed, UsageError
+from oscar_zoo.compute.options import Job
+from oscar_zoo.compute.select import choose
+from oscar_zoo.errors import UsageError
 from oscar_zoo.models.loading import load_model
 
 GROUP, TOKENS, CPU = 8, 3000, torch.device("cpu")
@@ -103,25 +102,6 @@ def test_every_head_loses_less_on_rows_it_has_not_seen(moments: Moments, result:
         assert float(ratio.mean()) < 0.95
 
 
-def test_pairs_are_inverse_and_said_how_well_conditioned(result: FitResult) -> None:
-    for role in SIDES:
-        side = result.k if role == "k" else result.v
-        assert (side.format_version, side.transform, side.orthogonal) == (3, "wush", False)
-        for layer, condition in zip(side.layers, result.forecasts[role].condition, strict=True):
-            forward, partner = layer.forward.astype(np.float64), layer.partner.astype(np.float64)
-            assert np.abs(forward @ partner.swapaxes(-2, -1) - np.eye(side.head_dim)).max() < 5e-6
-            assert np.linalg.cond(forward) == pytest.approx(condition, rel=1e-3)
-
-
-def test_the_same_rows_give_the_same_bits(moments: Moments, result: FitResult) -> None:
-    again = fit(moments, TUNED_WUSH, RandomRows())
-    for mine, theirs in zip(
-        (*again.k.layers, *again.v.layers), (*result.k.layers, *result.v.layers), strict=True
-    ):
-        assert np.array_equal(mine.forward, theirs.forward)
-        assert np.array_equal(mine.partner, theirs.partner)
-
-
 def test_a_head_that_tuning_harms_keeps_wush(
     moments: Moments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,11 +123,6 @@ def test_a_head_that_tuning_harms_keeps_wush(
                 assert np.array_equal(own.partner[head], other.partner[head]) == same
                 kept += same
     assert kept >= 6
-
-
-def test_too_few_rows_are_not_tuned_on() -> None:
-    with pytest.raises(ComputeFailed, match="255 tokens are too few"):
-        fit(random_moments(tokens=255, weighted=False), TUNED_WUSH, RandomRows(255))
 
 
 def test_moments_alone_are_not_enough(moments: Moments, tmp_path: Path) -> None:
@@ -188,16 +163,8 @@ def test_the_artifact_is_verified_and_says_how_it_was_tuned(
     assert manifest.fit.estimator.k.params["steps"] == tuned.STEPS
 
 
-def test_rows_are_of_sequences_from_all_over_the_text() -> None:
-    sequences = [[n] * 10 for n in range(12)]
-    assert pick(sequences, 200) == sequences
-    assert pick(sequences, 35) == [[0] * 10, [4] * 10, [8] * 10]
-    assert pick([[1] * 50], 35) == [[1] * 35]
-    assert most_tokens(MODEL, 2) == 16_384
-
-
-def options(output_dir: Path, **changes: object) -> ComputeOptions:
-    base = ComputeOptions(
+def options(output_dir: Path, **changes: object) -> Job:
+    base = Job(
         model=str(EXAMPLES / "models/tiny-qwen3-hard"),
         model_name="tiny-qwen3-hard",
         calib_data=EXAMPLES / "text/calibration.txt",
@@ -205,17 +172,18 @@ def options(output_dir: Path, **changes: object) -> ComputeOptions:
         dtype="float32",  # many processors multiply bfloat16 at a fifth of the speed
         recipe=ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92)),
         seq_len=550,
-        output_dir=output_dir,
+        output=output_dir,
+        bits=2,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
 
 
 def test_auto_has_it_among_its_candidates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the outlier model no other method but WUSH's comes near it."""
-    monkeypatch.setattr(trial_runner, "RECALL_ANSWERS", 8)
+    monkeypatch.setattr(choose, "RECALL_ANSWERS", 8)
     monkeypatch.setattr(tuned, "STEPS", 60)
     news: list[tuple[int, int, str]] = []
-    wanted = options(tmp_path / "out", heldout_tokens=4096, fixed_clip=True, allow_poor=True)
+    wanted = options(tmp_path / "out", heldout_tokens=4096, clip=(0.96, 0.92), allow_poor=True)
     found = compute_artifact(wanted, progress=lambda *one: news.append(one))
     assert found is not None
     assert found.choice is not None
@@ -233,19 +201,6 @@ def test_auto_has_it_among_its_candidates(tmp_path: Path, monkeypatch: pytest.Mo
         assert len({total for _, total in told}) <= 1
         assert [done for done, _ in told] == sorted(done for done, _ in told)
         assert all(done <= total for done, total in told)
-
-
-def test_what_takes_too_long_is_left_out_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trial_runner, "RECALL_ANSWERS", 8)
-    monkeypatch.setattr(fitting, "LONGEST_TUNING", 0.0)
-    wanted = options(
-        tmp_path / "out", heldout_tokens=4096, fixed_clip=True, allow_poor=True, calib_tokens=300
-    )
-    found = compute_artifact(wanted)
-    assert found is not None
-    assert any("wush-tuned was left out: tuning takes about" in note for note in found.notes)
 
 
 def test_rows_of_a_model_are_those_of_its_cache() -> None:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from random_moments import empty_moments
 from torch import Tensor
 
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.compute import coverage
-from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Need
-from oscar_zoo.compute.moments import Moments
-from oscar_zoo.compute.products import CHUNK_ROWS, symmetric
+from oscar_zoo.compute.moments import (
+    ESTIMATORS,
+    ROW_SUMS,
+    WEIGHTED_SUMS,
+    LayerMoments,
+    Moments,
+    Need,
+    estimate,
+)
+from oscar_zoo.compute.products import symmetric
 from oscar_zoo.errors import ComputeFailed
 
 GEOMETRY = Geometry(
@@ -22,7 +31,7 @@ GEOMETRY = Geometry(
 )
 ALL: frozenset[Need] = frozenset({"rows", "weighted", "outputs", "weights"})
 ROWS: frozenset[Need] = frozenset({"rows"})
-COUNTS = ("heads", "tokens", "query_rows", "output_rows", "weighted_tokens")
+COUNTS = ("tokens", "query_rows", "output_rows", "weighted_tokens")
 
 
 def rows(tokens: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -38,7 +47,7 @@ def projection(seed: int = 0) -> Tensor:
 
 
 def observed(tokens: int = 12) -> Moments:
-    moments = Moments.zeros(GEOMETRY)
+    moments = empty_moments(GEOMETRY)
     for layer_id, layer in moments.layers.items():
         query, key, value, output = rows(tokens, layer_id)
         layer.add(query, key, value, output)
@@ -78,28 +87,6 @@ def test_sums_do_not_depend_on_the_split(sizes: list[int]) -> None:
     assert_equal(parts, whole)
 
 
-def test_rows_beyond_one_chunk_are_all_counted() -> None:
-    query, key, value, _ = rows(2 * CHUNK_ROWS + 1)
-    layer = LayerMoments.zeros(2, 8, 4)
-    layer.add(query, key, value)
-    q = query.double().reshape(2, -1, 8)
-    torch.testing.assert_close(layer.qq, q.mT @ q, rtol=1e-12, atol=1e-9)
-
-
-def test_bfloat16_rows_are_summed_exactly() -> None:
-    query, key, value, _ = (x.bfloat16() for x in rows(100))
-    layer = LayerMoments.zeros(2, 8, 4)
-    layer.add(query, key, value)
-    torch.testing.assert_close(layer.kk, key.double().mT @ key.double(), rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(layer.k_sum, key.double().sum(1), rtol=1e-13, atol=1e-13)
-
-
-def test_weighted_sums_do_not_merge() -> None:
-    moments = observed()
-    with pytest.raises(ComputeFailed, match="cannot be merged"):
-        moments.layers[0].merge(moments.layers[2])
-
-
 def test_rows_of_another_geometry_are_refused() -> None:
     query, key, value, output = rows(5)
     layer = LayerMoments.zeros(2, 8, 4)
@@ -119,43 +106,19 @@ def test_rows_of_another_geometry_are_refused() -> None:
             layer.set_weights(weights)
 
 
-def test_complete_moments_pass() -> None:
-    moments = observed(tokens=12)
-    coverage.check(moments, ALL)
-    assert moments.tokens == 12
-
-
-def test_a_layer_never_reached_is_found() -> None:
-    moments = observed()
-    with pytest.raises(ComputeFailed, match=r"layers \[2\]"):
-        coverage.check(dataclasses.replace(moments, layers={0: moments.layers[0]}), ALL)
-    with pytest.raises(ComputeFailed, match="saw 0 tokens"):
-        coverage.check(Moments.zeros(GEOMETRY), ROWS)
-
-
 def test_layers_must_have_seen_the_same_tokens() -> None:
     moments = observed()
     moments.layers[2].add(*rows(3))
     with pytest.raises(ComputeFailed, match="layer 2 saw 15 tokens, another layer 12"):
-        coverage.check(moments, ROWS)
-
-
-def test_query_heads_of_one_rank_only_are_found() -> None:
-    moments = observed()
-    query, key, value, _ = rows(12)
-    partial = LayerMoments.zeros(2, 8, 4)
-    partial.add(query[:2], key, value)
-    layers = {**moments.layers, 2: partial}
-    with pytest.raises(ComputeFailed, match="layer 2 saw 12 query rows, expected 2 x 12"):
-        coverage.check(dataclasses.replace(moments, layers=layers), ROWS)
+        moments.check(ROWS)
 
 
 def test_a_missing_weighted_pass_is_found() -> None:
     moments = observed()
     moments.layers[2].weighted_tokens = 0
-    coverage.check(moments, ROWS)
+    moments.check(ROWS)
     with pytest.raises(ComputeFailed, match="layer 2 weighed 0 of 12"):
-        coverage.check(moments, ALL)
+        moments.check(ALL)
 
 
 def test_missing_outputs_and_weights_are_found_by_fits_that_read_them() -> None:
@@ -163,27 +126,18 @@ def test_missing_outputs_and_weights_are_found_by_fits_that_read_them() -> None:
     moments.layers[2].add(*rows(3)[:3])
     moments.layers[0].add(*rows(3)[:3])
     moments.layers[0].wo = None
-    coverage.check(moments, ROWS)
+    moments.check(ROWS)
     with pytest.raises(ComputeFailed, match="layer 0 saw 24 output rows, expected 2 x 15"):
-        coverage.check(moments, frozenset({"rows", "outputs"}))
+        moments.check(frozenset({"rows", "outputs"}))
     with pytest.raises(ComputeFailed, match="layer 0 has no output projection"):
-        coverage.check(moments, frozenset({"rows", "weights"}))
-    coverage.check(Moments.zeros(GEOMETRY), frozenset())
-
-
-def test_a_rank_alone_is_no_complete_capture() -> None:
-    moments = Moments.zeros(GEOMETRY, heads=[1])
-    for layer in moments.layers.values():
-        query, key, value, output = rows(12)
-        layer.add(query[2:], key[1:], value[1:], output[2:])
-    with pytest.raises(ComputeFailed, match=r"layer 0 has the KV heads \[1\], the model 2"):
-        coverage.check(moments, ROWS)
+        moments.check(frozenset({"rows", "weights"}))
+    empty_moments(GEOMETRY).check(frozenset())
 
 
 def test_moments_of_other_heads_or_weights_do_not_add() -> None:
     one, other = LayerMoments.zeros(2, 8, 4), LayerMoments.zeros(2, 8, 4)
     with pytest.raises(ComputeFailed, match="different heads"):
-        one.merge(LayerMoments.zeros(2, 8, 4, heads=[2, 3]))
+        one.merge(LayerMoments.zeros(3, 8, 4))
     one.set_weights(projection())
     one.merge(other)
     other.merge(one)
@@ -194,18 +148,6 @@ def test_moments_of_other_heads_or_weights_do_not_add() -> None:
     moments = observed()
     with pytest.raises(ComputeFailed, match="different layers"):
         moments.merge(dataclasses.replace(moments, layers={0: moments.layers[0]}))
-
-
-def test_all_layers_merge() -> None:
-    whole, left, right = (Moments.zeros(GEOMETRY) for _ in range(3))
-    for layer in GEOMETRY.attention_layers:
-        block = rows(20, layer)
-        whole.layers[layer].add(*block)
-        left.layers[layer].add(*(x[:, :5] for x in block))
-        right.layers[layer].add(*(x[:, 5:] for x in block))
-    left.merge(right)
-    for layer in GEOMETRY.attention_layers:
-        assert_equal(left.layers[layer], whole.layers[layer])
 
 
 def test_only_the_lower_triangle_of_a_sum_counts() -> None:
@@ -224,4 +166,96 @@ def test_dead_and_broken_heads_are_found(name: str, value: float) -> None:
     moments = observed()
     getattr(moments.layers[2], name)[1] = value
     with pytest.raises(ComputeFailed, match=f"layer 2, KV head 1: trace of {name}"):
-        coverage.check(moments, ALL)
+        moments.check(ALL)
+
+
+Rows = NDArray[np.float64]
+TOKENS, GROUP, KV_HEADS, DIM, VALUE_DIM, HIDDEN = 41, 3, 2, 8, 4, 10
+SEQUENCES = ((0, 10), (10, 30), (30, TOKENS))
+
+
+def attention(query: Rows, key: Rows, value: Rows) -> Rows:
+    """Causal softmax attention of every query head within its sequence, one query at a time."""
+    out = np.zeros((query.shape[0], TOKENS, value.shape[-1]))
+    for j in range(query.shape[0]):
+        h = j // GROUP
+        for start, end in SEQUENCES:
+            for t in range(start, end):
+                p = np.exp(query[j, t] @ key[h, start : t + 1].T / np.sqrt(DIM))
+                out[j, t] = p @ value[h, start : t + 1] / p.sum()
+    return out
+
+
+def value_covariance_of_the_paper(query: Rows, key: Rows, value: Rows, head: int) -> Rows:
+    """V^T S^T S V with the causal score matrix of every query head of the group, as the paper
+    writes it."""
+    total = np.zeros((value.shape[-1],) * 2)
+    for j in range(head * GROUP, (head + 1) * GROUP):
+        for start, end in SEQUENCES:
+            scores = np.tril(np.exp(query[j, start:end] @ key[head, start:end].T / np.sqrt(DIM)))
+            s = scores / scores.sum(1, keepdims=True)
+            total += value[head, start:end].T @ s.T @ s @ value[head, start:end]
+    return total / (TOKENS * GROUP)
+
+
+def brute_force(query: Rows, key: Rows, value: Rows, weights: Rows) -> dict[str, Rows]:
+    """Every estimator per KV head, one token at a time."""
+    heads, tokens, _ = key.shape
+    group = query.shape[0] // heads
+    result: dict[str, list[Rows]] = {name: [] for name in ESTIMATORS}
+    for h in range(heads):
+        a = np.zeros((key.shape[-1],) * 2)
+        for j in range(h * group, (h + 1) * group):
+            for t in range(tokens):
+                a += np.outer(query[j, t], query[j, t]) / (tokens * group)
+        numerator, denominator = np.zeros((value.shape[-1],) * 2), 0.0
+        for t in range(tokens):
+            weight = key[h, t] @ a @ key[h, t]
+            numerator += weight * np.outer(value[h, t], value[h, t])
+            denominator += weight
+        result["qqt/1"].append(a)
+        result["sst/1"].append(numerator / max(denominator, 1e-12))
+        result["kk/1"].append(np.mean([np.outer(k, k) for k in key[h]], axis=0))
+        result["vv/1"].append(np.mean([np.outer(v, v) for v in value[h]], axis=0))
+        result["oo/1"].append(value_covariance_of_the_paper(query, key, value, h))
+        columns = [
+            weights[:, j * VALUE_DIM : (j + 1) * VALUE_DIM]
+            for j in range(h * group, (h + 1) * group)
+        ]
+        result["wo/1"].append(np.sum([w.T @ w for w in columns], axis=0))
+    return {name: np.array(matrices) for name, matrices in result.items()}
+
+
+@pytest.fixture(scope="module")
+def case() -> tuple[Moments, dict[str, Rows]]:
+    draw = np.random.default_rng(3)
+    query = draw.normal(size=(KV_HEADS * GROUP, TOKENS, DIM)) * np.exp(draw.normal(size=DIM))
+    key = draw.normal(size=(KV_HEADS, TOKENS, DIM)) + 1
+    value = draw.normal(size=(KV_HEADS, TOKENS, VALUE_DIM))
+    weights = draw.normal(size=(HIDDEN, KV_HEADS * GROUP * VALUE_DIM))
+    layer = LayerMoments.zeros(KV_HEADS, DIM, VALUE_DIM)
+    q, k, v, o = (torch.from_numpy(x) for x in (query, key, value, attention(query, key, value)))
+    for start, end in SEQUENCES:
+        part = slice(start, end)
+        layer.add(q[:, part], k[:, part], v[:, part], o[:, part])
+    layer.set_weights(torch.from_numpy(weights))
+    layer.add_weighted(k, v, ESTIMATORS["qqt/1"](layer))
+    geometry = Geometry(
+        num_layers=9,
+        num_q_heads=KV_HEADS * GROUP,
+        num_kv_heads=KV_HEADS,
+        head_dim=DIM,
+        v_head_dim=VALUE_DIM,
+        attention_layers=(5,),
+    )
+    return Moments(geometry, {5: layer}), brute_force(query, key, value, weights)
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_estimators_equal_their_formulas(case: tuple[Moments, dict[str, Rows]], name: str) -> None:
+    moments, want = case
+    per_head = estimate(moments, name, "kv_head")[0]
+    assert np.abs(per_head - want[name]).max() <= 1e-9 * np.abs(want[name]).max()
+    per_layer = estimate(moments, name)[0]
+    mean = want[name].mean(axis=0)
+    assert np.abs(per_layer - mean).max() <= 1e-9 * np.abs(mean).max()

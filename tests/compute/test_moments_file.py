@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,48 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_moments import MODEL, add, describe, layer_rows, random_moments, records
+from random_moments import (
+    MODEL,
+    NUMERICS,
+    add,
+    describe,
+    empty_moments,
+    layer_rows,
+    random_moments,
+    records,
+    weigh,
+)
 from safetensors.torch import load_file
 
 from oscar_zoo.artifact import strict_json, tensor_file
 from oscar_zoo.artifact.files import sha256_hex
-from oscar_zoo.compute import coverage
-from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
-from oscar_zoo.compute.moments import Moments
+from oscar_zoo.artifact.manifest import Disjoint
+from oscar_zoo.artifact.specs import Harness
+from oscar_zoo.compute.methods.base import possible_methods
+from oscar_zoo.compute.methods.table import METHODS
+from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments, Need
 from oscar_zoo.compute.moments_file import (
     KEY,
+    LOST_WEIGHTS,
     MAX_HEADER,
+    MomentsInfo,
     SequenceRecord,
     load_moments,
+    merge_files,
     moments_bytes,
     parse_moments,
     save_moments,
 )
-from oscar_zoo.errors import ComputeFailed, MalformedFile, OscarZooError, PathNotFound, StorageError
+from oscar_zoo.errors import (
+    ComputeFailed,
+    MalformedFile,
+    OscarZooError,
+    PathNotFound,
+    StorageError,
+    UsageError,
+)
 
-COUNTS = ("tokens", "query_rows", "output_rows", "weighted_tokens", "heads")
+COUNTS = ("tokens", "query_rows", "output_rows", "weighted_tokens")
 
 
 @pytest.fixture(scope="module")
@@ -103,25 +126,10 @@ def test_other_readers_see_lower_triangles(
     assert len(content) - 8 * values < 4096
 
 
-def test_optional_sums_take_no_room_where_they_are_missing(content: bytes) -> None:
-    moments = random_moments(weighted=False)
-    for layer in moments.layers.values():
-        layer.oo.zero_()
-        layer.output_rows, layer.wo = 0, None
-    data = moments_bytes(moments, describe(moments))
-    assert {*tensor_file.read_with_metadata(data, what="m", max_header=MAX_HEADER)[0]} == {
-        "qq", "kk", "k_sum", "vv", "v_sum"
-    }  # fmt: skip
-    assert_same(parse_moments(data)[0], moments)
-
-
 def test_a_part_of_a_capture_resumes(tmp_path: Path) -> None:
-    """One head, layers at different stages, one sequence of two."""
-    part = Moments.zeros(MODEL.geometry, heads=[1])
-    first = layer_rows(0)
-    part.layers[0].add(
-        *(torch.from_numpy(x) for x in (first.query[2:], first.key[1:], first.value[1:]))
-    )
+    """Layers at different stages, one sequence of two."""
+    part = empty_moments()
+    add(part.layers[0], layer_rows(0))
     info = describe(part, records(200), partial=True)
     save_moments(tmp_path / "part", part, info)
     got, found = load_moments(tmp_path / "part")
@@ -129,15 +137,6 @@ def test_a_part_of_a_capture_resumes(tmp_path: Path) -> None:
     assert found.coverage is None
     assert_same(got, part)
     assert got.layers[2].tokens == 0
-
-
-@settings(deadline=None, max_examples=20)
-@given(st.lists(st.integers(1, 1 << 40), min_size=1, max_size=20))
-def test_records_name_sequences(ids: list[int]) -> None:
-    record = SequenceRecord.of(ids)
-    assert record == SequenceRecord.of(tuple(ids))
-    assert record.tokens == len(ids)
-    assert record.sha256 == sha256_hex(json.dumps(ids, separators=(",", ":")).encode())
 
 
 def broken(change: Callable[[LayerMoments], None]) -> Moments:
@@ -162,9 +161,6 @@ def test_moments_that_are_not_what_they_are_described_as_are_not_saved(tmp_path:
     def blind(layer: LayerMoments) -> None:
         layer.wo = None
 
-    def headless(layer: LayerMoments) -> None:
-        layer.heads = (0, 3)
-
     for moments, wrong, message in (
         (fewer, info, "layer 2 saw 201 tokens, another layer 200"),
         (whole, info.model_copy(update={"sequences": records(150)}), "200 tokens are described"),
@@ -173,7 +169,6 @@ def test_moments_that_are_not_what_they_are_described_as_are_not_saved(tmp_path:
         (replace(whole, layers={}), info, "another model"),
         (broken(spoil), info.model_copy(update={"partial": True}), "layer 2: kk has NaN"),
         (broken(blind), info, "layer 2 has no output projection"),
-        (broken(headless), info, "different KV heads"),
     ):
         with pytest.raises(ComputeFailed, match=message):
             save_moments(path, moments, wrong)
@@ -191,48 +186,12 @@ def rebuilt(content: bytes, edit: Callable[[dict[str, Any], dict[str, Any]], Non
     return tensor_file.write(tensors, {KEY: strict_json.canonical_bytes(description).decode()})
 
 
-def drop(description: dict[str, Any], tensors: dict[str, Any]) -> None:
-    del tensors["kk"]
-
-
-def extra(description: dict[str, Any], tensors: dict[str, Any]) -> None:
-    tensors["M_q"] = tensors["kk"]
-
-
-def square(description: dict[str, Any], tensors: dict[str, Any]) -> None:
-    tensors["vv"] = np.zeros((2, 2, 8, 8))
-
-
-def narrow(description: dict[str, Any], tensors: dict[str, Any]) -> None:
-    tensors["qq"] = tensors["qq"][:, :1]
+Change = Callable[[dict[str, Any], dict[str, Any]], Any]
+"""Changes the description and the tensors of a file."""
 
 
 def poisoned(description: dict[str, Any], tensors: dict[str, Any]) -> None:
     tensors["v_sum"][0, 0, 0] = np.inf
-
-
-def huge_model(description: dict[str, Any], tensors: dict[str, Any]) -> None:
-    description["info"]["model"]["v_head_dim"] = 1 << 30
-
-
-def other_layers(description: dict[str, Any], tensors: dict[str, Any]) -> None:
-    description["layers"][0]["id"] = 1
-
-
-def twice(description: dict[str, Any], tensors: dict[str, Any]) -> None:
-    description["layers"][1]["id"] = 0
-
-
-def other_heads(description: dict[str, Any], tensors: dict[str, Any]) -> None:
-    description["heads"] = [0, 2]
-
-
-def no_layers(description: dict[str, Any], tensors: dict[str, Any]) -> None:
-    description["layers"] = []
-
-
-def more_tokens(description: dict[str, Any], tensors: dict[str, Any]) -> None:
-    description["layers"][1]["tokens"] = 400
 
 
 def unweighted(description: dict[str, Any], tensors: dict[str, Any]) -> None:
@@ -241,49 +200,33 @@ def unweighted(description: dict[str, Any], tensors: dict[str, Any]) -> None:
         tensors[name] = tensors[name][:1]
 
 
-def negative(description: dict[str, Any], tensors: dict[str, Any]) -> None:
-    description["layers"][1]["tokens"] = -1
+CONTRADICTIONS: dict[str, tuple[Change, str]] = {
+    "a sum is missing": (lambda d, t: t.pop("kk"), "moments.shape"),
+    "one too many": (lambda d, t: t.update(M_q=t["kk"]), "moments.name"),
+    "a square": (lambda d, t: t.update(vv=np.zeros((2, 2, 8, 8))), "moments.shape"),
+    "a head is missing": (lambda d, t: t.update(qq=t["qq"][:, :1]), "moments.shape"),
+    "infinity": (poisoned, "moments.values"),
+    "a huge model": (lambda d, t: d["info"]["model"].update(v_head_dim=1 << 30), "moments.shape"),
+    "other layers": (lambda d, t: d["layers"][0].update(id=1), "moments.layers"),
+    "a layer twice": (lambda d, t: d["layers"][1].update(id=0), "moments.layers"),
+    "no layers": (lambda d, t: d.update(layers=[]), "moments.layers"),
+    "other heads": (lambda d, t: d.update(heads=[0, 2]), "moments.heads"),
+    "more tokens": (lambda d, t: d["layers"][1].update(tokens=400), "moments.coverage"),
+    "unweighted": (unweighted, "moments.coverage"),
+    "negative": (lambda d, t: d["layers"][1].update(tokens=-1), "moments.schema"),
+    "an unknown key": (lambda d, t: d["info"].update(note="hello"), "moments.schema"),
+    "no hash": (lambda d, t: d["info"]["sequences"][0].update(sha256="ab"), "moments.schema"),
+    "another version": (lambda d, t: d.update(schema="oscar-zoo.moments/2"), "moments.version"),
+}
 
 
-def unknown_key(description: dict[str, Any], tensors: dict[str, Any]) -> None:
-    description["info"]["note"] = "hello"
-
-
-def version(description: dict[str, Any], tensors: dict[str, Any]) -> None:
-    description["schema"] = "oscar-zoo.moments/2"
-
-
-def no_hash(description: dict[str, Any], tensors: dict[str, Any]) -> None:
-    description["info"]["sequences"][0]["sha256"] = "ab"
-
-
-@pytest.mark.parametrize(
-    ("edit", "reason"),
-    [
-        (drop, "moments.shape"),
-        (extra, "moments.name"),
-        (square, "moments.shape"),
-        (narrow, "moments.shape"),
-        (poisoned, "moments.values"),
-        (huge_model, "moments.shape"),
-        (other_layers, "moments.layers"),
-        (twice, "moments.layers"),
-        (no_layers, "moments.layers"),
-        (other_heads, "moments.heads"),
-        (more_tokens, "moments.coverage"),
-        (unweighted, "moments.coverage"),
-        (negative, "moments.schema"),
-        (unknown_key, "moments.schema"),
-        (no_hash, "moments.schema"),
-        (version, "moments.version"),
-    ],
-)
-def test_files_that_contradict_themselves_are_refused(
-    content: bytes, edit: Callable[[dict[str, Any], dict[str, Any]], None], reason: str
-) -> None:
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_files_that_contradict_themselves_are_refused(content: bytes, name: str) -> None:
+    edit, reason = CONTRADICTIONS[name]
     with pytest.raises(MalformedFile) as info:
         parse_moments(rebuilt(content, edit))
     assert info.value.reason == reason
+    assert info.value.hint
 
 
 def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
@@ -326,7 +269,7 @@ def test_damaged_bytes_give_an_error_or_complete_moments(
     except OscarZooError:
         return
     if not info.partial:
-        coverage.check(moments, {"rows", "weighted", "outputs", "weights"})
+        moments.check({"rows", "weighted", "outputs", "weights"})
 
 
 @settings(deadline=None, max_examples=60)
@@ -369,24 +312,9 @@ def test_a_file_without_a_checksum_is_read(moments: Moments, content: bytes) -> 
     assert_same(got, moments)
 
 
-def test_every_refusal_has_a_next_step(content: bytes) -> None:
-    for data in (
-        b"PK\x03\x04" + b"\0" * 200,
-        content[:-8],
-        content.replace(b"oscar-zoo.moments/1", b"oscar-zoo.moments/2"),
-        content.replace(b"attention_layers", b"attention_layerz"),
-        rebuilt(content, poisoned),
-        rebuilt(content, other_layers),
-        rebuilt(content, more_tokens),
-    ):
-        with pytest.raises(MalformedFile) as info:
-            parse_moments(data)
-        assert info.value.hint
-
-
 def test_sums_of_more_rows_continue_where_the_file_stopped(tmp_path: Path) -> None:
     """A resumed capture has the very sums of one that was never interrupted."""
-    whole, part = Moments.zeros(MODEL.geometry), Moments.zeros(MODEL.geometry)
+    whole, part = empty_moments(MODEL.geometry), empty_moments(MODEL.geometry)
     for layer in MODEL.attention_layers:
         add(whole.layers[layer], layer_rows(layer).part(slice(0, 70)))
         add(part.layers[layer], layer_rows(layer).part(slice(0, 70)))
@@ -396,3 +324,154 @@ def test_sums_of_more_rows_continue_where_the_file_stopped(tmp_path: Path) -> No
         add(whole.layers[layer], layer_rows(layer).part(slice(70, 200)))
         add(resumed.layers[layer], layer_rows(layer).part(slice(70, 200)))
     assert_same(resumed, whole)
+
+
+ALL: frozenset[Need] = frozenset({"rows", "weighted", "outputs", "weights"})
+SPLIT = (slice(0, 60), slice(60, 90), slice(90, 200))
+SEQUENCES = tuple(records(part.stop - part.start, seed=part.start) for part in SPLIT)
+
+
+def save(folder: Path, name: str, moments: Moments, info: MomentsInfo) -> Path:
+    save_moments(folder / name, moments, info)
+    return folder / name
+
+
+def part_of_tokens(folder: Path, number: int, *, weighted: bool = False) -> Path:
+    moments = empty_moments(MODEL.geometry)
+    for layer, sums in moments.layers.items():
+        rows = layer_rows(layer).part(SPLIT[number])
+        add(sums, rows)
+        if weighted:
+            weigh(sums, rows)
+    return save(folder, f"tokens{number}", moments, describe(moments, SEQUENCES[number]))
+
+
+def assert_whole(said: MomentsInfo, path: Path, *, weighted: bool) -> None:
+    got, info = load_moments(path)
+    assert info == said
+    want = random_moments()
+    names = (*ROW_SUMS, *(WEIGHTED_SUMS if weighted else ()), "wo")
+    for layer in want.layers:
+        for name in names:
+            mine, theirs = getattr(got.layers[layer], name), getattr(want.layers[layer], name)
+            assert (mine - theirs).abs().max() <= 1e-12 * theirs.abs().max(), name
+    got.check(ALL if weighted else ALL - {"weighted"})
+
+
+def test_parts_of_the_data_add_in_any_order(tmp_path: Path) -> None:
+    paths = [part_of_tokens(tmp_path, number) for number in range(3)]
+    written = set()
+    for order in permutations(paths):
+        file, info, notes = merge_files(order, tmp_path / "out")
+        assert_whole(info, tmp_path / "out", weighted=False)
+        assert notes == ()
+        written.add(file.sha256)
+    assert len(written) == 1
+    assert not info.partial
+    assert {*info.sequences} == {one for part in SEQUENCES for one in part}
+    seen = info.coverage
+    assert seen is not None
+    assert (seen.tokens_min, seen.tokens_max, seen.dp, seen.tp) == (200, 200, 3, 1)
+
+
+def test_weights_that_knew_only_a_part_of_the_data_are_left_out(tmp_path: Path) -> None:
+    paths = [part_of_tokens(tmp_path, number, weighted=True) for number in range(3)]
+    _, info, notes = merge_files(paths, tmp_path / "out")
+    assert notes == (LOST_WEIGHTS,)
+    assert_whole(info, tmp_path / "out", weighted=False)
+    unweighted = tuple(name for name in METHODS if "weighted" not in METHODS[name].needs)
+    assert possible_methods(load_moments(tmp_path / "out")[0]) == unweighted
+    assert "oscar-exact" in unweighted and "oscar" not in unweighted
+
+
+def test_tokens_are_never_counted_twice(tmp_path: Path) -> None:
+    first, second = (part_of_tokens(tmp_path, number) for number in (0, 1))
+    both = merge_files([first, second], tmp_path / "both")
+    assert both[1].sequences
+    out = tmp_path / "out"
+    for paths, message in (
+        ((first, first), "tokens0 and .*tokens0 have sequences in common"),
+        ((tmp_path / "both", second), "have sequences in common"),
+        ((second, first, tmp_path / "both"), "have sequences in common"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            merge_files(paths, out)
+    assert not out.exists()
+    with pytest.raises(UsageError, match="nothing to merge"):
+        merge_files([first], out)
+
+
+def test_parts_of_other_models_or_numerics_are_refused(tmp_path: Path) -> None:
+    first = part_of_tokens(tmp_path, 0)
+    moments, info = load_moments(part_of_tokens(tmp_path, 1))
+
+    def refused(message: str, **changes: object) -> None:
+        other = save(tmp_path, "other", moments, info.model_copy(update=changes))
+        with pytest.raises(UsageError, match=message):
+            merge_files([first, other], tmp_path / "out")
+
+    refused(
+        "different models: id is oscar-zoo/random here and x/y there",
+        model=MODEL.model_copy(update={"id": "x/y"}),
+    )
+    refused("revision is None here", model=MODEL.model_copy(update={"revision": "a" * 40}))
+    refused(
+        "forward_dtype is float32 here",
+        numerics=NUMERICS.model_copy(update={"forward_dtype": "bfloat16"}),
+    )
+    engine = Harness(name="rows", version="2")
+    refused(
+        "engine is rows 1 here and rows 2 there",
+        numerics=NUMERICS.model_copy(update={"engine": engine}),
+    )
+    refused("accumulate", numerics=NUMERICS.model_copy(update={"accumulate": "float32-chunked"}))
+    refused("does not say which sequences", partial=True, coverage=None, sequences=())
+    wider = empty_moments(MODEL.geometry.model_copy(update={"num_q_heads": 8}))
+    for layer, sums in wider.layers.items():
+        rows = [
+            torch.from_numpy(x)
+            for x in (layer_rows(layer).query, layer_rows(layer).key, layer_rows(layer).value)
+        ]
+        sums.add(torch.cat([rows[0], rows[0]]), rows[1], rows[2])
+    whole = describe(wider, records(200, seed=7)).model_copy(
+        update={"model": MODEL.model_copy(update={"num_q_heads": 8})}
+    )
+    with pytest.raises(UsageError, match="num_q_heads is 4 here and 8 there"):
+        merge_files([first, save(tmp_path, "wider", wider, whole)], tmp_path / "out")
+
+
+def test_calibration_blocks_become_one(tmp_path: Path) -> None:
+    first = part_of_tokens(tmp_path, 0)
+    moments, info = load_moments(part_of_tokens(tmp_path, 1))
+    assert info.calibration is not None
+    proven = Disjoint(dataset="aime", method="13-gram")
+    changes = {
+        "dataset": "chat",
+        "content": "generated",
+        "seed": 4,
+        "disjoint_from": (proven,),
+        "overlaps_with": ("a",),
+    }
+    calibration = info.calibration.model_copy(update=changes)
+    numerics = NUMERICS.model_copy(update={"device": "y"})
+    other = save(
+        tmp_path,
+        "other",
+        moments,
+        info.model_copy(update={"calibration": calibration, "numerics": numerics}),
+    )
+    merged = merge_files([first, other], tmp_path / "out")[1]
+    block = merged.calibration
+    assert block is not None
+    assert {*str(block.dataset).split(" + ")} == {"random", "chat"}
+    assert (block.prompts_sha256, block.seed, block.content, block.chat_template) == (
+        None,
+        None,
+        "mixed",
+        False,
+    )
+    assert (block.sequences, block.tokens_requested, block.tokens_used) == (2, 90, 90)
+    assert block.length is not None
+    assert (block.length.min, block.length.median, block.length.max) == (30, 30, 60)
+    assert (block.disjoint_from, block.overlaps_with) == (None, ("a",))
+    assert {*merged.numerics.device.split(" + ")} == {"x", "y"}

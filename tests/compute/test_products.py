@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -105,10 +104,3 @@ def test_a_gpu_sums_as_closely_as_it_says(tokens: int, dtype: torch.dtype, insid
     given = rows(tokens, dtype, inside=inside, device="cuda")
     short = products.accumulation(given[1]) != "float64"
     Sums.of(*given).assert_close(Sums.directly(*given), given[1], SHORT if short else EXACT)
-
-
-@pytest.mark.gpu
-def test_shortened_products_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
-    given: Any = rows(2600, torch.bfloat16, inside=True, device="cuda")
-    Sums.of(*given).assert_close(Sums.directly(*given), given[1], SHORT)

@@ -6,12 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
-
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.compute.select.attention_errors import ClipErrors
-from oscar_zoo.compute.select.race import Race, in_halving_order, whole
-from oscar_zoo.compute.select.rule import Trial
+from oscar_zoo.compute.select.rule import Race, Trial, whole
 from oscar_zoo.evaluate.measure import Measurement
 
 SEQUENCES = 8
@@ -36,8 +33,8 @@ def offer(method: str, *clips: float) -> list[Trial]:
 class Text:
     """Held-out text on which every method and clip has its own loss; counts what is measured."""
 
-    def __init__(self, rises: dict[tuple[str, float], float], *, distributions: bool) -> None:
-        self.rises, self.distributions = rises, distributions
+    def __init__(self, rises: dict[tuple[str, float], float]) -> None:
+        self.rises = rises
         self.passes: list[tuple[str, float]] = []
 
     def measure(self, trial: Trial, sequences: int) -> Trial:
@@ -45,7 +42,7 @@ class Text:
         key = (trial.method, trial.errors.clip.k)
         self.passes += [key] * (sequences - done)
         rise = self.rises[key]
-        kl = Measurement(rise, ((100 * rise, 100),)) if self.distributions else None
+        kl = Measurement(rise, ((100 * rise, 100),))
         return replace(trial, perplexity=nats(*(2 + rise,) * sequences), divergence=kl)
 
     def race(self, *offered: list[Trial], finer: Sequence[Trial] = ()) -> list[Trial]:
@@ -63,8 +60,7 @@ def measured(trials: Sequence[Trial]) -> dict[tuple[str, float], int]:
     }
 
 
-@pytest.mark.parametrize("distributions", [True, False])
-def test_what_cannot_win_leaves_after_a_quarter(distributions: bool) -> None:
+def test_what_cannot_win_leaves_after_a_quarter() -> None:
     text = Text(
         {
             ("identity", 0.0): 5.0,
@@ -74,7 +70,6 @@ def test_what_cannot_win_leaves_after_a_quarter(distributions: bool) -> None:
             ("wush", 0.0): 0.02,
             ("wush", 0.94): 0.0035,
         },
-        distributions=distributions,
     )
     found = text.race(
         offer("identity", 0.0),
@@ -100,7 +95,7 @@ def test_methods_that_may_be_equal_all_reach_the_end() -> None:
     names = ("hadamard", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned")
     rises = {(name, clip): 0.001 + 0.0005 * at for at, name in enumerate(names) for clip in (0.9,)}
     rises |= {(name, 0.96): rise * 1.05 for (name, _), rise in rises.items()}
-    text = Text(rises, distributions=True)
+    text = Text(rises)
     found = text.race(*(offer(name, 0.96, 0.9) for name in names))
     lasting = {one.method: one.errors.clip.k for one in found if whole(one, BF16)}
     assert lasting == dict.fromkeys(names, 0.9)
@@ -110,7 +105,6 @@ def test_a_method_that_gets_worse_leaves_later() -> None:
     """A clip other than its first one may save a method, and the others may leave it behind."""
     text = Text(
         {("oscar", 0.9): 0.006, ("oscar", 0.96): 0.009, ("wush", 0.9): 0.003, ("wush", 0.96): 1e-5},
-        distributions=True,
     )
     found = measured(text.race(offer("oscar", 0.9, 0.96), offer("wush", 0.9, 0.96)))
     assert found == {
@@ -119,21 +113,3 @@ def test_a_method_that_gets_worse_leaves_later() -> None:
         ("wush", 0.9): 8,
         ("wush", 0.96): 8,
     }
-
-
-@pytest.mark.parametrize("number", [1, 2, 3, 5, 8, 13])
-def test_every_beginning_of_the_order_is_spread_over_the_text(number: int) -> None:
-    order = in_halving_order(number)
-    assert sorted(order) == list(range(number))
-    for last in range(2, number + 1):
-        places = sorted(order[:last])
-        gaps = [b - a for a, b in zip(places, [*places[1:], number], strict=True)]
-        assert max(gaps) <= 2 * math.ceil(number / last) + 1
-
-
-def test_little_text_is_measured_whole() -> None:
-    base = nats(2.0)
-    text = Text({("hadamard", 0.9): 0.5, ("wush", 0.9): 0.001}, distributions=True)
-    clips = {name: offer(name, 0.9) for name in ("hadamard", "wush")}
-    found = Race(base, text.measure, lambda names: ()).run(clips)
-    assert measured(found) == {("hadamard", 0.9): 1, ("wush", 0.9): 1}

@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from plain_tokenizers import ChatLetters, spell, write
 
-from oscar_zoo.compute.data import CalibrationData, check_source, load_calibration
-from oscar_zoo.compute.data.dataset_names import DatasetName
+from oscar_zoo.compute.data.calibration import (
+    CalibrationData,
+    check_source,
+    load_calibration,
+    open_source,
+)
 from oscar_zoo.compute.data.documents import read_file
-from oscar_zoo.compute.data.known import DEFAULT_PARTS
-from oscar_zoo.compute.data.sources import open_source
+from oscar_zoo.compute.data.hf_datasets import DEFAULT_PARTS, DatasetName
 from oscar_zoo.errors import (
     MissingDependency,
     NetworkError,
     OscarZooError,
     PathNotFound,
-    StorageError,
     UsageError,
 )
 from oscar_zoo.next_step import Install
@@ -60,12 +60,6 @@ def test_jsonl_takes_the_text_field(tmp_path: Path) -> None:
     lines = [json.dumps({"text": "a <|endoftext|> b", "id": 1}), "", json.dumps({"text": "ü"})]
     assert texts(write(tmp_path, "\n".join(lines), "data.jsonl")) == ["a <|endoftext|> b", "ü"]
     assert texts(write(tmp_path, "\ufeff" + lines[2], "bom.json")) == ["ü"]
-
-
-def test_text_wins_over_messages_over_a_prompt(tmp_path: Path) -> None:
-    record = {"messages": [{"role": "user", "content": "m"}], "prompt": "p"}
-    assert stream(load(write(tmp_path, json.dumps(record), "a.jsonl"))) == "<u>m<a>|"
-    assert stream(load(write(tmp_path, json.dumps(record | {"text": "t"}), "b.jsonl"))) == "t|"
 
 
 def test_another_field_of_a_file_can_be_named(tmp_path: Path) -> None:
@@ -115,44 +109,6 @@ def test_a_bad_line_of_jsonl_is_named(tmp_path: Path, line: str, why: str) -> No
     assert why in message
 
 
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [],
-        "",
-        {},
-        3,
-        ["hi"],
-        [{"role": "user"}],
-        [{"role": 1, "content": "a"}],
-        [{"role": "user", "content": ["a"]}],
-    ],
-)
-def test_bad_messages_are_named(tmp_path: Path, messages: object) -> None:
-    good = {"messages": [{"role": "user", "content": "a"}]}
-    path = write(
-        tmp_path, f"{json.dumps(good)}\n\n{json.dumps({'messages': messages})}\n", "data.jsonl"
-    )
-    if messages == "":
-        assert texts(path) == ["a"]
-    else:
-        assert "line 3 of" in refusal(path).message
-
-
-def test_only_what_is_taken_is_read(tmp_path: Path) -> None:
-    path = write(tmp_path, '{"text": "abcdefgh"}\nnot JSON\n', "data.jsonl")
-    assert stream(load(path, tokens=8)) == "abcdefgh"
-
-
-def test_a_file_nobody_may_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(self: Path, *args: Any, **options: Any) -> Any:
-        raise PermissionError(13, "Permission denied")
-
-    path = write(tmp_path, "text")
-    monkeypatch.setattr(Path, "open", denied)
-    assert "Permission denied" in refusal(path, StorageError).message
-
-
 def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     for name, content in {
@@ -168,19 +124,6 @@ def test_a_folder_is_its_files_in_order(tmp_path: Path) -> None:
     assert stream(data) == "az|a|b|<u>c<a>|"
     assert (data.source, data.chat_template) == ("texts", True)
     check_source(folder)
-
-
-def test_a_folder_without_text_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, "x", "model.bin")
-    assert "has no text" in refusal(tmp_path, PathNotFound).message
-    with pytest.raises(PathNotFound, match="has no text"):
-        check_source(str(tmp_path))
-
-
-def test_the_text_that_comes_along_is_known_by_name() -> None:
-    data = load("manuals")
-    assert (data.source, data.split, data.tokens_used) == ("manuals", "calibration", 1000)
-    check_source("manuals")
 
 
 @pytest.mark.parametrize(
@@ -218,24 +161,6 @@ def test_a_path_wins_over_a_name(tmp_path: Path) -> None:
 def test_names_of_datasets(text: str, name: DatasetName) -> None:
     assert DatasetName.parse(text) == name
     assert DatasetName.parse(str(name)) == name
-
-
-words = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,8}", fullmatch=True)
-
-
-@given(
-    st.builds(
-        DatasetName,
-        st.builds("{}/{}".format, words, words),
-        st.none() | words,
-        st.none() | words,
-        words,
-        st.none() | words,
-    )
-)
-def test_names_survive_being_written(name: DatasetName) -> None:
-    assert DatasetName.parse(str(name)) == name
-    assert name.is_on_hub
 
 
 @pytest.mark.parametrize("text", ["o/n:a:b:c", "o/n@", "o/n#", "@x", "o/n:c:train[:9]"])
@@ -309,12 +234,6 @@ def test_a_folder_of_a_dataset(tmp_path: Path) -> None:
 )
 def test_parts_a_dataset_does_not_have(tmp_path: Path, part: str, why: str) -> None:
     assert why in refusal(f"{table(tmp_path / 'set', text=['one'])}{part}").message
-
-
-@pytest.mark.usefixtures("library")
-def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path, "PAR1 but not really", "data.parquet")
-    assert str(path) in refusal(path).message
 
 
 @pytest.mark.usefixtures("library")

@@ -12,17 +12,16 @@ from oscar_zoo.artifact.manifest import WIDTHS_NAME, Manifest
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.artifact.width_selection import WidthSelection
 from oscar_zoo.cli.main import run
-from oscar_zoo.cli.render.computing import print_result
-from oscar_zoo.cli.render.described import print_manifest
-from oscar_zoo.compute.job import ComputeOptions, ComputeResult, compute_artifact
-from oscar_zoo.compute.phases import expected_phases
-from oscar_zoo.compute.refit import refit
-from oscar_zoo.compute.report.data import ReportData
+from oscar_zoo.compute.estimate import expected_phases
+from oscar_zoo.compute.job import compute_artifact, refit
+from oscar_zoo.compute.options import Job
+from oscar_zoo.compute.outcome import ComputeResult
 from oscar_zoo.compute.select import rule
-from oscar_zoo.compute.width_wish import WidthWish
+from oscar_zoo.compute.select.decision import recalls_as_much
+from oscar_zoo.compute.select.widths import Curve, Slot
 from oscar_zoo.errors import ComputeFailed
+from oscar_zoo.evaluate.measure import Measurement
 from oscar_zoo.next_step import AddOption
-from oscar_zoo.registry.measured import Measured
 
 TEXT = EXAMPLE.parents[1] / "text/calibration.txt"
 RECIPE = ServingRecipe(
@@ -35,8 +34,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-def options(model: Path, target: Path, wish: WidthWish, **changes: object) -> ComputeOptions:
-    base = ComputeOptions(
+def options(model: Path, target: Path, bits: object, **changes: object) -> Job:
+    base = Job(
         model=str(model),
         model_name="random",
         calib_data=TEXT,
@@ -44,9 +43,9 @@ def options(model: Path, target: Path, wish: WidthWish, **changes: object) -> Co
         recipe=RECIPE,
         seq_len=100,
         method="hadamard",
-        output_dir=target,
+        output=target,
         heldout_tokens=400,
-        widths=wish,
+        bits=bits,  # type: ignore[arg-type]
         allow_poor=True,
     )
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
@@ -56,7 +55,7 @@ def options(model: Path, target: Path, wish: WidthWish, **changes: object) -> Co
 def result(model: Path, tmp_path_factory: pytest.TempPathFactory) -> ComputeResult:
     """Groups of 16 cost 2 bits beside the codes: from 4 to 6 bits, half a bit for each raise."""
     found = compute_artifact(
-        options(model, tmp_path_factory.mktemp("out") / "a", WidthWish(bits=4.6), method="oscar")
+        options(model, tmp_path_factory.mktemp("out") / "a", 4.6, method="oscar")
     )
     assert found is not None
     return found
@@ -89,14 +88,12 @@ def test_bits_are_part_of_the_digest_and_of_the_tag(
 ) -> None:
     """The same fit with codes of 2 bits is another artifact, with another name and folder."""
     monkeypatch.chdir(tmp_path)
-    plain = dataclasses.replace(
-        options(model, tmp_path, WidthWish(bits=4.6), method="oscar"), output_dir=None, widths=None
-    )
-    mixed = dataclasses.replace(plain, widths=WidthWish(bits=4.6))
+    plain = dataclasses.replace(options(model, tmp_path, 2, method="oscar"), output=None)
+    mixed = dataclasses.replace(plain, bits=4.6)
     two, more = (compute_artifact(one) for one in (plain, mixed))
     assert two is not None and more is not None
-    assert str(more.artifact_id) == f"{two.artifact_id}_bits4.5" == str(result.artifact_id)
-    assert (two.path.name, more.path.name) == (two.artifact_id.tag, more.artifact_id.tag)
+    assert str(more.id) == f"{two.id}_bits4.5" == str(result.id)
+    assert (two.path.name, more.path.name) == (two.tag, more.tag)
     assert more.manifest.digest == result.manifest.digest != two.manifest.digest
     rotations = [{f.path: f.sha256 for f in one.manifest.files} for one in (two, more)]
     assert rotations[1].pop(WIDTHS_NAME) is not None and rotations[0] == rotations[1]
@@ -107,7 +104,7 @@ def test_moments_and_the_model_give_what_compute_gave(
 ) -> None:
     """The held-out text is cut from the same text, and the choice is the same code."""
     assert result.moments is not None
-    given = options(model, tmp_path / "a", WidthWish(bits=4.6), method="oscar")
+    given = options(model, tmp_path / "a", 4.6, method="oscar")
     told: list[str] = []
     path, manifest = refit(
         result.moments,
@@ -115,21 +112,21 @@ def test_moments_and_the_model_give_what_compute_gave(
         RECIPE,
         model_name="random",
         target=tmp_path / "a",
-        options=given,
+        job=given,
         tell=told.append,
     )
     assert (path, told) == (tmp_path / "a", [])
     assert (manifest.digest, manifest.id) == (result.manifest.digest, result.manifest.id)
     assert manifest.fit.selection == result.manifest.fit.selection
     assert manifest.quality == result.manifest.quality
-    other = dataclasses.replace(given, calib_tokens=150, output_dir=tmp_path / "b")
+    other = dataclasses.replace(given, calib_tokens=150, output=tmp_path / "b")
     refit(
         result.moments,
         "oscar",
         RECIPE,
         model_name="random",
         target=tmp_path / "b",
-        options=other,
+        job=other,
         tell=told.append,
     )
     assert len(told) == 1 and "may be among the text" in told[0]
@@ -149,47 +146,10 @@ def test_the_curve_goes_from_2_bits_to_4_and_says_what_was_measured(result: Comp
     assert block(result).bits_at["8192"] == pytest.approx(4.5 + 16 * 10 / 8192)
 
 
-def test_figures_of_the_manifest_are_those_of_its_bits(result: ComputeResult) -> None:
-    measured, kept = Measured.of(result.manifest), block(result).kept.verified
-    assert measured is not None
-    assert kept is not None
-    assert measured.change_percent == kept.change_percent
-    quality = result.manifest.quality or {}
-    assert quality["quantizer"] == "asym-minmax-u24/1"
-    assert quality["gates"][0]["value"] == kept.change_percent
-
-
-def test_people_see_the_curve_in_the_table_the_report_and_info(
-    result: ComputeResult, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = block(result)
-    print_result(result)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:2] == ["RAISED", "BITS"]
-    legend = next(line for line in lines if line.startswith("RAISED:"))
-    for head in ("OF 2 BITS", "vs BF16", "RECALL"):
-        assert head in lines[0] and f"{head}:" in legend
-    two, kept = lines[1], next(line for line in lines if line.endswith("kept"))
-    assert two.startswith("2 bits") and two.count("%") == kept.count("%") >= 2
-    assert kept.split()[:3] == [*found.kept.name.split(), "4.5"]
-    assert f"Kept 4.5 bits per element (4 bits in 1 of 4 sides of layers: {found.kept.name}" in (
-        "\n".join(lines)
-    )
-    assert result.report is not None
-    page = result.report.read_text("utf-8")
-    assert "4.5 bits per element" in page and "Bits and what they buy" in page
-    written = ReportData.from_bytes(result.report.with_suffix(".json").read_bytes())
-    assert written.widths == found
-    print_manifest(result.manifest, None)
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"bits 4.5 per element, 4 bits in 1 of 4 sides of layers: {found.kept.name}" in told
-    assert "bits to KL 4 bits" in told and "4.52 bits at 8k" in told
-
-
 def test_4_bits_everywhere_measure_no_single_raise(model: Path, tmp_path: Path) -> None:
     phases: list[str] = []
     found = compute_artifact(
-        options(model, tmp_path / "a", WidthWish(bits=4.0)),
+        options(model, tmp_path / "a", 4.0),
         progress=lambda done, total, phase: phases.append(phase),
     )
     assert found is not None
@@ -201,7 +161,7 @@ def test_4_bits_everywhere_measure_no_single_raise(model: Path, tmp_path: Path) 
 
 
 def test_a_loss_takes_the_fewest_bits_that_keep_it(model: Path, tmp_path: Path) -> None:
-    found = compute_artifact(options(model, tmp_path / "a", WidthWish(max_loss=100.0)))
+    found = compute_artifact(options(model, tmp_path / "a", None, max_loss=100.0))
     assert found is not None
     told = block(found)
     assert told.kept.verified is not None
@@ -209,18 +169,9 @@ def test_a_loss_takes_the_fewest_bits_that_keep_it(model: Path, tmp_path: Path) 
     before = [step.verified for step in told.steps[: told.chosen] if step.verified]
     assert all((one.change_percent or 0) > 100 for one in before if one.change_percent is not None)
     with pytest.raises(ComputeFailed, match="4 bits everywhere raise perplexity") as caught:
-        compute_artifact(options(model, tmp_path / "b", WidthWish(max_loss=1e-9)))
+        compute_artifact(options(model, tmp_path / "b", None, max_loss=1e-9))
     assert "--group-size" in (caught.value.hint or "")
     assert not (tmp_path / "b").exists()
-
-
-def test_auto_stays_below_its_bits(model: Path, tmp_path: Path) -> None:
-    """With these groups codes of 2 bits cost more than `auto` takes: nothing is raised."""
-    found = compute_artifact(options(model, tmp_path / "a", WidthWish(auto=True)))
-    assert found is not None
-    assert found.manifest.recipe.widths is None
-    assert found.manifest.schema_ == "oscar-zoo.manifest/1"
-    assert block(found).chosen == 0
 
 
 @pytest.mark.parametrize(
@@ -249,21 +200,21 @@ def strict_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rule, "PERPLEXITY_FAIL", 0.1)
 
 
-def chosen_freely(model: Path, target: Path, **changes: object) -> ComputeOptions:
-    free: dict[str, object] = {"widths": None, "method": "auto", "tune": False, "allow_poor": False}
+def chosen_freely(model: Path, target: Path, **changes: object) -> Job:
+    free: dict[str, object] = {"method": "auto", "tune": False, "allow_poor": False}
     if model == EXAMPLE:
         windows = Windows(sink=16, recent=32, dtype="bfloat16")
         recipe = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92), windows=windows)
         free |= {"recipe": recipe, "dtype": "float32", "calib_tokens": 1024, "seq_len": 512}
         free |= {"heldout_tokens": 2048}
-    return options(model, target, WidthWish(), **{**free, **changes})
+    return options(model, target, **{"bits": 2, **free, **changes})
 
 
 def test_layers_get_more_bits_where_2_fail_and_nobody_asked_for_them(
     strict_gates: None, tmp_path: Path
 ) -> None:
     """`auto` takes 3.25 bits at most, which is not enough here: the last step is 4 bits."""
-    wanted = chosen_freely(EXAMPLE, tmp_path / "a", raises=True)
+    wanted = chosen_freely(EXAMPLE, tmp_path / "a", bits=None)
     told: list[str] = []
     found = compute_artifact(wanted, progress=lambda *news: told.append(news[2]))
     assert found is not None and found.choice is not None
@@ -273,7 +224,7 @@ def test_layers_get_more_bits_where_2_fail_and_nobody_asked_for_them(
     assert found.choice.chosen.gate == "fail" and found.choice.served.gate == "pass"
     (note,) = (note for note in found.notes if "--bits 2 --allow-poor" in note)
     assert "4.50 bits" in note
-    poor = compute_artifact(chosen_freely(EXAMPLE, tmp_path / "b", raises=True, allow_poor=True))
+    poor = compute_artifact(chosen_freely(EXAMPLE, tmp_path / "b", bits=None, allow_poor=True))
     assert poor is not None and poor.manifest.recipe.widths is None
 
 
@@ -288,12 +239,72 @@ def test_2_bits_that_were_asked_for_are_refused_with_the_budget_that_passes(
     assert not (tmp_path / "a").exists()
 
 
-def test_the_last_step_is_refused_where_it_fails_too(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rule, "PERPLEXITY_PASS", -100.0)
-    monkeypatch.setattr(rule, "PERPLEXITY_FAIL", -100.0)
-    for raises in (True, False):
-        with pytest.raises(ComputeFailed) as caught:
-            compute_artifact(chosen_freely(model, tmp_path / "a", raises=raises))
-        assert caught.value.next_step is None
+def measured(*sums: float) -> Measurement:
+    """Of prompts with ten positions each."""
+    return Measurement(sum(sums) / (10 * len(sums)), tuple((one, 10) for one in sums))
+
+
+BASE = measured(10.0, 12.0, 11.0, 13.0)
+
+
+def slot(index: int, *gains: float, cost: float = 0.25) -> Slot:
+    """A slot that alone takes `gains` away from the prompts of `BASE`."""
+    left = [total - gain for (total, _), gain in zip(BASE.parts, gains, strict=True)]
+    return Slot(index, "k", cost, measured(*left))
+
+
+GREAT, GOOD, SMALL = slot(0, 6, 6, 6, 6), slot(1, 3, 2, 3, 2), slot(2, 0.5, 1, 0.5, 1)
+DOUBTFUL = slot(3, 9, -1, 9, -1)
+
+
+def order(curve: Curve) -> list[int]:
+    return [one.index for one in curve.slots]
+
+
+def test_slots_come_in_the_order_of_gain_and_doubtful_ones_last() -> None:
+    curve = Curve.of(BASE, 2.5, [SMALL, DOUBTFUL, GOOD, GREAT])
+    assert order(curve) == [0, 1, 2, 3]
+    assert curve.sure == 3
+    assert [curve.bits(steps) for steps in range(5)] == [2.5, 2.75, 3.0, 3.25, 3.5]
+
+
+def test_predictions_add_single_gains_up_and_stop_at_nothing() -> None:
+    curve = Curve.of(BASE, 2.5, [GREAT, GOOD, SMALL, DOUBTFUL])
+    assert curve.predicted(0).value == pytest.approx(BASE.value)
+    assert curve.predicted(2).value == pytest.approx((46 - 24 - 10) / 40)
+    assert [total for total, _ in curve.predicted(2).parts] == pytest.approx([1, 4, 2, 5])
+    more = Curve.of(BASE, 2.5, [GREAT, slot(5, 6, 6, 6, 6), GOOD])
+    assert more.predicted(3).value == 0
+
+
+@pytest.mark.parametrize(
+    ("budget", "steps"), [(2.5, 0), (2.74, 0), (2.75, 1), (3.1, 2), (3.4, 3), (3.5, 4), (9, 4)]
+)
+def test_a_budget_is_never_exceeded_nor_spent_on_doubtful_slots(budget: float, steps: int) -> None:
+    curve, found = Curve.of(BASE, 2.5, [GREAT, GOOD, SMALL, DOUBTFUL]).within(budget)
+    assert found == steps
+    assert curve.bits(found) <= max(budget, 2.5)
+    assert order(curve) == [0, 1, 2, 3]
+
+
+def test_a_cautious_order_counts_the_lesser_half() -> None:
+    uneven = slot(6, 7, 1, 7, 1)
+    assert order(Curve.of(BASE, 2.5, [uneven, GOOD])) == [6, 1]
+    assert order(Curve.of(BASE, 2.5, [uneven, GOOD], cautious=True)) == [1, 6]
+
+
+def test_raises_together_must_keep_half_of_what_they_promise_on_both_halves() -> None:
+    curve = Curve.of(BASE, 2.5, [GREAT, GOOD])
+    assert curve.keeps_promise(1, measured(5, 8, 6, 9))
+    assert not curve.keeps_promise(1, measured(1, 11, 2, 12))
+    assert curve.keeps_promise(0, BASE)
+
+
+@pytest.mark.parametrize(
+    ("digits", "lost", "enough"), [(640, 0, True), (640, 1, True), (640, 2, False), (3000, 3, True)]
+)
+def test_recall_may_lose_one_digit_or_a_thousandth(digits: int, lost: int, enough: bool) -> None:
+    own, found = (
+        Measurement(right / digits, ((float(right), digits),)) for right in (digits, digits - lost)
+    )
+    assert recalls_as_much(found, own) is enough

@@ -12,7 +12,7 @@ from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.cli.main import run
 from oscar_zoo.compute.data.documents import Document
-from oscar_zoo.compute.data.encoding import Encoder
+from oscar_zoo.compute.data.packing import Encoder
 from oscar_zoo.errors import InvalidModel, UsageError
 from oscar_zoo.models.chat_template import (
     MAX_TEMPLATE,

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.compute.capture.held_out_rows import LayerRows, Queries, SequenceRows
+from oscar_zoo.compute.capture.rows import LayerRows, Queries, SequenceRows
 from oscar_zoo.evaluate.simulated_cache import Side
 from oscar_zoo.models.attention import Softmax
 

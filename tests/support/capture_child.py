@@ -24,8 +24,7 @@ from safetensors.torch import save_file
 from tiny_models import build, sequences
 
 from oscar_zoo.artifact import durable
-from oscar_zoo.compute import coverage
-from oscar_zoo.compute.capture import checkpoint, layerwise, state
+from oscar_zoo.compute.capture import checkpoint, passes
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.moments import Moments
 
@@ -51,9 +50,9 @@ def main() -> None:
 
 
 def run(job: dict[str, Any]) -> None:
-    layerwise.MEMORY_SHARE = 0.0 if job.get("passes") else 0.6
+    passes.MEMORY_SHARE = 0.0 if job.get("passes") else 0.6
     checkpoint.LARGEST = job.get("largest", 256 << 20)
-    state.MIN_SECONDS, state.SHARE = 0.0, 0
+    checkpoint.MIN_SECONDS, checkpoint.SHARE = 0.0, 0
     if "kill_in_save" in job:
         kill_in_save(*job["kill_in_save"])
     loaded = build(job["family"], torch.float32)
@@ -80,11 +79,11 @@ class Reports:
         self.seen, self.kill_at, self.stop_at = 0, job.get("kill_at"), job.get("stop_at")
         self.log = Path(job["log"]) if "log" in job else None
 
-    def __call__(self, done: int, total: int, where: str) -> None:
+    def __call__(self, done: int, total: int) -> None:
         self.seen += 1
         if self.log is not None:
             with self.log.open("a") as log:
-                log.write(f"{done} {total} {where}\n")
+                log.write(f"{done} {total}\n")
         if self.seen == self.kill_at:
             die()
         if self.seen == self.stop_at:
@@ -112,7 +111,7 @@ def die() -> None:
 
 def write(path: Path, moments: Moments) -> None:
     """Every sum and count under `LAYER.NAME`."""
-    coverage.check(moments, NEEDS)
+    moments.check(NEEDS)
     tensors = {
         f"{i}.{name}": getattr(one, name) for i, one in moments.layers.items() for name in SUMS
     }

@@ -15,11 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from oscar_zoo.artifact.manifest import Calibration, LengthStats, ModelBlock, Numerics, WeightsInfo
-from oscar_zoo.artifact.specs import Harness
-from oscar_zoo.compute.coverage import observed
-from oscar_zoo.compute.estimators import qqt
-from oscar_zoo.compute.layer_moments import LayerMoments
-from oscar_zoo.compute.moments import Moments
+from oscar_zoo.artifact.specs import Geometry, Harness
+from oscar_zoo.compute.moments import LayerMoments, Moments, qqt
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
 
 Rows = NDArray[np.float64]
@@ -97,9 +94,16 @@ def weigh(sums: LayerMoments, rows: LayerRows) -> None:
     sums.add_weighted(torch.from_numpy(rows.key), torch.from_numpy(rows.value), qqt(sums))
 
 
+def empty_moments(geometry: Geometry = MODEL.geometry) -> Moments:
+    """Empty sums for every layer."""
+    shape = (geometry.num_kv_heads, geometry.head_dim, geometry.v_head_dim)
+    layers = {layer: LayerMoments.zeros(*shape) for layer in geometry.attention_layers}
+    return Moments(geometry, layers)
+
+
 def random_moments(*, tokens: int = TOKENS, seed: int = 0, weighted: bool = True) -> Moments:
     """Complete moments of `MODEL`."""
-    moments = Moments.zeros(MODEL.geometry)
+    moments = empty_moments(MODEL.geometry)
     for layer, sums in moments.layers.items():
         rows = layer_rows(layer, tokens=tokens, seed=seed)
         add(sums, rows)
@@ -144,7 +148,7 @@ def describe(
     return MomentsInfo(
         model=MODEL,
         calibration=calibration,
-        coverage=None if partial else observed(moments),
+        coverage=None if partial else moments.observed(),
         numerics=NUMERICS,
         sequences=sequences,
         partial=partial,

@@ -22,8 +22,7 @@ def run(params: PullParams, observer: Observer) -> PullReport:
 
 
 def _compute(found: NotFound, observer: Observer) -> PullResult | Planned:
-    from oscar_zoo.app.compute_plan import plan_instead
-    from oscar_zoo.app.obtain import obtain
+    from oscar_zoo.app.obtain import obtain, plan_instead
     from oscar_zoo.cli.render.computing import plan_sentence
     from oscar_zoo.registry.compute_wish import ComputeWish
     from oscar_zoo.registry.hubs.address import Sources

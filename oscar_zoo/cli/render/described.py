@@ -13,9 +13,9 @@ from oscar_zoo.artifact.outcome import SignatureReport, Verified
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.artifact.width_selection import WidthSelection
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.computing import course, raises, with_windows
 from oscar_zoo.cli.render.outcomes import headline
 from oscar_zoo.cli.render.scores import score_line
-from oscar_zoo.cli.render.widths import course, raises, with_windows
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.recipe import DraftDefaults, ModelRecipe

@@ -20,7 +20,7 @@ from rich.table import Column
 from rich.text import Text
 
 from oscar_zoo.cli.render import computing, terminal
-from oscar_zoo.cli.render.choice import choice_lines
+from oscar_zoo.cli.render.computing import choice_lines
 from oscar_zoo.cli.render.course import Course, Rarely
 from oscar_zoo.evaluate.shared import Phase, duration
 from oscar_zoo.observer import Note

@@ -1,35 +1,49 @@
 """What an interrupted capture needs to go on: finished sums, and hidden states if they are small.
 
-`state.py` decides whether a folder may be resumed. No file is larger than `LARGEST` bytes. When the
-hidden states would be larger, a resumed capture repeats the forward passes up to its layer.
+Files are written first. Then `state.json` is replaced in one step, after they are on disk, so a
+kill at any time leaves either the state before or the state after. A state belongs to one model,
+data set and set of options, and any other capture is refused. No file is larger than `LARGEST`
+bytes: when the hidden states would be, a resumed capture repeats the forward passes up to its
+layer. Saving takes at most about a twentieth of the time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from oscar_zoo.artifact import durable
-from oscar_zoo.compute.capture.state import StateFile
-from oscar_zoo.compute.layer_moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments
-from oscar_zoo.compute.moments import Moments
+from oscar_zoo.artifact import durable, strict_json
+from oscar_zoo.artifact.names import path_text
+from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, load_moments, moments_bytes
+from oscar_zoo.errors import IntegrityError, OutputExists
+from oscar_zoo.next_step import AddOption
 
-SCHEMA = "oscar-zoo.capture/1"
-SUFFIX = ".safetensors"
+STORE = "capture"
+"""Folder with the state of a capture, in that of the work."""
+STATE, SCHEMA, SUFFIX = "state.json", "oscar-zoo.capture/1", ".safetensors"
+DATA = "data"
+"""The fact that says which text was captured."""
+MIN_SECONDS = 1.0
+"""Between two saves, at least."""
+SHARE = 20
+"""Time of work for one of saving."""
 LARGEST = 256 << 20
-
 SUMS = (*ROW_SUMS, *WEIGHTED_SUMS)
-COUNTS = ("tokens", "query_rows", "output_rows", "weighted_tokens")
 
 
-@dataclass(frozen=True)
-class Position:
-    """How far an engine is: its step, and the finished layers or sequences of that step."""
+class Position(NamedTuple):
+    """How far a capture is: its phase, and the finished layers or sequences of that phase."""
 
     phase: str
     done: int
@@ -37,13 +51,8 @@ class Position:
 
 @dataclass(frozen=True)
 class Saved:
-    """An interrupted capture.
-
-    Attributes:
-        position: how far the capture was.
-        layers: its sums, on the CPU.
-        hidden: hidden states of every sequence, if they were saved.
-    """
+    """An interrupted capture: its sums on the CPU, and hidden states of every sequence, if they
+    were saved."""
 
     position: Position
     layers: dict[int, LayerMoments]
@@ -51,47 +60,57 @@ class Saved:
 
 
 class Checkpoint:
-    """The folder of one process.
-
-    Args:
-        folder: of this process alone; created when it is missing.
-        info: of the partial moments; `sequences` are all of this process.
-    """
+    """The folder of one capture, which is created when it is missing. `facts` are everything that
+    decides the bits of the sums, in words, `info` is of the partial moments."""
 
     def __init__(self, folder: Path, facts: Mapping[str, str], info: MomentsInfo) -> None:
-        self._state = StateFile(folder, SCHEMA, facts)
-        self._folder = folder
-        self._info = info
+        self._folder, self._facts, self._info = folder, dict(facts), info
         self._parts: list[str] = []
         self._serial = 0
+        self._last, self._took = time.monotonic(), 0.0
+        with durable.storage_errors(f"cannot write to {folder}"):
+            durable.make_folders(folder)
 
     def load(self) -> Saved | None:
         """The saved state, or `None` when nothing was saved yet; later saves add to it."""
-        with self._state.opened() as state:
-            if state is None:
-                return None
+        path = self._folder / STATE
+        if not path.is_file():
+            return None
+        try:
+            state: Any = strict_json.loads(path.read_bytes(), what=str(path))
+            if state["schema"] != SCHEMA:
+                raise ValueError(f"its schema is {str(state['schema'])[:60]!r}, not {SCHEMA}")
+            for name, mine in self._facts.items():
+                if state["facts"][name] != mine:
+                    raise _another(self._folder, name, state["facts"][name], mine)
             hidden = state["hidden"] and load((self._folder / state["hidden"]).read_bytes())
+            layers: dict[int, LayerMoments] = {}
+            for name in state["moments"]:
+                layers |= load_moments(self._folder / name)[0].layers
             saved = Saved(
                 Position(*state["position"]),
-                {
-                    i: one
-                    for name in state["moments"]
-                    for i, one in load_moments(self._folder / name)[0].layers.items()
-                },
+                layers,
                 tuple(hidden[str(number)] for number in range(len(hidden))) if hidden else None,
             )
             self._parts, self._serial = state["moments"], state["serial"]
+        except OutputExists:
+            raise
+        except (LookupError, TypeError, ValueError, OSError, SafetensorError) as error:
+            raise IntegrityError(
+                f"{path} cannot be resumed: {str(error)[:200].rstrip('.')}.",
+                next_step=AddOption("--no-resume"),
+            ) from None
         return saved
 
     def clear(self) -> None:
         """Remove the saved state."""
-        self._state.clear()
+        (self._folder / STATE).unlink(missing_ok=True)
         self._parts = []
         self._sweep(())
 
     def due(self) -> bool:
-        """Whether enough was done since the last save."""
-        return self._state.due()
+        """Whether enough work is done since the last save to save again."""
+        return time.monotonic() - self._last >= max(MIN_SECONDS, SHARE * self._took)
 
     def save(
         self,
@@ -102,27 +121,28 @@ class Checkpoint:
         add: bool,
         hidden: Sequence[Tensor] = (),
     ) -> None:
-        """Replace the state.
-
-        Args:
-            sequences: number of sequences in the sums, from the first on.
-            hidden: of every sequence; written when they are few.
-        """
-        with self._state.saving() as state:
+        """Replace the state. `sequences` are summed, from the first on; the sums of these layers
+        are all, or to `add` to those that were saved before; `hidden` states are written when they
+        are few."""
+        began = time.monotonic()
+        with durable.storage_errors(f"cannot write to {self._folder}"):
             self._serial += 1
             self._parts = [*(self._parts if add else ()), *self._write(layers, sequences)]
-            few = 0 < sum(one.nbytes for one in hidden) <= LARGEST
-            rows = {
-                str(number): one.cpu().contiguous()
-                for number, one in enumerate(hidden if few else ())
+            name = None
+            if 0 < sum(one.nbytes for one in hidden) <= LARGEST:
+                rows = {str(at): one.cpu().contiguous() for at, one in enumerate(hidden)}
+                name = self._store("hidden", save(rows))
+            state = {
+                "schema": SCHEMA,
+                "facts": self._facts,
+                "position": [*position],
+                "moments": self._parts,
+                "hidden": name,
+                "serial": self._serial,
             }
-            name = self._store("hidden", save(rows)) if few else None
-            state.update(
-                position=[position.phase, position.done],
-                moments=self._parts,
-                hidden=name,
-                serial=self._serial,
-            )
+            durable.replace_file(self._folder / STATE, strict_json.canonical_bytes(state))
+        self._last = time.monotonic()
+        self._took = self._last - began
         self._sweep([*self._parts, name])
 
     def _write(self, layers: Mapping[int, LayerMoments], sequences: int) -> Iterator[str]:
@@ -148,3 +168,69 @@ class Checkpoint:
             if path.name not in keep:
                 path.unlink()
         durable.sweep(self._folder)
+
+
+def can_resume(work: Path) -> bool:
+    """Whether an interrupted run left a state in `work` that a capture can go on from."""
+    return (work / STORE / STATE).exists()
+
+
+def check_text(work: Path, mine: str) -> None:
+    """Refuse a state in `work` of another text than that with the hash `mine`, before the model is
+    loaded. Everything else is compared when the capture goes on; a state that cannot be read is
+    left to that."""
+    path = work / STORE / STATE
+    try:
+        facts: Any = strict_json.loads(path.read_bytes(), what=str(path))
+        theirs = facts["facts"].get(DATA)
+    except (AttributeError, LookupError, TypeError, ValueError, OSError):
+        return
+    if theirs not in (None, mine):
+        raise _another(path.parent, DATA, str(theirs), mine)
+
+
+@contextmanager
+def kept_for_resume(work: Path) -> Iterator[None]:
+    """Keep `work` when the body fails and a capture can be resumed from it; remove it otherwise."""
+    missing = [folder for folder in work.absolute().parents if not folder.exists()]
+    done = False
+    try:
+        yield
+        done = True
+    except (KeyboardInterrupt, SystemExit) as error:  # Ctrl-C and SIGTERM
+        if can_resume(work):
+            error.add_note(f"what was captured is kept in {path_text(work)}")
+        raise
+    finally:
+        if done or not can_resume(work):
+            durable.remove_tree(work / STORE)
+            for folder in (work, *missing):
+                # a folder stays when it holds other files, such as the artifact
+                with suppress(OSError):
+                    folder.rmdir()
+
+
+def weights_digest(parameters: Iterable[Tensor]) -> str:
+    """A digest of the first numbers of every tensor: enough to tell checkpoints of one
+    configuration apart."""
+    digest = hashlib.sha256()
+    for one in parameters:
+        if one.is_meta or not one.numel():  # may be elsewhere
+            continue
+        row = one.detach()[(0,) * (one.dim() - 1)] if one.dim() else one.detach().reshape(1)
+        digest.update(row[:8].contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _another(folder: Path, name: str, theirs: str, mine: str) -> OutputExists:
+    """The error when a state belongs to another capture."""
+    if name == DATA:
+        of = "of another calibration text, or of other tokens of this one"
+        return OutputExists(
+            f"{folder} holds a capture {of}.",
+            hint="give the text and the tokens of that run, or start again with --no-resume",
+        )
+    return OutputExists(
+        f"{folder} holds a capture with {name} {theirs}, this one has {mine}.",
+        hint="name another output folder, or start again with --no-resume",
+    )

@@ -2,25 +2,24 @@
 
 An attention function is registered under a name of its own. It computes exactly what the
 model computes and passes the rows to a listener, so no architecture is known by name here. Models
-whose layers exchange only hidden states run layer by layer (`layerwise`), and one pass is then
-enough for everything. All other models, and captures with more tokens than fit, run whole
-(`whole`), a second time when a fit needs weighted sums.
+whose layers exchange only hidden states run layer by layer, and one pass is then enough for
+everything. All other models, and captures with more tokens than fit, run whole (`passes`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 # first: it prepares the imports of transformers, or reports what is missing
 from oscar_zoo.models.loading import LoadedModel
@@ -31,27 +30,24 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils import logging as transformers_logging
 
-from oscar_zoo.artifact import durable
-from oscar_zoo.artifact.manifest import ModelBlock, Numerics
-from oscar_zoo.artifact.specs import Harness
-from oscar_zoo.compute.capture import layerwise, whole
-from oscar_zoo.compute.capture.base import Progress, Run, Sums, no_progress
-from oscar_zoo.compute.capture.checkpoint import Checkpoint, Saved
-from oscar_zoo.compute.capture.projection import OutputProjections
-from oscar_zoo.compute.capture.state import DATA, weights_digest
-from oscar_zoo.compute.capture.tap import Tap
-from oscar_zoo.compute.data import CalibrationData
-from oscar_zoo.compute.layer_moments import LayerMoments, Need
-from oscar_zoo.compute.moments import Moments
+from oscar_zoo.artifact.manifest import Numerics
+from oscar_zoo.artifact.specs import Geometry, Harness, brief
+from oscar_zoo.compute.capture import passes
+from oscar_zoo.compute.capture.checkpoint import DATA, STORE, Checkpoint, Saved, weights_digest
+from oscar_zoo.compute.capture.passes import RowSink, Run, Sums, Ticks
+from oscar_zoo.compute.data.calibration import CalibrationData
+from oscar_zoo.compute.moments import LayerMoments, Moments, Need
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
 from oscar_zoo.compute.products import accumulation
-from oscar_zoo.models.attention import exact_attention
+from oscar_zoo.errors import UnsupportedModel
+from oscar_zoo.models.attention import BLOCKED, exact_attention
+from oscar_zoo.models.checkpoint import LazyTensor, materialize
+from oscar_zoo.models.geometry import covers_context
 from oscar_zoo.models.layer_replay import ReplayPlan, plan_replay, remember_plan
 
-STORE = "capture"
-"""Folder with the state of a capture, in that of the work."""
 NAME = "oscar_zoo_capture"
 """Name of our attention implementation in transformers."""
+_EXACT = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def capture(
@@ -59,42 +55,38 @@ def capture(
     data: CalibrationData,
     *,
     needs: frozenset[Need],
-    progress: Progress = no_progress,
+    progress: Ticks = lambda done, total: None,
     work: Path | None = None,
     resume: bool = False,
 ) -> Moments:
-    """Moments of `data`: one sequence at a time, in order, without padding or KV cache.
-
-    Args:
-        loaded: left as it was found; may be spread over devices by accelerate.
-        needs: what fits will read; nothing else is computed.
-        work: folder for what an interrupted capture needs to go on; `discard` removes it.
-            `None` keeps nothing.
-        resume: go on from what is in `work`, if there is anything; otherwise start again.
-
-    Returns:
-        Sums on the model's device, with no coverage checked; empty without needs.
-    """
+    """Moments of `data`: one sequence at a time, in order, without padding or KV cache; on the
+    model's device, with no coverage checked; empty without needs. The model is left as it was
+    found, and may be spread over devices by accelerate. What an interrupted capture needs to go on
+    is kept in `work`, if that is given, and `resume` goes on from it."""
     if not needs:
         return Moments(loaded.block.geometry, {})
-    device = loaded.device
     with _tapped(loaded) as tap, torch.inference_mode():
         known = _learn(tap, data.sequences[0])
-        saved = None
-        keeper = None
+        saved = keeper = None
         if work is not None:
-            facts, info = _facts(loaded, data, needs), _partial_info(loaded, data.sequences)
-            keeper = Checkpoint(work / STORE, facts, info)
-        if keeper is not None and not (resume and (saved := keeper.load())):
-            keeper.clear()
+            keeper = Checkpoint(
+                work / STORE, _facts(loaded, data, needs), _partial_info(loaded, data.sequences)
+            )
+            saved = keeper.load() if resume else None
+            if saved is None:
+                keeper.clear()
+
+        def set_weights(sums: LayerMoments, layer: int) -> None:
+            if "weights" in needs:
+                with torch.inference_mode(False):
+                    sums.set_weights(known.projections.weight(layer, loaded.block, loaded.block.id))
+
         run = Run(
-            sums=Sums(loaded.block.geometry, needs, device),
+            sums=Sums(loaded.block.geometry, needs, loaded.device),
             sequences=data.sequences,
             forward=tap.forward,
             listen=tap.listen,
-            set_weights=partial(_set_weights, known.projections, loaded.block)
-            if "weights" in needs
-            else _nothing,
+            set_weights=set_weights,
             progress=progress,
             checkpoint=keeper,
         )
@@ -102,20 +94,161 @@ def capture(
     return run.sums.moments()
 
 
-def output_weights(loaded: LoadedModel, ids: Sequence[int]) -> Callable[[int], Tensor]:
-    """Layer id -> `[hidden, num_q_heads * dv]`, the weights that read the attention output.
+def _run(run: Run, plan: ReplayPlan | None, saved: Saved | None, *, streamed: bool) -> None:
+    """Run layer by layer where that is possible, from where an interrupted run stopped."""
+    once = streamed or "weighted" in run.sums.needs  # layer by layer everything is needed once only
+    states = passes.start_states(run, plan) if plan and once else None
+    by_layer = states is not None
+    if saved and run.checkpoint and by_layer != (saved.position.phase == passes.LAYERS):
+        run.checkpoint.clear()
+        saved = None
+    layers = saved.layers if saved else {}
+    if plan is None or states is None:
+        del states  # makes room
+        run.sums.layers.update(layers)
+        passes.run_whole(run, saved.position if saved else passes.START)
+        return
+    done = saved.position.done if saved else 0
+    run.sums.layers.update({i: sums for i, sums in layers.items() if i < done})
+    passes.run_layers(run, plan, states, done, saved.hidden if saved else None)
 
-    Args:
-        ids: some tokens, to watch the model with; a capture before this did that already.
-    """
+
+@dataclass
+class Tap:
+    """The attention of one model while it goes through `_dispatch`."""
+
+    loaded: LoadedModel
+    projections: OutputProjections | None = None
+    sink: RowSink | None = None
+    calls: Counter[int] = field(default_factory=Counter)
+
+    def listen(self, sink: RowSink | None) -> None:
+        """Who gets the rows from now on."""
+        self.sink = sink
+
+    def forward(self, ids: Sequence[int]) -> None:
+        """The decoder over one sequence; logits over the vocabulary are not needed."""
+        tokens = torch.tensor([list(ids)], device=self.loaded.device)
+        self.loaded.model.base_model(input_ids=tokens, use_cache=False)
+
+    def saw(
+        self, module: Any, query: Tensor, key: Tensor, value: Tensor, output: Tensor, **rest: Any
+    ) -> None:
+        """One call of attention; `output` is `[1, T, n_q, dv]`."""
+        layer = getattr(module, "layer_idx", None)
+        if layer not in self.loaded.block.attention_layers:
+            return
+        self.calls[layer] += 1
+        self._refuse(layer, query, key, value, **rest)
+        if self.projections is not None:
+            self.projections.watch(layer, module)
+        if self.sink is not None:
+            self.sink(layer, query[0], key[0], value[0], output[0].transpose(0, 1))
+
+    def _refuse(self, layer: int, query: Tensor, key: Tensor, value: Tensor, **rest: Any) -> None:
+        block = self.loaded.block
+        reasons = [what for name, what in BLOCKED.items() if rest.get(name) is not None]
+        window = rest.get("sliding_window")
+        if window is not None and not covers_context(
+            window, self.loaded.model.config.get_text_config(decoder=True)
+        ):
+            reasons.append(f"a sliding window of {window} tokens")
+        heads = (query.shape[1], key.shape[1], key.shape[3], value.shape[3])
+        if heads != (block.num_q_heads, block.num_kv_heads, block.head_dim, block.v_head_dim):
+            reasons.append(
+                f"query heads, KV heads, head_dim, v_head_dim {heads}, unlike its configuration"
+            )
+        if reasons:
+            raise UnsupportedModel(
+                f"layer {layer} of {block.id} ({type(self.loaded.model).__name__}) has"
+                f" {reasons[0]}.",
+                hint="its cache cannot be calibrated by this version",
+            )
+
+    def check_reached(self) -> None:
+        """After one pass of the whole model."""
+        block, name = self.loaded.block, type(self.loaded.model).__name__
+        wrong = [layer for layer in block.attention_layers if self.calls[layer] != 1]
+        if wrong and not any(self.calls[layer] for layer in wrong):
+            raise UnsupportedModel(
+                f"{block.id} ({name}) computes the attention of layers {brief(tuple(wrong))} in"
+                " code of its own.",
+                hint=(
+                    "only models that use the attention interface of transformers can be calibrated"
+                ),
+            )
+        if wrong:
+            raise UnsupportedModel(
+                f"layer {wrong[0]} of {block.id} ({name}) attends {self.calls[wrong[0]]} times per"
+                " token.",
+                hint="only layers with one cache each can be calibrated",
+            )
+
+
+class OutputProjections:
+    """Which weights read the attention output of each layer: found by watching, not by name. The
+    output projection is the first matrix that a layer applies after its attention function
+    returned. It is found once per layer, during the first sequence."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, nn.Module] = {}
+        self._watched: set[int] = set()
+        self._handles: list[Any] = []
+
+    def watch(self, layer_id: int, attention: nn.Module) -> None:
+        """Call this just before the attention function of `attention` returns; only the first call
+        counts."""
+        if layer_id in self._watched:
+            return
+        self._watched.add(layer_id)
+
+        def found(module: nn.Module, args: Any) -> None:
+            self.found.setdefault(layer_id, module)
+
+        self._handles += [
+            module.register_forward_pre_hook(found)
+            for module in attention.modules()
+            if getattr(getattr(module, "weight", None), "ndim", 0) == 2
+        ]
+
+    def close(self) -> None:
+        """Take all hooks off the model."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def weight(self, layer_id: int, geometry: Geometry, model_id: str) -> Tensor:
+        """`[hidden, num_q_heads * dv]` of a layer that was watched."""
+        module = self.found.get(layer_id)
+        if module is None:
+            raise _refused(model_id, layer_id, "has no matrix of its own")
+        weight: Tensor = module.weight  # type: ignore[assignment]
+        if isinstance(weight, LazyTensor):  # in its file until the layer runs
+            weight = materialize(weight, lambda stored: stored.read(torch.device("cpu")))
+        elif weight.is_meta:  # kept elsewhere by accelerate until then
+            weight = module._hf_hook.weights_map["weight"]  # type: ignore[union-attr, index]
+        columns = geometry.num_q_heads * geometry.v_head_dim
+        if weight.dtype not in _EXACT:
+            kind = str(weight.dtype).removeprefix("torch.")
+            raise _refused(model_id, layer_id, f"is quantized ({kind})")
+        if weight.ndim != 2 or weight.shape[1] != columns:
+            shape = list(weight.shape)
+            raise _refused(model_id, layer_id, f"has shape {shape}, not [hidden, {columns}]")
+        return weight.detach()
+
+
+def _refused(model_id: str, layer_id: int, what: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"the output projection of layer {layer_id} of {model_id} {what}.",
+        hint="calibrate the checkpoint with unquantized, unmerged weights",
+    )
+
+
+def output_weights(loaded: LoadedModel, ids: Sequence[int]) -> Callable[[int], Tensor]:
+    """Layer id -> `[hidden, num_q_heads * dv]`, the weights that read the attention output."""
     with _tapped(loaded) as tap, torch.inference_mode():
         projections = _learn(tap, ids).projections
     return lambda layer: projections.weight(layer, loaded.block, loaded.block.id)
-
-
-def discard(work: Path) -> None:
-    """Remove what `capture` kept in `work`."""
-    durable.remove_tree(work / STORE)
 
 
 def numerics(loaded: LoadedModel) -> Numerics:
@@ -129,8 +262,7 @@ def numerics(loaded: LoadedModel) -> Numerics:
     )
 
 
-@dataclass(frozen=True)
-class _Known:
+class _Known(NamedTuple):
     """What one short pass showed about a model."""
 
     plan: ReplayPlan | None
@@ -178,11 +310,8 @@ def _tapped(loaded: LoadedModel) -> Iterator[Tap]:
 
 
 def _learn(tap: Tap, ids: Sequence[int]) -> _Known:
-    """Run a few tokens to learn three things about the model.
-
-    They are whether all layers are reached, which module reads their outputs, and whether layers
-    can run one at a time.
-    """
+    """Run a few tokens to learn whether all layers are reached, which module reads their outputs,
+    and whether layers can run one at a time."""
     model = tap.loaded.model
     if model not in _KNOWN:
         tap.projections = projections = OutputProjections()
@@ -201,37 +330,6 @@ def _learn(tap: Tap, ids: Sequence[int]) -> _Known:
         remember_plan(model, plan)
         _KNOWN[model] = _Known(plan, projections)
     return _KNOWN[model]
-
-
-def _set_weights(
-    projections: OutputProjections, block: ModelBlock, sums: LayerMoments, layer: int
-) -> None:
-    with torch.inference_mode(False):
-        sums.set_weights(projections.weight(layer, block, block.id))
-
-
-def _nothing(sums: LayerMoments, layer: int) -> None:
-    """No fit reads the output projection."""
-
-
-def _run(run: Run, plan: ReplayPlan | None, saved: Saved | None, *, streamed: bool) -> None:
-    """Run layer by layer where that is possible, from where an interrupted run stopped."""
-    once = streamed or "weighted" in run.sums.needs  # layer by layer everything is needed once only
-    states = layerwise.start_states(run, plan) if plan and once else None
-    by_layer = states is not None
-    if saved and run.checkpoint and by_layer != (saved.position.phase == layerwise.LAYERS):
-        run.checkpoint.clear()
-        saved = None
-    if plan is None or states is None:
-        del states  # makes room
-        run.sums.layers.update(saved.layers if saved else {})
-        whole.run_whole(run, saved.position if saved else whole.START)
-        return
-    done = saved.position.done if saved else 0
-    run.sums.layers.update(
-        {i: sums for i, sums in (saved.layers if saved else {}).items() if i < done}
-    )
-    layerwise.run_layers(run, plan, states, done, saved.hidden if saved else None)
 
 
 def _partial_info(loaded: LoadedModel, sequences: Sequence[Sequence[int]]) -> MomentsInfo:

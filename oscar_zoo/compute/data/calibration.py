@@ -1,4 +1,8 @@
-"""From any source to the tokens of a calibration, and to its block in a manifest."""
+"""From any source to the tokens of a calibration, and to its block in a manifest.
+
+A source is a path, a name known here, or a Hugging Face dataset; an existing path wins over a name.
+It is one or more streams of documents, opened as they are read.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +10,52 @@ import random
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Literal
 
 from oscar_zoo.artifact.manifest import Calibration, Disjoint, LengthStats
-from oscar_zoo.compute.data.documents import Document
-from oscar_zoo.compute.data.encoding import Encoder, Tokenizer
+from oscar_zoo.compute.data import hf_datasets, overlap
+from oscar_zoo.compute.data.documents import (
+    JSONL_SUFFIXES,
+    TEXT_SUFFIXES,
+    Document,
+    Message,
+    documents_of,
+    folder_files,
+    read_file,
+)
+from oscar_zoo.compute.data.hf_datasets import (
+    GRAMMAR,
+    DatasetName,
+    load_library,
+    open_dataset,
+    parquet_rows,
+)
 from oscar_zoo.compute.data.packing import (
     HELDOUT_SEQUENCES,
     HELDOUT_TOKENS,
     Budget,
+    Encoder,
     Packed,
     TokenIds,
+    Tokenizer,
     pack,
-    sequence_sha256,
     sequences_sha256,
 )
-from oscar_zoo.compute.data.sources import open_source
-from oscar_zoo.errors import UsageError
+from oscar_zoo.errors import MissingDependency, NetworkError, PathNotFound, UsageError
+from oscar_zoo.evaluate import shared
+
+SHUFFLE_WINDOW = 10_000
+"""Rows of a dataset among which a seed chooses; files are shuffled whole."""
+
+_TABLES = (".parquet", ".arrow", ".csv", ".gz", ".zst")
+_FILES = (*JSONL_SUFFIXES, *TEXT_SUFFIXES, *_TABLES, ".md")
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Sequences to measure on, none of which was calibrated on; all of one length.
-
-    Attributes:
-        sequences: token ids.
-    """
+    """Sequences to measure on, none of which was calibrated on; all of one length."""
 
     sequences: tuple[TokenIds, ...]
 
@@ -93,14 +115,6 @@ class CalibrationData:
         """sha256 of the compact JSON list of token-id lists, in order."""
         return sequences_sha256(self.sequences)
 
-    @property
-    def sequence_sha256(self) -> tuple[str, ...]:
-        """The sha256 of each sequence's compact JSON list, in order.
-
-        Moments may be added only when their sequences are disjoint, which these hashes show.
-        """
-        return tuple(sequence_sha256(sequence) for sequence in self.sequences)
-
     def facts(self) -> Calibration:
         """The calibration block of the manifest."""
         lengths = [len(sequence) for sequence in self.sequences]
@@ -133,19 +147,10 @@ def load_calibration(
     seed: int | None = None,
     chat_template: bool | None = None,
     heldout_tokens: int = 0,
-    context: int | None = None,
 ) -> CalibrationData:
-    """Read `source` and pack `tokens` tokens, or all there are, into sequences of `seq_len`.
-
-    Args:
-        tokens: budget, above 0.
-        seq_len: tokens of a sequence, above 0; the last one may be shorter.
-        seed: shuffles the documents; `None` keeps the order of the source.
-        chat_template: `None` renders chats and leaves text alone; see `Encoder` for the other two.
-        heldout_tokens: to keep for measuring, in at least 8 sequences of at most `seq_len`; see
-            `packing` for the rule.
-    """
-    check_budget(tokens, seq_len, context)
+    """Read `source` and pack `tokens` tokens, or all there are, into sequences of `seq_len`. A
+    `seed` shuffles the documents; for `chat_template` see `Encoder`."""
+    check_budget(tokens, seq_len)
     opened = open_source(source)
     encoder = Encoder(tokenizer, chat_template)
     budget = Budget.of(tokens, seq_len, heldout_tokens)
@@ -181,7 +186,7 @@ def load_calibration(
     )
 
 
-def check_budget(tokens: int, seq_len: int, context: int | None = None) -> None:
+def check_budget(tokens: int, seq_len: int) -> None:
     """Refuse counts that cannot be; raises `UsageError`."""
     if tokens <= 0:
         raise UsageError(
@@ -192,20 +197,13 @@ def check_budget(tokens: int, seq_len: int, context: int | None = None) -> None:
         raise UsageError(
             f"the sequence length must be above 0, not {seq_len}.", hint="2048 or 4096 is usual"
         )
-    if context is not None and seq_len > context:
-        raise UsageError(
-            f"sequences of {seq_len} tokens are longer than the model's {context}.",
-            hint=f"use a sequence length of at most {context}",
-        )
 
 
 def _ordered(
     documents: Iterable[Document], seed: int | None, window: int | None
 ) -> Iterable[Document]:
-    """The documents, shuffled when there is a seed.
-
-    Of an endless source, only the first `window` documents are shuffled.
-    """
+    """The documents, shuffled when there is a seed. Of an endless source, only the first `window`
+    documents are shuffled."""
     if seed is None:
         return documents
     shuffled = list(islice(documents, window))
@@ -235,3 +233,177 @@ def _heldout_notes(heldout: HeldOut, packed: Sequence[Packed]) -> tuple[str, ...
             f" on them are rough below {HELDOUT_TOKENS:,} in {HELDOUT_SEQUENCES}."
         )
     return tuple(notes)
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Documents, and where they are from, named for the manifest without folders of this machine.
+    Sequences are dealt to the streams in turn; a seed shuffles `window` documents of each, `None`
+    for all."""
+
+    streams: tuple[Iterable[Document], ...]
+    name: str
+    revision: str | None = None
+    split: str | None = None
+    license: str | None = None
+    window: int | None = None
+    overlaps_with: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def open_source(source: Path | str) -> TextSource:
+    """Find what `source` means; `FILE#FIELD` reads another field of a JSONL file."""
+    found = _resolve(source)
+    if isinstance(found, DatasetName):
+        path = Path(found.name).expanduser()
+        return _file(path, found.field) if path.is_file() else _dataset(found)
+    if isinstance(found, Path):
+        return _folder(found) if found.is_dir() else _file(found)
+    if found == hf_datasets.DEFAULT:
+        return _default_mix()
+    if found in hf_datasets.NAMED:
+        return _dataset(hf_datasets.NAMED[found])
+    if found in overlap.KNOWN:
+        return _evaluation_set(found)
+    return TextSource(
+        (read_file(shared.text_path(found, "calibration")),), found, split="calibration"
+    )
+
+
+def check_exists(source: Path | str) -> None:
+    """Raise `PathNotFound` when `source` means nothing, and for a folder without text;
+    no library is imported."""
+    found = _resolve(source)
+    if isinstance(found, Path) and found.is_dir():
+        _files_of(found)
+
+
+def check_source(source: Path | str) -> None:
+    """Find early what would make `open_source` fail, and raise the same error. Nothing is read or
+    fetched."""
+    found = _resolve(source)
+    if isinstance(found, Path) and found.is_dir():
+        _files_of(found)
+    absent = isinstance(found, str) and found in overlap.KNOWN and not overlap.copies(found)
+    named = found == hf_datasets.DEFAULT or found in hf_datasets.NAMED
+    if named or absent or (isinstance(found, DatasetName) and not Path(found.name).is_file()):
+        load_library(f"the calibration text {source}")
+
+
+def _resolve(source: Path | str) -> Path | DatasetName | str:
+    """A path that exists, a dataset, or a name that is known."""
+    path = Path(source).expanduser()
+    if path.exists():
+        return DatasetName(str(path)) if _holds_tables(path) else path
+    text = str(source)
+    names = (hf_datasets.DEFAULT, *shared.NAMES, *hf_datasets.NAMED, *overlap.KNOWN)
+    if text in names:
+        return text
+    name = None if isinstance(source, Path) or not text.strip("@:#") else DatasetName.parse(text)
+    if name and Path(name.name).expanduser().exists():
+        return name
+    if (
+        name
+        and name.is_on_hub
+        and not name.name.lower().endswith(_FILES)
+        and not Path(name.name).parent.is_dir()
+    ):
+        return name
+    raise PathNotFound(
+        f"no such calibration file: {source}",
+        hint=f"give a file, a folder, a dataset {GRAMMAR}, or one of {', '.join(names)}",
+    )
+
+
+def _holds_tables(path: Path) -> bool:
+    """Whether a folder is a dataset that only `datasets` reads."""
+    return (
+        path.is_dir()
+        and not folder_files(path)
+        and any(p.suffix in _TABLES for p in path.rglob("*"))
+    )
+
+
+def _file(path: Path, field: str | None = None) -> TextSource:
+    if path.suffix.lower() == ".parquet":
+        return TextSource((documents_of(parquet_rows([path]), str(path), "row", field),), path.name)
+    return TextSource((read_file(path, field),), path.name)
+
+
+def _files_of(folder: Path) -> Sequence[Path]:
+    paths = folder_files(folder)
+    if not paths:
+        suffixes = ", ".join(JSONL_SUFFIXES + TEXT_SUFFIXES)
+        raise PathNotFound(
+            f"{folder} has no text to calibrate on.", hint=f"files are read by suffix: {suffixes}"
+        )
+    return paths
+
+
+def _folder(folder: Path) -> TextSource:
+    paths = _files_of(folder)
+    return TextSource(
+        (chain.from_iterable(read_file(path) for path in paths),), folder.resolve().name
+    )
+
+
+def _dataset(name: DatasetName) -> TextSource:
+    documents, revision, license_text = open_dataset(name)
+    label = name.name if revision else Path(name.name).expanduser().resolve().name
+    notes: tuple[str, ...] = ()
+    if revision and revision != name.revision:
+        again = f"{label}@{revision} reads the same rows again."
+        notes = (f"{label} was read at commit {revision}: {again}",)
+    if name.config:
+        label += f":{name.config}"
+    return TextSource(
+        (documents,), label, revision, name.split, license_text, SHUFFLE_WINDOW, notes=notes
+    )
+
+
+def _default_mix() -> TextSource:
+    try:
+        streams = tuple(open_dataset(part)[0] for part in hf_datasets.DEFAULT_PARTS)
+    except (MissingDependency, NetworkError) as error:
+        message = (
+            f"the default calibration text is a mix of {len(hf_datasets.DEFAULT_PARTS)} datasets:"
+            f" {error.message}"
+        )
+        raise type(error)(message, hint=error.hint) from None
+    revision = hf_datasets.default_revision()
+    return TextSource(streams, "oscar-zoo/default", revision, window=SHUFFLE_WINDOW)
+
+
+def _evaluation_set(name: str) -> TextSource:
+    """A set of questions as prompts: from a copy on this machine, else from the hub."""
+    warning = (
+        f"{name} is an evaluation set: its scores say nothing about a rotation that was calibrated"
+        " on it."
+    )
+    try:
+        items = overlap.evaluation_set(name).items
+    except PathNotFound:
+        dataset = _dataset(overlap.KNOWN[name][0])
+        prompts: Iterable[Document] = (_as_prompt(document) for document in dataset.streams[0])
+        return TextSource(
+            (prompts,),
+            name,
+            dataset.revision,
+            dataset.split,
+            None,
+            overlaps_with=(name,),
+            notes=(warning, *dataset.notes),
+        )
+    documents = [
+        Document.chat([Message("user", text)], f"item {at} of {name}")
+        for at, text in enumerate(items, 1)
+    ]
+    return TextSource((documents,), name, overlaps_with=(name,), notes=(warning,))
+
+
+def _as_prompt(document: Document) -> Document:
+    return (
+        document
+        if document.messages
+        else Document.chat([Message("user", document.text)], document.where)
+    )

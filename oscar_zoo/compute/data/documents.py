@@ -6,7 +6,6 @@ read. Every error names its file and line.
 
 from __future__ import annotations
 
-import codecs
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,6 @@ FIELDS = ("text", "messages", "prompt")
 """Fields a record is read from, first match first; `text` holds plain text, the others hold a
 chat."""
 
-_BLOCK = 1 << 20
 _FORMS = 'text, or JSON lines with "text", "messages" or "prompt"'
 
 
@@ -39,14 +37,8 @@ class Message:
 
 @dataclass(frozen=True)
 class Document:
-    """One text or one chat.
-
-    Attributes:
-        text: the text itself; of a chat, the contents of its messages with a blank line between
-            them.
-        where: file and line, for messages of errors.
-        messages: the turns of a chat, or `None` for plain text.
-    """
+    """One text or one chat; the text of a chat is the contents of its messages with a blank line
+    between them. `where` is file and line, for messages of errors."""
 
     text: str
     where: str
@@ -60,11 +52,7 @@ class Document:
 
 def read_file(path: Path, field: str | None = None) -> Iterator[Document]:
     """The documents of a text file, or of a JSON lines file by its suffix, without blank ones.
-
-    Args:
-        path: UTF-8, with or without a byte-order mark.
-        field: of a JSON line; `None` for the first of `FIELDS` that the first line has.
-    """
+    Without a `field`, lines are read from the first of `FIELDS` that the first line has."""
     with open_lines(path) as lines:
         if path.suffix.lower() in JSONL_SUFFIXES:
             yield from documents_of(_json_lines(lines, path), str(path), "line", field)
@@ -80,18 +68,12 @@ def read_records(path: Path) -> Iterator[tuple[int, Any]]:
 
 @contextmanager
 def open_lines(path: Path) -> Iterator[Iterator[str]]:
-    """The lines of a text file.
-
-    Errors while they are read are raised as by `read_file`.
-    """
+    """The lines of a text file. Errors while they are read are raised as by `read_file`."""
     if not path.is_file():
         raise PathNotFound.for_path(path, "text file")
     try:
-        with path.open(encoding="utf-8-sig") as file:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
             yield _text_lines(file, path)
-    except UnicodeDecodeError:
-        line, byte = _first_bad_byte(path)
-        raise _not_text(path, line, f"byte 0x{byte:02x}") from None
     except OSError as error:
         raise StorageError(
             f"cannot read {path}: {error.strerror}.", hint="check its permissions"
@@ -99,10 +81,8 @@ def open_lines(path: Path) -> Iterator[Iterator[str]]:
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """The text and JSONL files in `folder` and its subfolders, in order of reading.
-
-    Hidden files are left out.
-    """
+    """The text and JSONL files in `folder` and its subfolders, in order of reading. Hidden files
+    are left out."""
     found = []
     for path in folder.rglob("*"):
         parts = path.relative_to(folder).parts
@@ -185,9 +165,17 @@ def _wrong_fields(
 
 
 def _text_lines(file: Iterable[str], path: Path) -> Iterator[str]:
+    """Refuse what is no UTF-8, with its line; a byte of it was read as half a surrogate pair."""
     for number, line in enumerate(file, 1):
-        if "\0" in line:
-            raise _not_text(path, number, "a NUL character")
+        seen = "a NUL character" if "\0" in line else None
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            seen = f"byte 0x{ord(line[error.start]) - 0xDC00:02x}"
+        if seen is not None:
+            raise UsageError(
+                f"line {number} of {path} is not UTF-8 text ({seen}).", hint=f"give {_FORMS}"
+            )
         yield line
 
 
@@ -220,21 +208,3 @@ def _json_lines(lines: Iterable[str], path: Path) -> Iterator[tuple[int, Any]]:
                     f"line {number} of {path} is not JSON.",
                     hint='each line: {"text": "..."}; plain text needs another file suffix',
                 ) from None
-
-
-def _first_bad_byte(path: Path) -> tuple[int, int]:
-    """Line and value of the first byte that is not UTF-8."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    line = 1
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            try:
-                decoder.decode(block)
-            except UnicodeDecodeError as error:
-                return line + error.object.count(b"\n", 0, error.start), error.object[error.start]
-            line += block.count(b"\n")
-    return line, decoder.getstate()[0][0]
-
-
-def _not_text(path: Path, line: int, seen: str) -> UsageError:
-    return UsageError(f"line {line} of {path} is not UTF-8 text ({seen}).", hint=f"give {_FORMS}")

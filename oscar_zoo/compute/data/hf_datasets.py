@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
-from oscar_zoo.compute.data.dataset_names import GRAMMAR, DatasetName
+from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.compute.data.documents import Document, documents_of
 from oscar_zoo.errors import (
     HubUnreachable,
@@ -28,6 +29,56 @@ from oscar_zoo.errors import (
 from oscar_zoo.models.model_hub import without_retries
 from oscar_zoo.next_step import Install
 
+GRAMMAR = "ORG/NAME[@REVISION][:CONFIG][:SPLIT][#FIELD]"
+DEFAULT_SPLIT = "train"
+SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test")
+"""A single part after the name is a split if it is one of these or starts with one and `_`, and a
+config otherwise."""
+
+_NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
+_FORM = re.compile(
+    r"(?P<name>[^@:#]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<first>[\w.-]*))?(?::(?P<second>[\w.-]+))?(?:#(?P<field>.+))?"
+)
+
+
+@dataclass(frozen=True)
+class DatasetName:
+    """A dataset, or the path of a folder of one, and what to read of it: `None` stands for the
+    newest revision, the only or default config, and the first of `documents.FIELDS` in the first
+    row."""
+
+    name: str
+    revision: str | None = None
+    config: str | None = None
+    split: str = DEFAULT_SPLIT
+    field: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the form that the module docstring gives; `ORG/NAME::SPLIT` leaves it open."""
+        match = _FORM.fullmatch(text)
+        if match is None:
+            raise UsageError(
+                f"{text!r} is not the name of a dataset.", hint=f"datasets are called {GRAMMAR}"
+            )
+        name, revision, first, second, field = match.group(
+            "name", "revision", "first", "second", "field"
+        )
+        if second is None and first and (first in SPLITS or first.split("_")[0] in SPLITS):
+            first, second = None, first
+        return cls(name, revision, first or None, second or DEFAULT_SPLIT, field)
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision else ""
+        field = f"#{self.field}" if self.field else ""
+        return f"{self.name}{revision}:{self.config or ''}:{self.split}{field}"
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether `name` has the form of a repository; it may be a folder all the same."""
+        return re.fullmatch(_NAME, self.name) is not None
+
+
 OWN_FILE = "or give text of your own: --calib-data FILE"
 
 _COMMIT = re.compile(r"@([0-9a-f]{40})(?:/|$)")
@@ -35,32 +86,16 @@ _OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "OSCAR_ZOO_OFFLINE")
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class OpenedDataset:
-    """A dataset whose rows can be read.
-
-    Attributes:
-        documents: of its rows.
-        revision: commit; `None` for a folder.
-        license: as the dataset itself says, rarely.
-    """
-
-    documents: Iterator[Document]
-    revision: str | None
-    license: str | None
-
-
-def open_dataset(name: DatasetName) -> OpenedDataset:
-    """Find a dataset of Hugging Face or a folder of one; reads rows only as they are taken."""
+def open_dataset(name: DatasetName) -> tuple[Iterator[Document], str | None, str | None]:
+    """A dataset of Hugging Face or a folder of one: documents of its rows, which are read as they
+    are taken; commit, `None` for a folder; license, as the dataset itself says, rarely."""
     library = load_library(f"the dataset {name.name}")
     builder = _asked(
         name, lambda: library.load_dataset_builder(name.name, name.config, revision=name.revision)
     )
     commit = _COMMIT.search(str(builder.base_path))
     license_text = getattr(builder.info, "license", None) or None
-    return OpenedDataset(
-        _documents(name, builder), commit.group(1) if commit else None, license_text
-    )
+    return _documents(name, builder), commit.group(1) if commit else None, license_text
 
 
 def parquet_rows(paths: Sequence[Path]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -110,10 +145,8 @@ def _asked(name: DatasetName, ask: Callable[[], _T]) -> _T:
 
 def _failure(name: DatasetName, error: Exception, trouble: str | None) -> OscarZooError:
     """Our error for an error of the datasets library; `trouble` says why the hub was not asked.
-
     Errors are told apart by the names of their types, which are the same in all versions of the
-    library and its clients.
-    """
+    library and its clients."""
     cause = _first_line(error)
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "gated" in cause.lower():
@@ -144,3 +177,33 @@ def _failure(name: DatasetName, error: Exception, trouble: str | None) -> OscarZ
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200].rstrip(".:")
+
+
+DEFAULT = "default"
+"""Web text, mathematics, code, two more languages, chat and reasoning in chat form: what a server
+reads."""
+
+DEFAULT_PARTS = tuple(
+    DatasetName.parse(part)
+    for part in (
+        "HuggingFaceFW/fineweb-edu@87f09149ef4734204d70ed1d046ddc9ca3f2b8f9:sample-10BT:train#text",
+        "open-r1/OpenR1-Math-220k@e4e141ec9dea9f8326f4d347be56105859b2bd68:default:train#messages",
+        "open-web-math/open-web-math@fde8ef8de2300f5e778f56261843dab89f230815:default:train#text",
+        "codeparrot/codeparrot-clean@35a59fb025bc0a102f7d96eac09d145b896d487b:default:train#content",
+        "HuggingFaceH4/ultrachat_200k@8049631c405ae6576f93f445c6b8166f76f5505a:default:train_sft#messages",
+        "HuggingFaceFW/fineweb-2@af9c13333eb981300149d5ca60a8e9d659b276b9:cmn_Hani:train#text",
+        "HuggingFaceFW/fineweb-2@af9c13333eb981300149d5ca60a8e9d659b276b9:deu_Latn:train#text",
+    )
+)
+"""Each gives one sequence in turn, from its first row on."""
+
+NAMED: Mapping[str, DatasetName] = {
+    "wikitext": DatasetName("Salesforce/wikitext", config="wikitext-2-raw-v1", field="text"),
+    "mmlu": DatasetName("cais/mmlu", config="all", split="validation", field="question"),
+}
+"""Names by which others call public datasets; of MMLU not the questions that are scored."""
+
+
+def default_revision() -> str:
+    """sha256 of the list of parts: changes with any of them."""
+    return sha256_hex(strict_json.canonical_bytes([str(part) for part in DEFAULT_PARTS]))

@@ -5,22 +5,185 @@ without spaces is a word. A question overlaps when 13 of its consecutive words o
 calibration text, or all of its words when it has fewer than 13. Questions of fewer than 6 words are
 not compared, because they would be found anywhere.
 
+A set known by name is looked for as `evaluation/NAME.jsonl` (or `.txt`, `.csv`) in this program's
+data folder, then in the cache of the Hugging Face client. Nothing is downloaded.
+
 Source: 13-grams are the measure of contamination of "Language Models are Few-Shot Learners",
 appendix C.
 """
 
 from __future__ import annotations
 
+import csv
+import os
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.artifact.manifest import Disjoint
-from oscar_zoo.compute.data.calibration import CalibrationData
-from oscar_zoo.compute.data.evaluation_sets import EvaluationSet, sets_on_this_machine
-from oscar_zoo.errors import UsageError
+from oscar_zoo.compute.data import documents
+from oscar_zoo.compute.data.hf_datasets import DatasetName, parquet_rows
+from oscar_zoo.errors import OscarZooError, PathNotFound, UsageError
 from oscar_zoo.next_step import AddOption
+
+if TYPE_CHECKING:  # which reads evaluation sets with this module
+    from oscar_zoo.compute.data.calibration import CalibrationData
+from oscar_zoo.paths import data_dir
+
+FOLDER = "evaluation"
+"""In the data folder: copies that the user put there."""
+QUESTION_FIELDS = ("question", "problem", "prompt", "question_content", "text", "messages")
+"""Fields that may hold the question in a record of an unknown set, in any case."""
+
+
+@dataclass(frozen=True)
+class EvaluationSet:
+    """Questions that must not be in calibration text, under the name that manifests use."""
+
+    name: str
+    items: tuple[str, ...]
+
+
+KNOWN: Mapping[str, tuple[DatasetName, str]] = {
+    "gpqa_diamond": (
+        DatasetName("Idavidrein/gpqa", config="gpqa_diamond", field="Question"),
+        "*diamond.csv",
+    ),
+    "aime_2024": (DatasetName("HuggingFaceH4/aime_2024", field="problem"), "*.parquet"),
+    "aime_2025": (DatasetName("opencompass/AIME2025", split="test", field="question"), "*.jsonl"),
+    "math_500": (
+        DatasetName("HuggingFaceH4/MATH-500", split="test", field="problem"),
+        "test.jsonl",
+    ),
+    "humaneval": (
+        DatasetName("openai/openai_humaneval", split="test", field="prompt"),
+        "*.parquet",
+    ),
+    "livecodebench": (
+        DatasetName("livecodebench/code_generation_lite", split="test", field="question_content"),
+        "test*.jsonl",
+    ),
+}
+"""Sets known by name: where each comes from, and a pattern for its files in the repository."""
+
+
+def evaluation_set(name_or_path: str | Path) -> EvaluationSet:
+    """Read a set; an existing path wins over a name."""
+    path = Path(name_or_path).expanduser()
+    name = str(name_or_path)
+    if path.is_file():
+        return _from_files(path.name, [path], None)
+    if name not in KNOWN:
+        raise PathNotFound(
+            f"no such evaluation set: {name}",
+            hint=f"give a file, or a set known by name: {', '.join(KNOWN)}",
+        )
+    paths = copies(name)
+    if not paths:
+        raise PathNotFound(
+            f"the evaluation set {name} is not on this machine.",
+            hint=f"put a copy at {data_dir() / FOLDER}/{name}.jsonl",
+        )
+    return _from_files(
+        name, paths, None if paths[0].parent == data_dir() / FOLDER else KNOWN[name][0].field
+    )
+
+
+def copies(name: str) -> list[Path]:
+    """The files on this machine that hold the known set `name`, often none. The user's own copy
+    comes first."""
+    suffixes = (*documents.JSONL_SUFFIXES, *documents.TEXT_SUFFIXES, ".csv", ".parquet")
+    own = (data_dir() / FOLDER / f"{name}{suffix}" for suffix in suffixes)
+    return [path for path in own if path.is_file()][:1] or _cached_files(*KNOWN[name])
+
+
+def sets_on_this_machine() -> tuple[EvaluationSet, ...]:
+    """Every known set that can be read here."""
+    found = []
+    for name in KNOWN:
+        try:
+            found.append(evaluation_set(name))
+        except OscarZooError:  # absent, as Parquet without a reader, or not as it was published
+            continue
+    return tuple(found)
+
+
+def _cached_files(dataset: DatasetName, pattern: str) -> list[Path]:
+    """Files of the newest snapshot in the cache of the Hugging Face client."""
+    snapshots = _hub_cache() / f"datasets--{dataset.name.replace('/', '--')}" / "snapshots"
+    folders = [path for path in snapshots.glob("*") if path.is_dir()]
+    newest = max(folders, key=lambda path: (path.stat().st_mtime, path.name), default=None)
+    return sorted(path for path in newest.rglob(pattern) if path.is_file()) if newest else []
+
+
+def _hub_cache() -> Path:
+    """Where the Hugging Face client keeps repositories, by the variables it reads itself."""
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        if folder := os.environ.get(variable):
+            return Path(folder).expanduser()
+    home = (
+        os.environ.get("HF_HOME") or f"{os.environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
+    )
+    return Path(home).expanduser() / "hub"
+
+
+def _from_files(name: str, paths: list[Path], field: str | None) -> EvaluationSet:
+    if paths[0].suffix == ".parquet":
+        rows = parquet_rows(paths)
+        items = [text for at, row in rows for text in _questions(row, field, f"row {at} of {name}")]
+    else:
+        items = [text for path in paths for text in _file_items(path, field)]
+    kept = tuple(item for item in items if item.strip())
+    if not kept:
+        raise UsageError(
+            f"the evaluation set {paths[0]} is empty.", hint="give the questions, one per record"
+        )
+    return EvaluationSet(name, kept)
+
+
+def _file_items(path: Path, field: str | None) -> Iterator[str]:
+    suffix = path.suffix.lower()
+    if suffix in documents.JSONL_SUFFIXES:
+        for number, record in documents.read_records(path):
+            yield from _questions(record, field, f"line {number} of {path}")
+    elif suffix == ".csv":
+        with documents.open_lines(path) as lines:
+            for number, row in enumerate(_csv_rows(lines, path), 1):
+                yield from _questions(row, field, f"row {number} of {path}")
+    else:
+        yield from (document.text for document in documents.read_file(path))
+
+
+def _csv_rows(lines: Iterator[str], path: Path) -> Iterator[dict[str, str]]:
+    try:
+        yield from csv.DictReader(lines)
+    except csv.Error as error:
+        raise UsageError(
+            f"{path} is not a CSV file: {error}.", hint="give text, JSONL or CSV"
+        ) from None
+
+
+def _questions(record: Any, field: str | None, where: str) -> list[str]:
+    """The question of one record, or the messages of its user."""
+    lower = (
+        {str(key).lower(): value for key, value in record.items()}
+        if isinstance(record, dict)
+        else {}
+    )
+    names = (field.lower(),) if field else QUESTION_FIELDS
+    value = next((lower[name] for name in names if lower.get(name) is not None), None)
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        turns = [turn for turn in value if isinstance(turn, dict) and turn.get("role") == "user"]
+        return [str(turn.get("content")) for turn in turns]
+    raise UsageError(
+        f"{where} has no question.", hint=f"one of the fields {', '.join(names)} must hold it"
+    )
+
 
 NGRAM = 13
 SHORTEST = 6
@@ -33,16 +196,9 @@ _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")
 
 @dataclass(frozen=True)
 class Overlap:
-    """The part of an evaluation set that occurs in calibration text.
-
-    Attributes:
-        dataset: name of the set.
-        items: questions it has.
-        compared: of these, long enough to be compared.
-        whole: of these, found from the first word to the last.
-        partial: of these, sharing 13 words in a row, or found whole.
-        example: number of the first overlapping question, from 1; `None` without one.
-    """
+    """The part of an evaluation set that occurs in calibration text: of its `items` some are long
+    enough to be `compared`, of these some share 13 words in a row (`partial`) or are there `whole`;
+    the first of them is number `example`, from 1."""
 
     dataset: str
     items: int
@@ -64,10 +220,8 @@ def words(text: str) -> list[str]:
 
 
 def measure_overlap(texts: Iterable[str], evaluation: EvaluationSet) -> Overlap:
-    """Compare calibration texts with one evaluation set.
-
-    Runs of equal words are looked for inside one text at a time.
-    """
+    """Compare calibration texts with one evaluation set. Runs of equal words are looked for inside
+    one text at a time."""
     items = [words(item) for item in evaluation.items]
     wanted: dict[int, dict[str, set[int]]] = {}
     for at, item in enumerate(items):
@@ -104,14 +258,8 @@ def check_overlap(
     *,
     allow_overlap: bool = False,
 ) -> CalibrationData:
-    """Compare calibration and held-out text with evaluation sets and record the result in `data`.
-
-    Args:
-        sets: to compare with; `None` for every known set that is on this machine.
-
-    Returns:
-        `data` with `disjoint_from`, `overlaps_with` and notes.
-    """
+    """`data` with the result of comparing calibration and held-out text with evaluation sets, by
+    default every known set that is on this machine."""
     sets = sets_on_this_machine() if sets is None else sets
     results = [measure_overlap(data.texts, evaluation) for evaluation in sets]
     overlapping = [result for result in results if result.partial]

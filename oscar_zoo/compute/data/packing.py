@@ -1,4 +1,8 @@
-"""Tokens become sequences of one length, and some are kept out for measuring.
+"""Documents become tokens, and these sequences of one length; some are kept out for measuring.
+
+Plain text is tokenized as it stands, chats through the model's own template. An end-of-text token
+follows each document, unless the template has just written one. Some tokenizers put a begin-of-text
+token before any text; here it starts every sequence, not every document.
 
 The documents of a stream, one after another, are cut into sequences until the budget is spent.
 Held-out text comes from the documents after the one in which the budget ended, so holding out text
@@ -10,14 +14,129 @@ suffice. A document that was calibrated on is never held out when it occurs agai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, islice
+from typing import Any, Protocol
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import sha256_hex
-from oscar_zoo.compute.data.documents import Document
-from oscar_zoo.compute.data.encoding import Encoded, Encoder
+from oscar_zoo.compute.data.documents import Document, Message
+from oscar_zoo.errors import InvalidModel, UsageError
+from oscar_zoo.models.chat_template import ChatTemplate
+from oscar_zoo.next_step import AddOption
+
+_PIECE = (
+    1 << 20
+)  # characters tokenized at once: a huge document costs no more than the tokens taken from it
+_ENDING = 2  # tokens looked at for an end of text: some templates put a line break behind it
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that is used. Chats also need its `apply_chat_template`
+    and `chat_template`."""
+
+    eos_token_id: int | None
+
+    def __call__(
+        self, text: str, *, add_special_tokens: bool, verbose: bool
+    ) -> Mapping[str, list[int]]:
+        """Token ids of `text` under the key `input_ids`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One document in tokens with the end of text, or the first of them; `text` goes as far or a
+    little further. `templated` says whether the chat template was applied, `answered` whether it
+    holds a turn of the assistant."""
+
+    ids: Sequence[int]
+    text: str
+    whole: bool
+    templated: bool
+    answered: bool
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Turns documents into tokens. `chat_template=None` renders chats and leaves text alone; `True`
+    makes every text a message of the user; `False` joins the messages of chats as plain text.
+    `prefix` starts every sequence, and is often empty."""
+
+    tokenizer: Tokenizer
+    chat_template: bool | None = None
+    prefix: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        bare, full = self._tokens("a"), self._tokens("a", special=True)
+        start = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), 0)
+        object.__setattr__(self, "prefix", tuple(full[:start]))
+
+    def encode(self, document: Document, limit: int) -> Encoded:
+        """Tokens of `document`, all of them or at least `limit`."""
+        messages = self._messages(document)
+        text = document.text if messages is None else self._render(messages, document.where)
+        ids: list[int] = []
+        end = 0
+        while end < len(text) and len(ids) < limit:
+            start, end = end, end + _PIECE
+            ids += self._tokens(text[start:end])
+        whole = end >= len(text)
+        if messages is not None and self.prefix and tuple(ids[: len(self.prefix)]) == self.prefix:
+            del ids[: len(self.prefix)]
+        eos = self.tokenizer.eos_token_id
+        if whole and eos is not None and not (messages is not None and eos in ids[-_ENDING:]):
+            ids.append(eos)
+        answered = any(message.role == "assistant" for message in document.messages or ())
+        return Encoded(ids, text[:end], whole, messages is not None, answered)
+
+    @cached_property
+    def _template(self) -> ChatTemplate | None:
+        """The template of the tokenizer in a process of its own; `None` where it has code."""
+        return ChatTemplate.of_tokenizer(self.tokenizer)
+
+    def _messages(self, document: Document) -> tuple[Message, ...] | None:
+        """The messages that go through the template; `None` for plain text."""
+        if self.chat_template is False:
+            return None
+        if document.messages is None and self.chat_template:
+            return (Message("user", document.text),)
+        return document.messages
+
+    def _render(self, messages: Sequence[Message], where: str) -> str:
+        tokenizer: Any = self.tokenizer
+        if not getattr(tokenizer, "chat_template", None):
+            raise UsageError(
+                f"{where} is a chat, and the model's tokenizer has no chat template.",
+                next_step=AddOption("--no-chat-template"),
+            )
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        asks = messages[-1].role != "assistant"
+        try:
+            if self._template is not None:
+                return self._template.render(turns, add_generation_prompt=asks)
+            rendered = tokenizer.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=asks
+            )
+        except InvalidModel as error:
+            error.next_step = AddOption("--no-chat-template")
+            raise
+        except (
+            Exception
+        ) as error:  # a template is a program of the model's author and raises whatever it likes
+            cause = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            raise UsageError(
+                f"the chat template refuses {where}: {cause}.".replace("..", "."),
+                hint="change that record",
+                next_step=AddOption("--no-chat-template"),
+            ) from None
+        return str(rendered)
+
+    def _tokens(self, text: str, *, special: bool = False) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+
 
 TokenIds = tuple[int, ...]
 
@@ -34,14 +153,8 @@ _SHARE = 4
 
 @dataclass(frozen=True)
 class Budget:
-    """The tokens to take from one stream.
-
-    Attributes:
-        tokens: to calibrate on.
-        length: tokens of a sequence; the last one may be shorter.
-        heldout: sequences to hold out.
-        heldout_length: tokens of each of them.
-    """
+    """Tokens to take from one stream in sequences of one `length`, the last of which may be
+    shorter, and sequences to hold out."""
 
     tokens: int
     length: int
@@ -50,10 +163,8 @@ class Budget:
 
     @classmethod
     def of(cls, tokens: int, length: int, heldout_tokens: int) -> Budget:
-        """Hold out at least `heldout_tokens`, in sequences no longer than `length`.
-
-        There are at least `HELDOUT_SEQUENCES` sequences.
-        """
+        """Hold out at least `heldout_tokens`, in sequences no longer than `length`. There are at
+        least `HELDOUT_SEQUENCES` sequences."""
         if heldout_tokens <= 0:
             return cls(tokens, length)
         longest = min(length, max(1, heldout_tokens // HELDOUT_SEQUENCES))
@@ -73,14 +184,8 @@ class Budget:
 
 @dataclass(frozen=True)
 class Packed:
-    """The sequences that one stream gave.
-
-    Attributes:
-        sequences, heldout: token ids.
-        documents: those calibrated on, in part or whole.
-        heldout_texts: text of the documents held out, in part or whole.
-        given_up: tokens that were held out instead of calibrated on, because the data ended early.
-    """
+    """The sequences that one stream gave, the documents calibrated on and the texts held out, in
+    part or whole, and the tokens that were held out because the data ended early."""
 
     sequences: tuple[TokenIds, ...]
     heldout: tuple[TokenIds, ...]
@@ -143,10 +248,8 @@ def _packed(
 
 
 def _bodies(tokens: int, length: int, prefix: int) -> int:
-    """Tokens of the stream that a budget takes.
-
-    The tokens that start every sequence are not part of the stream.
-    """
+    """Tokens of the stream that a budget takes. The tokens that start every sequence are not part
+    of the stream."""
     full, rest = divmod(tokens, length)
     return full * max(1, length - prefix) + (max(1, rest - prefix) if rest else 0)
 
@@ -154,10 +257,8 @@ def _bodies(tokens: int, length: int, prefix: int) -> int:
 def _read(
     documents: Iterable[Document], encoder: Encoder, wanted: int, needed: int
 ) -> list[_Placed]:
-    """Documents until `wanted` tokens are there, and `needed` more for holding out.
-
-    The second part starts with a new document when one begins nearby.
-    """
+    """Documents until `wanted` tokens are there, and `needed` more for holding out. The second part
+    starts with a new document when one begins nearby."""
     placed: list[_Placed] = []
     seen: set[str] = set()
     total, boundary = 0, None
@@ -197,10 +298,8 @@ def _division(placed: Sequence[_Placed], wanted: int, needed: int) -> tuple[int,
 
 
 def _held_out(placed: Sequence[_Placed], cut: int, start: int) -> tuple[list[int], tuple[str, ...]]:
-    """Tokens from `start` on, and the text of their documents.
-
-    Documents that also occur before `cut` are left out.
-    """
+    """Tokens from `start` on, and the text of their documents. Documents that also occur before
+    `cut` are left out."""
     used = {item.digest for item in placed if item.start < cut}
     kept = [
         item
@@ -225,10 +324,8 @@ def _sequences(stream: Iterator[int], prefix: TokenIds, budget: Budget) -> Itera
 
 
 def _equal_sequences(ids: Sequence[int], prefix: TokenIds, budget: Budget) -> Iterator[TokenIds]:
-    """Held-out sequences of one length.
-
-    They are shorter than wished when there would otherwise be fewer than `HELDOUT_SEQUENCES`.
-    """
+    """Held-out sequences of one length. They are shorter than wished when there would otherwise be
+    fewer than `HELDOUT_SEQUENCES`."""
     fewest = min(budget.heldout, HELDOUT_SEQUENCES)
     body = max(1, min(budget.heldout_length - len(prefix), len(ids) // max(1, fewest)))
     for at in range(min(budget.heldout, len(ids) // body)):

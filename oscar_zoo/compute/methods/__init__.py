@@ -1,1 +1,1 @@
-"""One fitting method per file."""
+"""The fitting methods."""

@@ -1,26 +1,33 @@
-"""What a fitting method is: its name, the sums it reads, what it computes, and its function.
+"""What a fitting method is, and fitting one or all of them: moments in, pairs of transforms out.
 
-A new method is one file with one `Method` called `METHOD`, and one row of `table.TABLE`.
+A new method is one `Method` in a file of this package, and one row of `table.TABLE`. The coverage
+of moments is checked before every fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from oscar_zoo.artifact.formats import Role, RotationSet
-from oscar_zoo.artifact.manifest import Composition, Estimators
+from oscar_zoo.artifact.formats import Role, RotationSet, hadamard
+from oscar_zoo.artifact.manifest import Composition, Coverage, Estimators
 from oscar_zoo.artifact.specs import StatisticName
-from oscar_zoo.compute.layer_moments import Need
-from oscar_zoo.compute.moments import Moments
+from oscar_zoo.compute.methods.table import METHODS, TUNED, find_method
+from oscar_zoo.compute.moments import Moments, Need
+from oscar_zoo.errors import ComputeFailed, UsageError
 
 Matrix = NDArray[np.float64]
+Tick = Callable[[int, int], None]
+"""Called with `(steps done, steps in all)` while a method is tuned."""
 
 
 @dataclass(frozen=True)
@@ -57,19 +64,18 @@ class FittedPair:
     forecasts: Mapping[Role, Forecast] = field(default_factory=dict)
 
 
-class RowsOfText(Protocol):
-    """Rows that a model caches of some of the calibration text."""
+@dataclass(frozen=True)
+class CalibrationRows:
+    """Rows that a model caches of some of the calibration text, to tune on: by side and layer id
+    `[num_kv_heads, T, d]`, kept in main memory and returned on `device`."""
 
-    @property
-    def device(self) -> torch.device:
-        """Where rows are returned."""
-
-    @property
-    def group_size(self) -> int:
-        """Channels that will share a scale."""
+    device: torch.device
+    group_size: int
+    kept: Mapping[tuple[Role, int], Tensor]
 
     def of(self, role: Role, layer_id: int) -> Tensor:
         """`[num_kv_heads, T, d]` in the model's dtype, before any transform, on `device`."""
+        return self.kept[role, layer_id].to(self.device)
 
 
 @dataclass(frozen=True)
@@ -83,8 +89,8 @@ class Method:
         estimators: ids of the matrices that it targets; `None` without data.
         composition: how eigenvectors become matrices; `None` when that does not apply.
         fit: from moments with full coverage to transforms.
-        tune: improves the result of `fit` with rows of the model, and calls its last argument with
-            `(steps done, steps in all)`; `None` when the method reads only moments.
+        tune: improves the result of `fit` with rows of the model; `None` when the method reads only
+            moments.
     """
 
     name: str
@@ -93,4 +99,123 @@ class Method:
     estimators: Estimators | None
     composition: Composition | None
     fit: Callable[[Moments], FittedPair]
-    tune: Callable[[FittedPair, RowsOfText, Callable[[int, int], None]], FittedPair] | None = None
+    tune: Callable[[FittedPair, CalibrationRows, Tick], FittedPair] | None = None
+
+
+def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues `[..., d]` in ascending order and eigenvectors in columns of a symmetric `[...,
+    d, d]`, all float64. Each eigenvector's entry of largest magnitude is positive (the first of
+    equals), so that a refit repeats."""
+    values, vectors = torch.linalg.eigh(matrix)
+    largest = vectors.gather(-2, vectors.abs().argmax(-2, keepdim=True))
+    return values, torch.where(largest < 0, -vectors, vectors)
+
+
+def hadamard_matrix(d: int, device: torch.device) -> Tensor:
+    """`artifact.hadamard.hadamard` as a new `[d, d]` float64 tensor on `device`."""
+    return torch.tensor(hadamard(d), device=device)
+
+
+T = TypeVar("T")
+Arguments = TypeVar("Arguments")
+
+
+def each_layer(function: Callable[[Arguments], T], layers: Sequence[Arguments]) -> list[T]:
+    """`function` of every element of `layers`, in order, one layer per worker and one thread each.
+    Threads inside a 128 x 128 factorization cost more than they save, and their number changes its
+    last bits. With one thread each, a fit does not depend on the number of cores."""
+    with (
+        _one_thread_each(),
+        ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), max(1, len(layers)))) as pool,
+    ):
+        return list(pool.map(function, layers))
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult(FittedPair):
+    """A fitted pair, the method that made it, and the layers, heads and tokens that it rests on;
+    `None` without data."""
+
+    method: Method
+    coverage: Coverage | None
+
+
+@dataclass(frozen=True)
+class Fits:
+    """The fits of several methods to the same moments, and the reasons why others must not be
+    used."""
+
+    results: Mapping[str, FitResult]
+    refused: Mapping[str, str]
+
+
+def fit(
+    moments: Moments,
+    method: Method,
+    rows: CalibrationRows | None = None,
+    *,
+    tick: Tick = lambda done, total: None,
+) -> FitResult:
+    """Fit one method."""
+    moments.check(method.needs)
+    pair = method.fit(moments)
+    if method.tune is not None:
+        if rows is None:
+            raise needs_model(method)
+        pair = method.tune(pair, rows, tick)
+    coverage = moments.observed() if method.needs else None
+    return FitResult(**vars(pair), method=method, coverage=coverage)
+
+
+def needs_model(method: Method) -> UsageError:
+    """The error for a method that needs the model, where only moments are given."""
+    return UsageError(
+        f"{method.name} is tuned on rows of the model; moments alone do not have them.",
+        hint=f"run oscar-zoo compute MODEL --method {method.name}, or fit wush",
+    )
+
+
+def fit_all(moments: Moments, names: Sequence[str] | None = None) -> Fits:
+    """Fit several methods of the same moments; `None` stands for all `possible_methods`."""
+    methods = [*map(find_method, possible_methods(moments) if names is None else names)]
+    for method in methods:
+        moments.check(method.needs)
+    return _fits(moments, methods)
+
+
+def with_tuned(fits: Fits, moments: Moments, rows: CalibrationRows, *, tick: Tick) -> Fits:
+    """Add one result, or one refusal, of each method of `TUNED`."""
+    more = _fits(moments, TUNED.values(), rows, tick)
+    return Fits({**fits.results, **more.results}, {**fits.refused, **more.refused})
+
+
+def _fits(
+    moments: Moments,
+    methods: Iterable[Method],
+    rows: CalibrationRows | None = None,
+    tick: Tick = lambda done, total: None,
+) -> Fits:
+    results: dict[str, FitResult] = {}
+    refused: dict[str, str] = {}
+    for method in methods:
+        try:
+            results[method.name] = fit(moments, method, rows, tick=tick)
+        except ComputeFailed as error:
+            refused[method.name] = error.message
+    return Fits(results, refused)
+
+
+def possible_methods(moments: Moments) -> tuple[str, ...]:
+    """The methods whose sums the moments hold; `Moments.check` tells whether they are complete."""
+    met = moments.needs_met()
+    return tuple(name for name, method in METHODS.items() if method.needs <= met)

@@ -1,7 +1,7 @@
 """Every fitting method: one row each.
 
-A new method is one file beside this one, with one `METHOD`, and one row here; nothing else changes.
-The order is that of `auto`: of two equally good methods, the earlier one asks less of an engine.
+A new method is one `Method` in a file beside this one, and one row here; nothing else changes. The
+order is that of `auto`: of two equally good methods, the earlier one asks less of an engine.
 Reading the table needs no torch. The module of a method is imported when the method is asked for.
 """
 
@@ -25,7 +25,7 @@ class MethodRow:
 
     Attributes:
         name: as on the command line and in `fit.method` of a manifest.
-        module: file of this package that holds its `METHOD`.
+        place: `module:name` of its `Method` in this package.
         requires: what an engine must be able to do to serve the result; `recipe.requires` of the
             manifest.
         tuned: whether it reads rows of the model besides the moments.
@@ -34,7 +34,7 @@ class MethodRow:
     """
 
     name: str
-    module: str
+    place: str
     requires: tuple[Capability, ...] = ()
     tuned: bool = False
     publishable: bool = True
@@ -45,13 +45,15 @@ WUSH_REQUIRES: tuple[Capability, ...] = ("per_head", "k_partner", "v_partner")
 TABLE: Mapping[str, MethodRow] = {
     row.name: row
     for row in (
-        MethodRow("identity", "identity", publishable=False),
-        MethodRow("hadamard", "hadamard"),
-        MethodRow("oscar", "oscar"),
-        MethodRow("oscar-exact", "oscar_exact"),
-        MethodRow("oscar-per-head", "oscar_per_head", requires=("per_head",)),
-        MethodRow("wush", "wush", requires=WUSH_REQUIRES),
-        MethodRow("wush-tuned", "tuned", requires=WUSH_REQUIRES, tuned=True, variant_of="wush"),
+        MethodRow("identity", "rotations:IDENTITY", publishable=False),
+        MethodRow("hadamard", "rotations:HADAMARD"),
+        MethodRow("oscar", "rotations:OSCAR"),
+        MethodRow("oscar-exact", "rotations:OSCAR_EXACT"),
+        MethodRow("oscar-per-head", "rotations:OSCAR_PER_HEAD", requires=("per_head",)),
+        MethodRow("wush", "wush:METHOD", requires=WUSH_REQUIRES),
+        MethodRow(
+            "wush-tuned", "tuned:METHOD", requires=WUSH_REQUIRES, tuned=True, variant_of="wush"
+        ),
     )
 }
 
@@ -65,8 +67,8 @@ class Methods(Mapping[str, "Method"]):
     def __getitem__(self, name: str) -> Method:
         if name not in self._names:
             raise KeyError(name)
-        module = importlib.import_module(f"{__package__}.{TABLE[name].module}")
-        method: Method = module.METHOD
+        module, _, attribute = TABLE[name].place.partition(":")
+        method: Method = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
         return method
 
     def __iter__(self) -> Iterator[str]:

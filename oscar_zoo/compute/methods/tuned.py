@@ -38,8 +38,7 @@ from oscar_zoo.artifact.formats import LayerTransform, Role, RotationSet
 from oscar_zoo.artifact.manifest import Estimator, Estimators
 from oscar_zoo.artifact.specs import StatisticName
 from oscar_zoo.compute.methods import wush
-from oscar_zoo.compute.methods.base import FittedPair, Forecast, RowsOfText
-from oscar_zoo.compute.methods.parallel import each_layer
+from oscar_zoo.compute.methods.base import CalibrationRows, FittedPair, Forecast, each_layer
 from oscar_zoo.errors import ComputeFailed
 
 STEPS, BATCH, RATE, SEED = 300, 2048, 2e-2, 0
@@ -68,14 +67,8 @@ class _Heads:
     hessian: Tensor
 
 
-def tune(pair: FittedPair, rows: RowsOfText, tick: Callable[[int, int], None]) -> FittedPair:
-    """Improve WUSH's transforms on rows.
-
-    Args:
-        rows: of text that the moments were made of.
-        tick: called with `(steps done, steps in all)`; a step is one for all heads of a layer's
-            side.
-    """
+def tune(pair: FittedPair, rows: CalibrationRows, tick: Callable[[int, int], None]) -> FittedPair:
+    """Improve WUSH's transforms on rows. A tick is one step for all heads of a layer's side."""
     total, done, one_at_a_time = 2 * len(pair.k.layers) * STEPS, 0, Lock()
 
     def told(layers: int) -> None:
@@ -92,15 +85,8 @@ def tune(pair: FittedPair, rows: RowsOfText, tick: Callable[[int, int], None]) -
 def minimise(
     rows: Tensor, hessian: Tensor, group_size: int, tick: Callable[[], None] = lambda: None
 ) -> Tensor:
-    """N after all steps.
-
-    Args:
-        rows: `[n, T, d]` float32, x0 of n heads.
-        hessian: `[n, d, d]` float32, Hs0; scales do not matter.
-
-    Returns:
-        `[n, d, d]` float32.
-    """
+    """N after all steps, `[n, d, d]` float32, for x0 of n heads, `[n, T, d]` float32, and Hs0, `[n,
+    d, d]` float32, whose scale does not matter."""
     identity = torch.eye(rows.shape[-1], device=rows.device)
     found = identity.expand_as(hessian).clone()
     hessian = hessian / ((rows @ hessian) * rows).sum(-1).mean(-1)[:, None, None]
@@ -140,19 +126,15 @@ def gradient(rows: Tensor, hessian: Tensor, n: Tensor, group_size: int) -> Tenso
 def loss(
     rows: Tensor, forward: Tensor, partner: Tensor, hessian: Tensor, group_size: int
 ) -> Tensor:
-    """Cost of INT2 without a clip, as served: mean of e Hs e^T over rows, `[n]` float32.
-
-    Args:
-        rows: `[n, T, d]`, as they are cached.
-        forward, partner, hessian: `[n, d, d]` float64.
-    """
+    """Cost of INT2 without a clip, as served: mean of e Hs e^T over rows `[n, T, d]` as they are
+    cached, `[n]` float32. The matrices are `[n, d, d]` float64."""
     x = rows.float() @ forward.float()
     error = fake_quantize(x, QuantSpec(x.shape[-1], group_size)) - x
     return ((error @ (partner.mT @ hessian @ partner).float()) * error).sum(-1).mean(-1)
 
 
 def _side(
-    role: Role, pair: FittedPair, rows: RowsOfText, tick: Callable[[int], None]
+    role: Role, pair: FittedPair, rows: CalibrationRows, tick: Callable[[int], None]
 ) -> tuple[RotationSet, Forecast]:
     side, forecast = (pair.k, pair.forecasts["k"]) if role == "k" else (pair.v, pair.forecasts["v"])
     gram, hessian = (torch.from_numpy(pair.targets[name]) for name in _MATRICES[role])
@@ -247,8 +229,7 @@ def _chunks(number: int, size: int) -> Sequence[range]:
 
 
 _PARAMS: Mapping[str, float | int | str | bool] = {
-    "damping": wush.DAMPING,
-    "gamma": wush.GAMMA,
+    **wush.PARAMS,
     "steps": STEPS,
     "batch": BATCH,
     "rate": RATE,

@@ -23,10 +23,8 @@ Source: WUSH-KV: KV Cache Quantization with Data-Adaptive Transforms (sections 3
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,20 +32,20 @@ from torch import Tensor
 
 from oscar_zoo.artifact.formats import LayerTransform, Role, RotationSet
 from oscar_zoo.artifact.manifest import Composition, Estimator, Estimators
-from oscar_zoo.compute.estimators import estimate
-from oscar_zoo.compute.methods.base import FittedPair, Forecast, Method
-from oscar_zoo.compute.methods.compose import eigenbasis, hadamard_matrix
-from oscar_zoo.compute.methods.parallel import each_layer
-from oscar_zoo.compute.moments import Moments
+from oscar_zoo.compute.methods.base import (
+    FittedPair,
+    Forecast,
+    Method,
+    each_layer,
+    eigenbasis,
+    hadamard_matrix,
+)
+from oscar_zoo.compute.moments import Moments, estimate
 from oscar_zoo.errors import ComputeFailed
 
-Damping = Literal["identity", "diagonal"]
-"""What is added to a matrix: its mean diagonal entry times gamma on the whole diagonal, or gamma
-times its diagonal."""
-
 GAMMA = 1e-2
-"""Damping of both matrices (WUSH-KV, default)."""
-DAMPING: Damping = "diagonal"
+"""Damping of both matrices: the share of its diagonal that is added (WUSH-KV, default)."""
+PARAMS: Mapping[str, float | int | str | bool] = {"damping": "diagonal", "gamma": GAMMA}
 NOTHING, EMPTY = 1e-10, 1e-4
 """Shares of the mean diagonal entry: a channel with less than the first counts as empty, and gets
 the second."""
@@ -55,8 +53,7 @@ BF16_LIMIT = 2e-2
 """Largest error of logits or outputs from matrices in bfloat16; plain bfloat16 rows have 2e-3."""
 
 
-@dataclass(frozen=True)
-class WushTransforms:
+class WushTransforms(NamedTuple):
     """The transforms of the heads of one layer, float64.
 
     Attributes:
@@ -71,18 +68,13 @@ class WushTransforms:
     eigenvalues: Tensor
 
 
-def transform(
-    gram: Tensor, hessian: Tensor, *, gamma: float = GAMMA, damping: Damping = DAMPING
-) -> WushTransforms:
-    """The transforms of M = `gram` and Hs = `hessian`; scales do not matter.
-
-    Both are `[heads, d, d]` float64 and symmetric.
-    """
-    flat = hadamard_matrix(gram.shape[-1], gram.device).flip(
-        0
-    )  # the strongest direction meets the constant row
-    lower, failed = torch.linalg.cholesky_ex(_damped(hessian, gamma, damping))
-    values, vectors = eigenbasis(lower.mT @ _damped(gram, gamma, damping) @ lower)
+def transform(gram: Tensor, hessian: Tensor, *, gamma: float = GAMMA) -> WushTransforms:
+    """The transforms of M = `gram` and Hs = `hessian`; scales do not matter. Both are `[heads, d,
+    d]` float64 and symmetric."""
+    # flipped, so that the strongest direction meets the constant row
+    flat = hadamard_matrix(gram.shape[-1], gram.device).flip(0)
+    lower, failed = torch.linalg.cholesky_ex(_damped(hessian, gamma))
+    values, vectors = eigenbasis(lower.mT @ _damped(gram, gamma) @ lower)
     if bool(failed.any()) or not bool((values[..., 0] > 0).all()):
         raise ComputeFailed(
             "a matrix of the statistics is singular or not finite.",
@@ -100,20 +92,13 @@ def transform(
 
 
 def as_stored(forward: Tensor) -> tuple[Tensor, Tensor]:
-    """Float32 copies of `forward` and of its partner.
-
-    Their product is as close to the identity as float32 allows.
+    """Float32 copies of `forward`, `[.., d, d]` float64, and of its partner, as float64. Their
+    product is as close to the identity as float32 allows.
 
     Where outlier channels give a matrix rows of very different size, plain rounding of both makes a
     product that verification refuses. So the partner is that of the rounded `forward`, and rounded
     one column after the other, each making up for what the ones before did to the product (Babai's
     nearest plane): an error 3 to 10 times smaller.
-
-    Args:
-        forward: `[.., d, d]` float64.
-
-    Returns:
-        Both, float64, with values that float32 has.
     """
     stored = forward.float().double()
     exact = torch.linalg.inv_ex(stored).inverse.mT
@@ -127,13 +112,8 @@ def as_stored(forward: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def headroom(gram: Tensor, hessian: Tensor) -> Tensor:
-    """The largest gain of any transform over the best rotation, per head.
-
-    `[heads]`, tr M tr Hs / (sum sigma)^2, at least 1.
-
-    Args:
-        gram, hessian: `[heads, d, d]` float64, undamped.
-    """
+    """The largest gain of any transform over the best rotation, `[heads]`: tr M tr Hs / (sum
+    sigma)^2, at least 1. Both matrices are `[heads, d, d]` float64, undamped."""
     d = gram.shape[-1]
     traces = [torch.diagonal(matrix, dim1=-2, dim2=-1).sum(-1) for matrix in (gram, hessian)]
     # sigma^2 are the eigenvalues of M Hs; a relative shift far below float32 lets Cholesky take a
@@ -148,14 +128,9 @@ def headroom(gram: Tensor, hessian: Tensor) -> Tensor:
 
 
 def rounding_error(forward: Tensor, partner: Tensor, gram: Tensor, hessian: Tensor) -> Tensor:
-    """Relative error that bfloat16 copies of both matrices make in logits or outputs; `[heads]`.
-
-    A row x becomes x (I + E), E = forward partner^T - I of the copies; the loss sees tr(E Hs E^T M)
-    of tr(M Hs).
-
-    Args:
-        forward, partner, gram, hessian: `[heads, d, d]` float64.
-    """
+    """Relative error that bfloat16 copies of both matrices make in logits or outputs: `[heads]`,
+    from `[heads, d, d]` float64 each. A row x becomes x (I + E), E = forward partner^T - I of the
+    copies; the loss sees tr(E Hs E^T M) of tr(M Hs)."""
     copies = [matrix.bfloat16().double() for matrix in (forward, partner)]
     error = copies[0] @ copies[1].mT - torch.eye(
         gram.shape[-1], dtype=gram.dtype, device=gram.device
@@ -165,37 +140,8 @@ def rounding_error(forward: Tensor, partner: Tensor, gram: Tensor, hessian: Tens
     return torch.where(seen > 0, lost / seen, 0.0).clamp_min(0).sqrt()
 
 
-def make(
-    *, gamma: float = GAMMA, damping: Damping = DAMPING, name: str = "wush", variant: str = "wush"
-) -> Method:
-    """The method with this damping.
-
-    Args:
-        damping: `diagonal`, which does not depend on the scale of single channels, or `identity` as
-            in the paper.
-    """
-    params: dict[str, float | int | str | bool] = {"damping": damping, "gamma": gamma}
-    return Method(
-        name=name,
-        variant=variant,
-        needs=frozenset({"rows", "weights"}),
-        estimators=Estimators(
-            k=Estimator(id="wush-k/1", params=params), v=Estimator(id="wush-v/1", params=params)
-        ),
-        composition=Composition(
-            id="wush", hadamard="sylvester", permutation="descending", signs="max-abs-positive"
-        ),
-        fit=partial(fit, gamma=gamma, damping=damping),
-    )
-
-
-def fit(moments: Moments, *, gamma: float = GAMMA, damping: Damping = DAMPING) -> FittedPair:
-    """Transforms of all layers and heads, float32, with the undamped matrices they come from.
-
-    Raises:
-        ComputeFailed: a head whose transform is too ill-conditioned to be served in bfloat16; the
-            message names it.
-    """
+def fit(moments: Moments, *, gamma: float = GAMMA) -> FittedPair:
+    """Transforms of all layers and heads, float32, with the undamped matrices they come from."""
     qq, kk, vv, wo = (
         estimate(moments, name, "kv_head") for name in ("qqt/1", "kk/1", "vv/1", "wo/1")
     )
@@ -209,7 +155,7 @@ def fit(moments: Moments, *, gamma: float = GAMMA, damping: Damping = DAMPING) -
     )
     for role, gram, hessian in pairs:
         found = each_layer(
-            lambda both: _fit_layer(*both, gamma, damping), list(zip(gram, hessian, strict=True))
+            lambda both: _fit_layer(*both, gamma), list(zip(gram, hessian, strict=True))
         )
         forecasts[role] = _forecast([forecast for _, forecast in found])
         _check_rounding(role, layer_ids, forecasts[role])
@@ -220,12 +166,10 @@ def fit(moments: Moments, *, gamma: float = GAMMA, damping: Damping = DAMPING) -
     return FittedPair(sides["k"], sides["v"], {"qq": qq, "kk": kk, "vv": vv, "wo": wo}, forecasts)
 
 
-def _fit_layer(
-    gram: Tensor, hessian: Tensor, gamma: float, damping: Damping
-) -> tuple[WushTransforms, Tensor]:
+def _fit_layer(gram: Tensor, hessian: Tensor, gamma: float) -> tuple[WushTransforms, Tensor]:
     """Transforms of one layer and `[3, heads]`: headroom, condition, bfloat16 error."""
     gram, hessian = _not_zero(gram), _not_zero(hessian)
-    one = transform(gram, hessian, gamma=gamma, damping=damping)
+    one = transform(gram, hessian, gamma=gamma)
     norms = [
         torch.linalg.eigvalsh(matrix @ matrix.mT)[..., -1].sqrt()
         for matrix in (one.forward, one.partner)
@@ -259,10 +203,8 @@ def _check_rounding(role: Role, layer_ids: Sequence[int], forecast: Forecast) ->
         )
 
 
-def _damped(matrix: Tensor, gamma: float, damping: Damping) -> Tensor:
+def _damped(matrix: Tensor, gamma: float) -> Tensor:
     diagonal = torch.diagonal(matrix, dim1=-2, dim2=-1)
-    if damping == "identity":
-        diagonal = diagonal.mean(-1, keepdim=True).expand_as(diagonal)
     mean = diagonal.mean(-1, keepdim=True)
     added = torch.where(diagonal > NOTHING * mean, gamma * diagonal, bool(gamma) * EMPTY * mean)
     return matrix + torch.diag_embed(added)
@@ -283,4 +225,16 @@ def _layer(layer_id: int, one: WushTransforms) -> LayerTransform:
     return LayerTransform(layer_id, forward, partner, eigenvalues=eigenvalues)
 
 
-METHOD = make()
+METHOD = Method(
+    name="wush",
+    variant="wush",
+    needs=frozenset({"rows", "weights"}),
+    estimators=Estimators(
+        k=Estimator(id="wush-k/1", params=dict(PARAMS)),
+        v=Estimator(id="wush-v/1", params=dict(PARAMS)),
+    ),
+    composition=Composition(
+        id="wush", hadamard="sylvester", permutation="descending", signs="max-abs-positive"
+    ),
+    fit=fit,
+)

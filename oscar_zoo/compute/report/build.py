@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import torch
+
 from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.width_selection import WidthSelection
-from oscar_zoo.compute.moments import Moments
+from oscar_zoo.compute.methods.base import each_layer
+from oscar_zoo.compute.methods.wush import headroom
+from oscar_zoo.compute.moments import Moments, estimate
+from oscar_zoo.compute.moments_file import MomentsInfo
 from oscar_zoo.compute.report.data import (
     SUFFIX,
     Candidate,
@@ -16,13 +22,16 @@ from oscar_zoo.compute.report.data import (
     ClipCurves,
     Comparison,
     Fact,
+    Headroom,
     MethodErrors,
+    PerLayer,
     ReportData,
+    Spectra,
+    Spectrum,
 )
-from oscar_zoo.compute.report.of_moments import headroom_of, spectra_of
 from oscar_zoo.compute.report.page import write_report
-from oscar_zoo.compute.select.clip import ClipCurve as Curve
-from oscar_zoo.compute.select.decision import Choice
+from oscar_zoo.compute.select.attention_errors import ClipCurve as Curve
+from oscar_zoo.compute.select.decision import Choice, ChoiceRow
 from oscar_zoo.errors import MissingDependency
 
 
@@ -35,69 +44,48 @@ def report_of(
 ) -> ReportData:
     """The numbers of a fit that its report shows."""
     fit, model = manifest.fit, manifest.model
-    facts = [
-        Fact(
-            label="model",
-            value=(
-                f"{model.id}, {len(model.attention_layers)} layers of {model.num_kv_heads} KV heads"
-            ),
-        ),
-        Fact(label="method", value=f"{fit.method}, format_version {manifest.format_version}"),
-        Fact(label="digest", value=manifest.digest or "unknown"),
-    ]
+    widths = WidthSelection.of(fit.selection)
+    shape = f"{len(model.attention_layers)} layers of {model.num_kv_heads} KV heads"
+    facts = {
+        "model": f"{model.id}, {shape}",
+        "method": f"{fit.method}, format_version {manifest.format_version}",
+        "digest": manifest.digest or "unknown",
+    }
     if fit.calibration is not None:
         used = fit.calibration
-        facts.append(
-            Fact(label="calibration", value=f"{used.dataset}, {used.tokens_used:,} tokens")
-        )
-    facts += _width_facts(WidthSelection.of(fit.selection))
+        facts["calibration"] = f"{used.dataset}, {used.tokens_used:,} tokens"
+    if widths is not None:
+        at = sorted((int(length), bits) for length, bits in widths.bits_at.items())
+        windows = ", ".join(f"{bits:.3g} at {length // 1024}k" for length, bits in at)
+        facts["bits per element"] = f"{widths.kept.bits:.4g}, by {widths.wish}"
+        facts["bits with windows"] = windows
     if choice is not None and choice.base is not None:
-        facts.append(
-            Fact(
-                label="perplexity of", value=f"{choice.measured_on}; other text gives other numbers"
-            )
-        )
+        facts["perplexity of"] = f"{choice.measured_on}; other text gives other numbers"
     if fit.numerics is not None:
-        engine = fit.numerics.engine
-        where = (
-            f"{engine.name} {engine.version}, {fit.numerics.forward_dtype}, {fit.numerics.device}"
-        )
-        facts.append(Fact(label="engine", value=where))
-    facts += [
-        Fact(label=f"{phase}, seconds", value=f"{took:.1f}") for phase, took in seconds.items()
-    ]
+        engine, made = fit.numerics.engine, fit.numerics
+        where = f"{engine.name} {engine.version}, {made.forward_dtype}, {made.device}"
+        facts["engine"] = where
+    facts |= {f"{phase}, seconds": f"{took:.1f}" for phase, took in seconds.items()}
     return ReportData(
         title=manifest.id,
         layers=model.attention_layers,
-        facts=tuple(facts),
+        facts=_as_facts(facts),
         comparison=_comparison(choice) if choice else None,
         errors=_errors(choice) if choice else (),
         clip=_clips(choice) if choice else None,
         headroom=headroom_of(moments),
         spectra=spectra_of(moments),
-        widths=WidthSelection.of(fit.selection),
+        widths=widths,
         notes=tuple(notes),
     )
 
 
-def _width_facts(found: WidthSelection | None) -> list[Fact]:
-    """Bits of an element, alone and with the windows; nothing where no bits were chosen."""
-    if found is None:
-        return []
-    at = sorted((int(length), bits) for length, bits in found.bits_at.items())
-    windows = ", ".join(f"{bits:.3g} at {length // 1024}k" for length, bits in at)
-    return [
-        Fact(label="bits per element", value=f"{found.kept.bits:.4g}, by {found.wish}"),
-        Fact(label="bits with windows", value=windows),
-    ]
+def _as_facts(facts: Mapping[str, str | None]) -> tuple[Fact, ...]:
+    return tuple(Fact(label=label, value=value) for label, value in facts.items() if value)
 
 
 def save_report(target: Path, report: ReportData) -> tuple[Path | None, tuple[str, ...]]:
-    """Write `<target>.report.json`, and after a comparison also the page and the picture.
-
-    Returns:
-        The page, or `None`; and what the user should know.
-    """
+    """Write `<target>.report.json`, and after a comparison also the page and the picture."""
     base = target.with_name(target.name + SUFFIX)
     with durable.storage_errors(f"cannot write {base}"):
         durable.replace_file(base, report.to_bytes())
@@ -112,20 +100,12 @@ def save_report(target: Path, report: ReportData) -> tuple[Path | None, tuple[st
 
 
 def _comparison(choice: Choice) -> Comparison:
+    same = ChoiceRow.__dataclass_fields__.keys() & Candidate.model_fields.keys()
     rows = tuple(
         Candidate(
-            method=row.method,
-            clip_k=row.clip_k,
-            clip_v=row.clip_v,
             output_error=row.output_error_geo,
-            sequences=row.sequences,
-            divergence=row.divergence,
-            perplexity=row.perplexity,
-            change_percent=row.change_percent,
-            standard_error=row.standard_error,
-            recall=row.recall,
             chosen=row is choice.chosen,
-            gate=row.gate,
+            **{name: getattr(row, name) for name in same},
         )
         for row in choice.rows
     )
@@ -164,4 +144,71 @@ def _clip_curve(curve: Curve, error: str, chosen: float) -> ClipChart:
     ratios = tuple(ratio or 1.0 for ratio in curve.ratios)
     return ClipChart(
         error=error, ratios=ratios, layers=curve.layers, mean=curve.mean, chosen=chosen or 1.0
+    )
+
+
+def report_of_moments(moments: Moments, info: MomentsInfo) -> ReportData:
+    """A report without methods, of the moments in one file."""
+    moments.check({"rows"})
+    return ReportData(
+        title=f"{info.model.id}, moments",
+        layers=tuple(sorted(moments.layers)),
+        facts=_facts(moments, info),
+        spectra=spectra_of(moments),
+        headroom=headroom_of(moments),
+        notes=("These moments are a part of a capture.",) if info.partial else (),
+    )
+
+
+def spectra_of(moments: Moments) -> Spectra:
+    """Eigenvalues of both targets, mean over heads. Keys use `qqt/1`. Values use `sst/1`, or
+    another estimator when the moments lack its sums."""
+    layers = moments.layers.values()
+    if all(layer.weighted_tokens == layer.tokens for layer in layers):
+        value = "sst/1"
+    elif all(layer.output_rows == layer.query_rows for layer in layers):
+        value = "oo/1"
+    else:
+        value = "vv/1"
+    return Spectra(k=_spectrum(moments, "qqt/1"), v=_spectrum(moments, value))
+
+
+def headroom_of(moments: Moments) -> Headroom | None:
+    """Mean headroom of the heads of each layer. `None` when output weights are missing or a matrix
+    is singular."""
+    if any(layer.wo is None for layer in moments.layers.values()):
+        return None
+    try:
+        return Headroom(k=_headroom(moments, "kk/1", "qqt/1"), v=_headroom(moments, "vv/1", "wo/1"))
+    except torch.linalg.LinAlgError:
+        return None
+
+
+def _spectrum(moments: Moments, estimator: str) -> Spectrum:
+    return Spectrum.of(estimator, np.linalg.eigvalsh(estimate(moments, estimator)).tolist())
+
+
+def _headroom(moments: Moments, gram: str, hessian: str) -> PerLayer:
+    pairs = zip(
+        *(torch.from_numpy(estimate(moments, name, "kv_head")) for name in (gram, hessian)),
+        strict=True,
+    )
+    return tuple(each_layer(lambda pair: float(headroom(*pair).mean()), tuple(pairs)))
+
+
+def _facts(moments: Moments, info: MomentsInfo) -> tuple[Fact, ...]:
+    shape, engine = info.model, info.numerics.engine
+    widths = f"{shape.head_dim}"
+    if shape.head_dim != shape.v_head_dim:
+        widths += f"/{shape.v_head_dim}"
+    heads = f"{shape.num_q_heads} query and {shape.num_kv_heads} KV heads of {widths}"
+    named = f"{engine.name} {engine.version or ''}".rstrip()
+    return _as_facts(
+        {
+            "Model": f"{shape.id}, {len(moments.layers)} layers, {heads}",
+            "Calibration": f"{moments.tokens:,} tokens in {len(info.sequences):,} sequences",
+            "Data": info.calibration.dataset if info.calibration else None,
+            "Engine": f"{named}, {info.numerics.forward_dtype}",
+            "Device": info.numerics.device,
+        }
     )

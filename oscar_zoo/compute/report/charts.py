@@ -26,10 +26,13 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure, FigureBase
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-from oscar_zoo.compute.report import text
+from oscar_zoo.artifact.width_selection import WidthSelection, WidthStep
+from oscar_zoo.compute.report import page
 from oscar_zoo.compute.report.data import Candidate, ClipChart, ReportData, geometric_mean
-from oscar_zoo.compute.report.palette import FAINT, INK, K_SIDE, MUTED, PAPER, RULE, V_SIDE
-from oscar_zoo.compute.report.width_chart import draw_widths
+
+PAPER, INK, MUTED, RULE, FAINT = "#ffffff", "#1c2128", "#5d6670", "#d5dae0", "#a9b1ba"
+K_SIDE, V_SIDE = "#0b6aa8", "#b34a06"
+
 
 WIDTH, DPI = 10.0, 150
 """Inches of every chart, and pixels per inch of the PNG."""
@@ -47,6 +50,8 @@ _LINEAR_PERCENT = 15
 """Changes of perplexity below this fit on one linear axis."""
 _ROUNDING = 1e-9
 """Shares of a spectrum below this are rounding errors of the eigenvalues."""
+_LEAST = 1e-7
+"""Divergence, in nats, below which nothing can be told; log axes end there."""
 _SETTINGS: dict[Any, Any] = {
     "axes.axisbelow": True, "axes.grid": True, "axes.linewidth": 0.8,
     "axes.edgecolor": RULE, "axes.facecolor": "none",
@@ -65,14 +70,8 @@ _SETTINGS: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart of a report.
-
-    Attributes:
-        title: what is shown.
-        caption: one sentence that says what to look for.
-        height: in inches.
-        draw: draws into an empty figure or subfigure.
-    """
+    """One chart of a report: a caption says what to look for, `draw` draws into an empty figure or
+    subfigure of this height in inches."""
 
     title: str
     caption: str
@@ -107,7 +106,7 @@ def render_svg(chart: Chart, data: ReportData) -> bytes:
 def render_png(data: ReportData) -> bytes:
     """The answer and all charts below each other in one picture, 1500 pixels wide."""
     charts = charts_of(data)
-    answer = textwrap.wrap("".join(text.answer(data)), 120)
+    answer = textwrap.wrap("".join(page.answer(data)), 120)
     heights = [0.6 + 0.2 * len(answer), *(chart.height + 0.4 for chart in charts)]
     stream = io.BytesIO()
     with drawing():
@@ -116,7 +115,7 @@ def render_png(data: ReportData) -> bytes:
         FigureCanvasAgg(figure)
         rows: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)
         head, *parts = rows[:, 0]
-        title = textwrap.shorten(text.plain(data.title), 80, placeholder=" …")
+        title = textwrap.shorten(page.plain(data.title), 80, placeholder=" …")
         head.text(0.01, 0.9, title, va="top", fontsize=14, weight="bold")
         head.text(0.01, 0.9 - 0.35 / heights[0], "\n".join(answer), va="top", fontsize=10)
         for chart, part in zip(charts, parts, strict=True):
@@ -158,7 +157,7 @@ def _perplexity(figure: FigureBase, data: ReportData) -> None:
             face: Any = {"markerfacecolor": PAPER if hollow else colour, "markersize": 6.5}
             axes.errorbar(x, y, xerr=error or None, fmt=marker, color=colour, **face)
         _write_best(axes, y, tried, relative)
-    axes.set_yticks(range(len(methods)), [text.plain(method) for method in methods])
+    axes.set_yticks(range(len(methods)), [page.plain(method) for method in methods])
     for label, method in zip(axes.get_yticklabels(), methods, strict=True):
         label.set(color=styles[method][0], weight="bold" if method == _kept(data) else "normal")
     axes.set_ylim(len(methods) - 0.5, -0.9 if relative else -0.5)
@@ -172,7 +171,7 @@ def _position(row: Candidate, relative: bool) -> tuple[float, float]:
     """Where a candidate stands, and its standard error; a broken model stands at the edge."""
     if not relative:
         return row.perplexity or 0.0, 0.0
-    return min(row.change_percent or 0.0, text.BROKEN), min(row.standard_error or 0.0, text.BROKEN)
+    return min(row.change_percent or 0.0, page.BROKEN), min(row.standard_error or 0.0, page.BROKEN)
 
 
 def _write_best(axes: Axes, y: float, tried: Sequence[Candidate], relative: bool) -> None:
@@ -180,7 +179,7 @@ def _write_best(axes: Axes, y: float, tried: Sequence[Candidate], relative: bool
     best = min(tried, key=lambda row: (not row.chosen, _position(row, relative)[0]))
     end = max(sum(_position(row, relative)) for row in tried)
     change, perplexity = best.change_percent or 0.0, best.perplexity or 0.0
-    number = text.change(change) if relative else text.perplexity(perplexity)
+    number = page.change(change) if relative else page.perplexity(perplexity)
     axes.annotate(
         number, (end, y), (8, 0), textcoords="offset points", va="center",
         weight="bold" if best.chosen else "normal",
@@ -204,9 +203,9 @@ def _change_axis(axes: Axes, rows: Sequence[Candidate], base: float | None) -> N
     else:
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.set_xlim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text.tick(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: page.tick(value)))
     axes.axvline(0, color=INK, linewidth=1.2)
-    label = "BF16" if base is None else f"BF16 {text.perplexity(base)}"
+    label = "BF16" if base is None else f"BF16 {page.perplexity(base)}"
     axes.annotate(label, (0, -0.9), (5, -3), textcoords="offset points", va="top", weight="bold")
 
 
@@ -219,7 +218,7 @@ def _layers(figure: FigureBase, data: ReportData) -> None:
         width = 2.6 if error.method == _kept(data) else 1.4
         style: Any = {"color": colour, "marker": marker, "linewidth": width}
         panels[0].plot(
-            data.layers, _positive(error.layers), label=text.plain(error.method), **style
+            data.layers, _positive(error.layers), label=page.plain(error.method), **style
         )
     if data.errors:
         panels[0].set_ylabel("relative output error")
@@ -253,10 +252,10 @@ def _clip(figure: FigureBase, data: ReportData) -> None:
     present = [(name, curve, colour) for name, curve, colour in sides if curve is not None]
     panels = figure.subplots(1, len(present), sharey=True, squeeze=False)[0]
     for axes, (name, curve, colour) in zip(panels, present, strict=True):
-        axes.set_title(f"{name}: {text.plain(curve.error)} error")
+        axes.set_title(f"{name}: {page.plain(curve.error)} error")
         _clip_panel(axes, curve, colour)
     panels[0].set_ylabel("error against no clipping")
-    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: text.tick(value)))
+    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: page.tick(value)))
 
 
 def _clip_panel(axes: Axes, curve: ClipChart, colour: str) -> None:
@@ -270,11 +269,11 @@ def _clip_panel(axes: Axes, curve: ClipChart, colour: str) -> None:
         at = min(range(len(curve.ratios)), key=lambda index: abs(curve.ratios[index] - chosen))
         axes.plot([curve.ratios[at]], [mean[at]], "o", color=colour, markersize=7)
         axes.annotate(
-            f"served: {text.clip(chosen)}", (curve.ratios[at], mean[at]), (0, -9),
+            f"served: {page.clip(chosen)}", (curve.ratios[at], mean[at]), (0, -9),
             textcoords="offset points", ha="center", va="top", color=colour, weight="bold",
         )  # fmt: skip
     axes.xaxis.set_major_locator(FixedLocator(list(curve.ratios)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: text.clip(min(ratio, 1))))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: page.clip(min(ratio, 1))))
     axes.set_xlabel("clip ratio")
 
 
@@ -293,7 +292,7 @@ def _spectra(figure: FigureBase, data: ReportData) -> None:
     for axes, name, spectrum in sides:
         for colour, shares in zip(depth, spectrum.layers, strict=True):
             axes.plot(spectrum.ranks, _positive(shares), color=colour, linewidth=1.1)
-        axes.set_title(f"{name}: {text.target(spectrum.target)}")
+        axes.set_title(f"{name}: {page.target(spectrum.target)}")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
@@ -304,7 +303,7 @@ def _spectra(figure: FigureBase, data: ReportData) -> None:
     shown = [share for *_, spectrum in sides for layer in spectrum.layers for share in layer]
     left.set_ylim(min((share for share in shown if share > _ROUNDING), default=0.1) / 1.5, 1.4)
     left.set_ylabel("share of the total")
-    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text.share(value)))
+    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: page.share(value)))
     left.yaxis.set_minor_locator(NullLocator())
     figure.colorbar(scale, ax=[left, right], label="layer", ticks=MaxNLocator(6, integer=True))
 
@@ -326,6 +325,77 @@ def _styles(methods: Sequence[str]) -> dict[str, tuple[str, str]]:
 def _kept(data: ReportData) -> str | None:
     chosen = data.comparison.chosen if data.comparison else None
     return chosen.method if chosen else None
+
+
+def draw_widths(figure: Any, data: ReportData) -> None:
+    """The curve, and beside it the gains by layer where single raises were measured."""
+    found = data.widths
+    assert found is not None
+    if found.gains_k is None:
+        _curve(figure.subplots(), found)
+        return
+    left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": (3, 2)})
+    _curve(left, found)
+    _map(figure, right, found)
+
+
+def _curve(axes: Any, found: WidthSelection) -> None:
+    """Predicted divergence as a line with its standard error, measured points with theirs."""
+    told = [step for step in found.steps if step.predicted is not None]
+    if told:
+        bits = [step.bits for step in told]
+        middle = [max(step.predicted or 0.0, _LEAST) for step in told]
+        errors = [step.predicted_error or 0.0 for step in told]
+        low = [max(value - error, value / 4) for value, error in zip(middle, errors, strict=True)]
+        high = [value + error for value, error in zip(middle, errors, strict=True)]
+        axes.fill_between(bits, low, high, color=FAINT, alpha=0.35, linewidth=0)
+        axes.plot(bits, middle, color=MUTED, linewidth=1.6, label="predicted from single raises")
+    for at, step in enumerate(found.steps):
+        _measured(axes, step, kept=at == found.chosen)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+    axes.set_xlabel("bits per element, scales included")
+    axes.set_ylabel("KL from the exact cache, nats")
+    axes.margins(x=0.12, y=0.18)
+    axes.legend(fontsize=8, frameon=False)
+
+
+def _measured(axes: Any, step: WidthStep, *, kept: bool) -> None:
+    found = step.verified
+    if found is None or found.divergence is None:
+        return
+    value, error = max(found.divergence, _LEAST), found.divergence_error or 0.0
+    down = min(error, 0.75 * value)
+    axes.errorbar(
+        step.bits, value, yerr=[[down], [error]], fmt="o", color=K_SIDE if kept else INK,
+        markersize=8 if kept else 5, label="measured, kept" if kept else None,
+    )  # fmt: skip
+    words = [f"{value:.2g}"]
+    words += [] if found.change_percent is None else [page.change(found.change_percent)]
+    words += [] if found.recall is None else [f"recall {page.recall(found.recall)}"]
+    axes.annotate(
+        "\n".join(words), (step.bits, value), (8, 4), textcoords="offset points", fontsize=8,
+        weight="bold" if kept else "normal", color=INK,
+    )  # fmt: skip
+
+
+def _map(figure: Any, axes: Any, found: WidthSelection) -> None:
+    """Layers downwards, keys and values beside each other; a dot marks codes of 4 bits."""
+    rows = list(zip(found.gains_k or (), found.gains_v or (), strict=True))
+    shown = [[max(gain, 0.0) for gain in row] for row in rows]
+    image = axes.imshow(shown, aspect="auto", cmap="Oranges", vmin=0)
+    for at, layer in enumerate(found.layers):
+        for column, side in enumerate("kv"):
+            if (layer, side) in found.raised:
+                axes.plot(column, at, "o", color=V_SIDE if side == "v" else K_SIDE, markersize=6)
+    axes.set_xticks([0, 1], ["keys", "values"])
+    stride = max(1, -(-len(found.layers) // 12))
+    axes.set_yticks(range(0, len(rows), stride), [str(one) for one in found.layers[::stride]])
+    axes.set_ylabel("layer")
+    axes.grid(visible=False)
+    axes.set_title("KL taken away by raising alone; dot: 4 bits")
+    figure.colorbar(image, ax=axes, label="nats")
 
 
 _PERPLEXITY = Chart(

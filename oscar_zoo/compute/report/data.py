@@ -119,11 +119,8 @@ class MethodErrors(Spec):
 
 
 class Spectrum(Spec):
-    """Eigenvalues of one target matrix per layer, descending, as shares of their sum.
-
-    `target` is the estimator's id, `dim` the number of eigenvalues; `ranks` are the positions kept,
-    from 1.
-    """
+    """Eigenvalues of one target matrix per layer, descending, as shares of their sum. `target` is
+    the estimator's id, `dim` the number of eigenvalues; `ranks` are the positions kept, from 1."""
 
     target: Label
     dim: Count
@@ -141,10 +138,8 @@ class Spectrum(Spec):
 
     @classmethod
     def of(cls, target: str, eigenvalues: Sequence[Sequence[float]]) -> Self:
-        """Shares from all eigenvalues of every layer, in any order.
-
-        An eigenvalue that rounding made negative counts as 0.
-        """
+        """Shares from all eigenvalues of every layer, in any order. An eigenvalue that rounding
+        made negative counts as 0."""
         dim = len(eigenvalues[0])
         ranks = kept_ranks(dim)
         layers = []
@@ -163,12 +158,9 @@ class Spectra(Spec):
 
 
 class ClipChart(Spec):
-    """Error against the clip ratio, layer by layer; a ratio of 1 clips nothing.
-
-    `chosen` is the ratio that is served.
-
-    `mean` is over layers, as the clip was chosen by. `error` says which error, in a word.
-    """
+    """Error against the clip ratio, layer by layer; a ratio of 1 clips nothing. `chosen` is the
+    ratio that is served. `mean` is over layers, as the clip was chosen by. `error` says which
+    error, in a word."""
 
     error: Label
     ratios: Annotated[tuple[Share, ...], Field(min_length=2)]
@@ -194,20 +186,16 @@ class ClipCurves(Spec):
 
 
 class Headroom(Spec):
-    """How many times less error the best transform could have than the best rotation.
-
-    One factor per layer; 1 means nothing to gain.
-    """
+    """How many times less error the best transform could have than the best rotation. One factor
+    per layer; 1 means nothing to gain."""
 
     k: PerLayer
     v: PerLayer
 
 
 class ReportData(Spec):
-    """Everything that a report shows.
-
-    `layers` are the model's indices of the layers; all other blocks have their order.
-    """
+    """Everything that a report shows. `layers` are the model's indices of the layers; all other
+    blocks have their order."""
 
     schema_: Literal["oscar-zoo.report/1"] = Field(default="oscar-zoo.report/1", alias="schema")
     title: Annotated[str, Field(min_length=1, max_length=300)]
@@ -285,10 +273,8 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def kept_ranks(dim: int) -> tuple[int, ...]:
-    """At most `MAX_POINTS` of the ranks 1 to `dim`, evenly spaced on a log axis.
-
-    The first and the last rank are always kept.
-    """
+    """At most `MAX_POINTS` of the ranks 1 to `dim`, evenly spaced on a log axis. The first and the
+    last rank are always kept."""
     if dim <= MAX_POINTS:
         return tuple(range(1, dim + 1))
     wanted = (round(dim ** (step / (MAX_POINTS - 1))) for step in range(MAX_POINTS))

@@ -3,22 +3,116 @@
 Two passes go over the layers. The first measures each side alone for every clip of the grid, keys
 by their retrieval error (`layer_errors` says why), values by their output error; that fixes a clip
 per fit. The second measures both sides together for that clip, for the recipe's clip and for none.
+
+The quantizer clips a row at an index into its sorted absolute values, so the grid is one of
+indices. A ratio is stored as `(index + 0.5) / d`, the middle of the ratios that mean that index.
+The last index clips nothing and is stored as 0. Runtimes take one ratio per side, so the best one
+over all layers is served, and the best one of each layer is only reported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import Role, RotationSet
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
-from oscar_zoo.compute.capture.held_out_rows import RowSource
-from oscar_zoo.compute.select.clip import ClipCurve, clip_indices, index_of, ratio_of
+from oscar_zoo.compute.capture.rows import RowSource
 from oscar_zoo.compute.select.layer_errors import CacheErrors, LayerBench, geometric_mean
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, Side, cache_side
+
+RATIOS = (0.98, 0.96, 0.94, 0.92, 0.90, 0.88)
+TIE = 1.02
+"""Errors up to this factor above the least count as equal: held-out rows tell no more apart."""
+
+
+def clip_indices(head_dim: int, *also: int | None) -> tuple[int, ...]:
+    """The grid for rows of `head_dim` channels, as ascending indices. It holds those of `RATIOS`,
+    that of no clipping, and `also`."""
+    grid = {math.floor(ratio * head_dim) for ratio in RATIOS} | {head_dim - 1}
+    return tuple(sorted(grid | {index for index in also if index is not None}))
+
+
+def ratio_of(index: int, head_dim: int) -> float:
+    """The ratio that a recipe states for an index: 0 for the last one, which clips nothing."""
+    return 0.0 if index >= head_dim - 1 else (index + 0.5) / head_dim
+
+
+def ratio_text(ratio: float) -> str:
+    """A ratio for people, with two decimals or as many as it needs, four at most; `0` for none."""
+    exact = f"{ratio:.4f}".rstrip("0")
+    return "0" if ratio == 0 else max(exact, f"{ratio:.2f}", key=len)
+
+
+def index_of(spec: QuantSpec) -> int:
+    """The index at which `spec` clips; `head_dim - 1` for none."""
+    return spec.head_dim - 1 if spec.clip_index is None else spec.clip_index
+
+
+@dataclass(frozen=True)
+class ClipCurve:
+    """Errors of one side of one fit: per layer one error for each of the ascending `indices`. The
+    mean over layers has `weights`, or is geometric."""
+
+    head_dim: int
+    indices: tuple[int, ...]
+    layers: tuple[tuple[float, ...], ...]
+    weights: tuple[float, ...] | None = None
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Over layers, per index."""
+        columns = zip(*self.layers, strict=True)
+        if self.weights is None:
+            return tuple(geometric_mean(column) for column in columns)
+        total = math.fsum(self.weights)
+        if total <= 0:
+            return tuple(math.fsum(column) / len(column) for column in columns)
+        return tuple(
+            math.fsum(w * e for w, e in zip(self.weights, column, strict=True)) / total
+            for column in columns
+        )
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """The ratio that a recipe states for each index."""
+        return tuple(ratio_of(index, self.head_dim) for index in self.indices)
+
+    @property
+    def best(self) -> int:
+        """The index to serve. Of the indices whose error is within `TIE` of the least, it is the
+        one that clips least."""
+        return self.indices[_best(self.mean)]
+
+    @property
+    def best_by_layer(self) -> tuple[int, ...]:
+        """The best index of every layer on its own."""
+        return tuple(self.indices[_best(layer)] for layer in self.layers)
+
+    def at(self, index: int) -> tuple[float, ...]:
+        """Error of every layer at an index of the grid."""
+        position = self.indices.index(index)
+        return tuple(layer[position] for layer in self.layers)
+
+    def to_json(self) -> dict[str, Any]:
+        """Ratios, mean error and the best ratio, overall and by layer; plain JSON values."""
+        return {
+            "ratios": list(self.ratios),
+            "errors": list(self.mean),
+            "best": ratio_of(self.best, self.head_dim),
+            "best_by_layer": [ratio_of(index, self.head_dim) for index in self.best_by_layer],
+        }
+
+
+def _best(errors: Iterable[float]) -> int:
+    listed = list(errors)
+    return max(position for position, error in enumerate(listed) if error <= TIE * min(listed))
+
 
 PairOfSets = tuple[RotationSet, RotationSet]
 PerLayer = tuple[float, ...]
@@ -26,14 +120,8 @@ PerLayer = tuple[float, ...]
 
 @dataclass(frozen=True)
 class ClipErrors:
-    """Errors of one fit with one clip, per layer in ascending order.
-
-    Attributes:
-        clip: the two ratios.
-        output, k_only, v_only: output error with both sides in INT2, and with one.
-        logit: logit error.
-        retrieval: retrieval error over all layers.
-    """
+    """Errors of one fit with one clip, per layer in ascending order: of the output with both sides
+    in INT2 and with one, and of the logits; the retrieval error is over all layers."""
 
     clip: Clip
     output: PerLayer
@@ -60,13 +148,8 @@ class ClipErrors:
 
 @dataclass(frozen=True)
 class Fidelity:
-    """Errors of one fit.
-
-    Attributes:
-        k_curve, v_curve: retrieval error of keys and output error of values against the clip.
-        clips: the clip found, then the recipe's, then none, each once; only the recipe's when it is
-            fixed.
-    """
+    """Errors of one fit: clip curves of both sides, and errors with the clip found, the recipe's
+    and none, each once; only with the recipe's when it is fixed."""
 
     k_curve: ClipCurve
     v_curve: ClipCurve
@@ -93,12 +176,7 @@ def measure_fits(
     fixed_clip: bool = False,
     tick: Callable[[], None] = lambda: None,
 ) -> dict[str, Fidelity]:
-    """Measure fits of one model on the same rows.
-
-    Args:
-        source: held-out rows.
-        fixed_clip: measure only the recipe's clip.
-    """
+    """Measure fits of one model on the same rows."""
     bench = _Bench(source, geometry, recipe, fixed_clip)
     curves = bench.curves(fits, tick)
     choices = {name: bench.choices(*both) for name, both in curves.items()}

@@ -2,33 +2,106 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from oscar_zoo.artifact.formats import Role
 from oscar_zoo.artifact.specs import ServingRecipe
-from oscar_zoo.compute.data import HeldOut
-from oscar_zoo.compute.fit import FitResult
-from oscar_zoo.compute.select.attention_errors import Fidelity
-from oscar_zoo.compute.select.clip import ratio_text
-from oscar_zoo.compute.select.questions import Questions
-from oscar_zoo.compute.select.race import whole
+from oscar_zoo.artifact.width_selection import KEY, WidthSelection
+from oscar_zoo.compute.data.calibration import HeldOut
+from oscar_zoo.compute.methods.base import FitResult
+from oscar_zoo.compute.select.attention_errors import Fidelity, ratio_text
 from oscar_zoo.compute.select.rule import (
     FAST_RULE,
     LARGEST,
     RULE,
     Base,
     Gate,
+    Questions,
     Trial,
     Verdict,
-    change_percent,
+    Verified,
     output_gates,
+    whole,
     worst,
 )
-from oscar_zoo.compute.select.width_choice import WidthChoice, recalls_as_much
 from oscar_zoo.compute.width_wish import AUTO_LOSS
-from oscar_zoo.evaluate.measure import ExactPredictions
+from oscar_zoo.evaluate.measure import ExactPredictions, Measurement
+
+WIDTHS_RULE = "widths/1"
+LOST = 0.001
+"""Share of digits that `auto` may lose."""
+Raised = frozenset[tuple[int, Role]]
+"""Layers, counted from 0 among those with full attention, and sides with codes of 4 bits."""
+
+
+@dataclass(frozen=True)
+class WidthChoice:
+    """Bits of every layer and side: the recipe with these widths, the curve, BF16, how recall was
+    measured, and what was measured with the widths."""
+
+    recipe: ServingRecipe
+    selection: WidthSelection
+    base: Base
+    questions: Questions
+    verified: Verified
+
+    @property
+    def gates(self) -> tuple[Gate, ...]:
+        """The gates that decide, measured with these widths."""
+        return self.verified.gates(self.base)
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """Perplexity and recall with these widths; keys as of `decision.ChoiceRow`."""
+        change, found = self.verified.change(self.base), self.verified
+        value = found.perplexity.value if found.perplexity else None
+        return {
+            "perplexity": None if value is None else min(value, LARGEST),
+            "change_percent": change[0] if change else None,
+            "standard_error": change[1] if change else None,
+            "recall": None if found.recall is None else found.recall.value,
+        }
+
+    def selection_of(self, method: str, heldout: HeldOut) -> dict[str, Any]:
+        """`fit.selection` of a manifest whose method the user named; keys as of `Choice`."""
+        own = self.questions.own
+        return {
+            "rule": WIDTHS_RULE,
+            "heldout": {"prompts_sha256": heldout.prompts_sha256, "tokens": heldout.tokens},
+            "bf16_perplexity": self.base.perplexity.value,
+            "bf16_recall": own.value if own else None,
+            "chosen": {"method": method, **self.figures},
+            **self.block,
+        }
+
+    @property
+    def quality(self) -> dict[str, Any]:
+        """The `quality` block of such a manifest."""
+        return {
+            "windows": self.recipe.windows.model_dump(),
+            "quantizer": self.recipe.quantizer,
+            "gates": [asdict(gate) for gate in self.gates],
+            "recall": self.questions.to_json() | {"int2": self.figures["recall"]},
+        }
+
+    @property
+    def block(self) -> dict[str, Any]:
+        """What it adds to `fit.selection`."""
+        return {KEY: self.selection.to_json()}
+
+
+def recalls_as_much(recall: Measurement, own: Measurement) -> bool:
+    """Whether at most `LOST` of the digits that the model itself recalls are lost, or a single one,
+    which is what chance takes in so few questions."""
+    lost, number = (
+        math.fsum(right for right, _ in own.parts) - math.fsum(right for right, _ in recall.parts),
+        sum(count for _, count in own.parts),
+    )
+    return lost <= max(1.0, LOST * number)
 
 
 @dataclass(frozen=True)
@@ -109,10 +182,8 @@ class Choice:
 
     @property
     def measured_on(self) -> str:
-        """The text and the positions behind the perplexities.
-
-        Perplexities of other text are other numbers.
-        """
+        """The text and the positions behind the perplexities. Perplexities of other text are other
+        numbers."""
         first = self.recipe.windows.sink + self.recipe.windows.recent
         text = [len(one) for one in self.heldout.sequences if len(one) > first + 1]
         return (
@@ -152,9 +223,9 @@ class Choice:
     @property
     def worth_more_bits(self) -> str | None:
         """A remark where codes of 2 bits lose more than `--bits auto` allows; `None` where they do
-        not, where bits were chosen, and where an engine cannot choose them."""
+        not, and where bits were chosen."""
         kept, row = self.trials[self.at], self.chosen
-        if self.widths is not None or self.base is None or row.divergence is None:
+        if self.widths is not None or self.base is None:
             return None
         own, recall = self.base.recall, kept.recall
         forgets = recall is not None and own is not None and not recalls_as_much(recall, own)
@@ -209,11 +280,8 @@ class Choice:
 
 
 def _row(trial: Trial, base: Base | None) -> ChoiceRow:
-    errors, perplexity = trial.errors, trial.perplexity
-    change = (
-        None if perplexity is None or base is None else change_percent(perplexity, base.perplexity)
-    )
-    early = perplexity is not None and base is not None and not whole(trial, base.perplexity)
+    errors, perplexity, change = trial.errors, trial.perplexity, trial.change(base)
+    early = change is not None and base is not None and not whole(trial, base.perplexity)
     return ChoiceRow(
         method=trial.method,
         clip_k=errors.clip.k,

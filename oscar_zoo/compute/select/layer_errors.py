@@ -29,13 +29,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from oscar_kernels.quantizer import fake_quantize
 from oscar_zoo.artifact.specs import Windows
-from oscar_zoo.compute.capture.held_out_rows import (
+from oscar_zoo.compute.capture.rows import (
     SCORES_AT_ONCE,
     LayerRows,
     Queries,
@@ -51,15 +52,9 @@ LARGEST_NOISE = 60.0
 """Errors of logits are cut here, so their exponentials and sums of these fit into float32."""
 
 
-@dataclass(frozen=True)
-class CacheErrors:
-    """Errors of one cache in one layer.
-
-    Attributes:
-        output: output error with both sides in INT2.
-        k_only: output error with exact values.
-        logit: logit error.
-    """
+class CacheErrors(NamedTuple):
+    """Errors of one cache in one layer: of the output with both sides in INT2, and with exact
+    values, and of the logits."""
 
     output: float
     k_only: float
@@ -68,15 +63,8 @@ class CacheErrors:
 
 @dataclass(frozen=True)
 class LayerBench:
-    """Measures caches of one layer, all on the same rows.
-
-    Attributes:
-        layer_id: for messages.
-        rows: at least one query with history.
-        windows: what stays exact.
-
-    All methods raise `ComputeFailed` where rows or errors are not finite, or no query has history.
-    """
+    """Measures caches of one layer, all on the same rows. All methods raise `ComputeFailed` where
+    rows or errors are not finite, or no query has history."""
 
     layer_id: int
     rows: LayerRows
@@ -238,10 +226,8 @@ class _Block:
         return float((kl.double().clamp_min(0) * self.focus).sum())
 
     def cache_errors(self, k_error: Tensor, v_error: Tensor) -> tuple[float, float, float]:
-        """Squared norms of the output error, for both sides together and for the keys alone.
-
-        The third number is the energy of the error of the logits.
-        """
+        """Squared norms of the output error, for both sides together and for the keys alone. The
+        third number is the energy of the error of the logits."""
         noise = self.noise(k_error)
         more, beside = self._changes(noise)
         more_in_all = more.sum(-1, keepdim=True) + beside * self._weight_beside[..., None]
@@ -268,10 +254,8 @@ class _Block:
         return (1 - self.weights.sum(-1)).clamp_min(0)
 
     def _changes(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """The change of each weight for an error e of its logit.
-
-        It is `p (exp(e) - 1)` in the history, and `exp(e) - 1` outside of it.
-        """
+        """The change of each weight for an error e of its logit. It is `p (exp(e) - 1)` in the
+        history, and `exp(e) - 1` outside of it."""
         mean = (self.weights * noise).sum(-1, keepdim=True)
         more = self.weights * (noise - mean).clamp_(max=LARGEST_NOISE).expm1_()
         return more, (-mean).clamp_(max=LARGEST_NOISE).expm1_()

@@ -3,7 +3,7 @@
 Numbers go in and verdicts come out; nothing runs here.
 
 Rule `auto/4`. A candidate is a fit with one clip, measured against BF16 on the same held-out text.
-Candidates that cannot win have left before (`race`); the rule sees those that were measured on all
+Candidates that cannot win have left before (`Race`); the rule sees those that were measured on all
 of it. Two perplexities count as equal when they differ by at most 0.1 %, or by at most one paired
 standard error and 0.25 %.
 
@@ -33,14 +33,15 @@ error, or a candidate within 5 % of it that asks less of an engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from oscar_zoo.compute.methods.table import main_method
-from oscar_zoo.compute.select.attention_errors import ClipErrors
-from oscar_zoo.compute.select.clip import ratio_text
+from oscar_zoo.artifact.width_selection import VerifiedWidths
+from oscar_zoo.compute.methods.table import TABLE, main_method
+from oscar_zoo.compute.select.attention_errors import ClipErrors, ratio_text
 from oscar_zoo.evaluate.measure import Measurement
+from oscar_zoo.evaluate.questions import Recall
 
 RULE, FAST_RULE = "auto/4", "auto-fast/1"
 PERPLEXITY_PASS, PERPLEXITY_FAIL = 2.0, 6.0
@@ -64,15 +65,8 @@ VERDICTS: tuple[Verdict, ...] = ("pass", "warn", "fail")
 
 @dataclass(frozen=True)
 class Gate:
-    """One limit and what was measured against it.
-
-    Attributes:
-        name: the limited quantity.
-        value: measured.
-        limit: up to which it passes.
-        result: the verdict.
-        standard_error: of `value`, where chance is on the fit's side.
-    """
+    """One limit, up to which a value passes, and what was measured against it; a standard error
+    where chance is on the fit's side."""
 
     name: str
     value: float
@@ -89,24 +83,26 @@ class Base:
     recall: Measurement | None = None
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One fit with one clip, as far as it was measured.
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What was measured with a cache; `None` for what was not.
 
     Attributes:
-        method: of `table.TABLE`.
-        errors: of the attention layers, and the clip.
         perplexity: on held-out text, positions beyond both windows; of a trial that left early, on
             the first sequences only.
-        divergence: from the exact cache, on some of the first sequences, in nats per position.
         recall: of facts beyond both windows.
+        divergence: from the exact cache, on some of the first sequences, in nats per position.
     """
 
-    method: str
-    errors: ClipErrors
     perplexity: Measurement | None = None
     recall: Measurement | None = None
     divergence: Measurement | None = None
+
+    def change(self, base: Base | None) -> tuple[float, float] | None:
+        """Rise of perplexity over BF16 and its standard error, in percent."""
+        if self.perplexity is None or base is None:
+            return None
+        return change_percent(self.perplexity, base.perplexity)
 
     def gates(self, base: Base | None) -> tuple[Gate, ...]:
         """The gates that decide, as far as they were measured."""
@@ -117,12 +113,30 @@ class Trial:
                 found.append(recall_gate(self.recall, base.recall))
         return tuple(found)
 
+    def as_block(self, base: Base) -> VerifiedWidths:
+        """As in a manifest."""
+        change, kl = self.change(base), self.divergence
+        return VerifiedWidths(
+            divergence=None if kl is None else max(0.0, kl.value),
+            divergence_error=None if kl is None else standard_error(kl),
+            change_percent=change[0] if change else None,
+            change_error=change[1] if change else None,
+            recall=None if self.recall is None else self.recall.value,
+        )
+
+
+@dataclass(frozen=True)
+class Trial(Verified):
+    """One fit, by its name in `table.TABLE`, with one clip, as far as it was measured; `errors` are
+    of the attention layers."""
+
+    method: str
+    errors: ClipErrors
+
 
 def finalists(trials: Sequence[Trial]) -> list[int]:
-    """Indices of the `trials` whose recall is measured.
-
-    All have a perplexity, and they come in the order of `table.TABLE`.
-    """
+    """Indices of the `trials` whose recall is measured. All have a perplexity, and they come in the
+    order of `table.TABLE`."""
     order = sorted(range(len(trials)), key=lambda at: _perplexity(trials[at]).value)
     lowest = trials[order[0]]
     equal = [at for at in order if _equal(trials[at], lowest)]
@@ -142,11 +156,7 @@ def substitutes(trials: Sequence[Trial], measured: Sequence[int], base: Base) ->
 
 
 def best(trials: Sequence[Trial], base: Base) -> tuple[int, str]:
-    """Which of `trials` to keep, and why, in a sentence without a full stop.
-
-    Args:
-        trials: the finalists, in the order of `table.TABLE`.
-    """
+    """Which of `trials` to keep, and why, in a sentence without a full stop."""
     left = [
         at
         for at, one in enumerate(trials)
@@ -200,17 +210,25 @@ def worst(gates: Sequence[Gate]) -> Verdict:
 
 
 def paired(one: Measurement, other: Measurement) -> tuple[float, float]:
-    """Mean difference per counted token, and its standard error over sequences.
-
-    Where one was measured on fewer sequences, it is of these, which are the first of the other. The
-    standard error is 0 for a single sequence.
-    """
+    """Mean difference per counted token, and its standard error over sequences. Where one was
+    measured on fewer sequences, it is of these, which are the first of the other. The standard
+    error is 0 for a single sequence."""
     pairs = list(zip(one.parts, other.parts, strict=False))
     mean = sum(a - b for (a, _), (b, _) in pairs) / sum(n for (_, n), _ in pairs)
     if len(pairs) < 2 or not math.isfinite(mean):
         return mean, 0.0
     per = [(a - b) / n - mean for (a, n), (b, _) in pairs]
     return mean, math.sqrt(sum(x * x for x in per) / (len(per) - 1) / len(per))
+
+
+def standard_error(found: Measurement) -> float:
+    """Of the mean per position, over prompts; 0 for a single prompt."""
+    number = len(found.parts)
+    if number < 2:
+        return 0.0
+    means = [total / count for total, count in found.parts]
+    middle = math.fsum(means) / number
+    return math.sqrt(math.fsum((one - middle) ** 2 for one in means) / (number - 1) / number)
 
 
 def change_percent(found: Measurement, base: Measurement) -> tuple[float, float]:
@@ -268,10 +286,8 @@ def _lowest(trials: Sequence[Trial], among: Sequence[int]) -> int:
 
 
 def _best_clips(trials: Sequence[Trial], order: Sequence[int]) -> list[int]:
-    """The best trial of each method, methods in ascending order of their lowest perplexity.
-
-    `order` ascends in perplexity.
-    """
+    """The best trial of each method, methods in ascending order of their lowest perplexity. `order`
+    ascends in perplexity."""
     found = []
     for method in dict.fromkeys(trials[at].method for at in order):
         mine = [at for at in order if trials[at].method == method]
@@ -309,3 +325,130 @@ def _forgets(trial: Trial, other: Trial) -> bool:
 
 def _verdict(value: float, passes: float, fails: float) -> Verdict:
     return "pass" if value <= passes else "warn" if value <= fails else "fail"
+
+
+@dataclass(frozen=True)
+class Questions:
+    """How recall was measured, if it was: the questions, the answers of the model with a BF16
+    cache, and why recall takes no part in the choice, if it was measured and does not."""
+
+    task: Recall | None = None
+    own: Measurement | None = None
+    remark: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        facts = {} if self.task is None else dict(self.task.describe())
+        return {**facts, "bf16": self.own.value if self.own else None, "remark": self.remark}
+
+
+FACTOR, APART = 2.0, 0.005
+"""A method leaves whose score is above `FACTOR` times the least, and by more than `APART` nats: a
+quarter of the text shows such differences, and the rule calls none of them equal."""
+NEAR_CLIPS = 1.1
+"""Scores of clips of one method up to this factor count as equal; then retrieval decides."""
+SECOND, LAST, OTHERS = 5, 3, 2
+"""Candidates on half of the text and on all of it, and how many of them, at least, are further
+clips of methods that are there already."""
+
+Measure = Callable[[Trial, int], Trial]
+"""A trial, measured on so many of the first sequences."""
+
+
+@dataclass(frozen=True)
+class Race:
+    """Candidates leave early: successive halving over the held-out text.
+
+    Every method is measured on a quarter of the sequences first, with the clip that was found for
+    it. Methods that cannot win leave. What stays is measured with more clips on the same quarter;
+    the best half of that goes on to half of the text, and the best few to all of it. Nothing is
+    measured twice: the sequences of a round are the first ones of the next. Candidates are ranked
+    by the divergence of the next token's distribution from that with the exact cache.
+
+    Attributes:
+        base: perplexity with a BF16 cache, on all sequences.
+        measure: measures a trial on the sequences that it lacks.
+        finer: more clips for a method, with their errors.
+    """
+
+    base: Measurement
+    measure: Measure
+    finer: Callable[[Sequence[str]], Sequence[Trial]]
+
+    @property
+    def rounds(self) -> tuple[int, int, int]:
+        """Sequences of each round."""
+        number = len(self.base.parts)
+        return min(number, max(2, number // 4)), max(1, math.ceil(number / 2)), number
+
+    def run(self, offered: Mapping[str, Sequence[Trial]]) -> list[Trial]:
+        """All that was measured, methods in their order."""
+        quarter, half, whole = self.rounds
+        first = [self.measure(trials[0], quarter) for trials in offered.values()]
+        names = [trial.method for trial in self._staying(first)]
+        more = [trial for name in names for trial in offered[name][1:]]
+        best = min((one for one in first if one.method in names), key=_score).method
+        alike = [name for name in names if main_method(name) == main_method(best)]
+        more += self.finer(alike)
+        found = [*first, *(self.measure(trial, quarter) for trial in more)]
+        for sequences, number in ((half, SECOND), (whole, LAST)):
+            chosen = {id(one) for one in self._best(found, names, number)}
+            found = [self.measure(one, sequences) if id(one) in chosen else one for one in found]
+            last = [one for one in found if len(_parts(one)) == sequences]
+            names = [name for name in names if name in {t.method for t in self._staying(last)}]
+        order = list(offered)
+        return sorted(found, key=lambda one: order.index(one.method))
+
+    def _staying(self, trials: Iterable[Trial]) -> list[Trial]:
+        """Those that may be kept and may still win."""
+        may = [one for one in trials if TABLE[one.method].publishable]
+        least = min(map(_score, may))
+        return [one for one in may if stays(_score(one), least)]
+
+    def _best(self, trials: Sequence[Trial], names: Sequence[str], number: int) -> list[Trial]:
+        """The best clip of each method, then others, the lowest scores first."""
+        longest = max(len(_parts(one)) for one in trials if one.method in names)
+        left = [one for one in trials if one.method in names and len(_parts(one)) == longest]
+        order = sorted(left, key=_score)
+        first = []
+        for name in names:
+            mine = [one for one in order if one.method == name]
+            near = [one for one in mine if _score(one) <= NEAR_CLIPS * _score(mine[0])]
+            first += [min(near or mine[:1], key=lambda one: one.errors.retrieval)] if mine else []
+        others = [one for one in order if not any(one is chosen for chosen in first)]
+        return [*first, *others[: max(OTHERS, number - len(first))]]
+
+
+def _score(trial: Trial) -> float:
+    assert trial.divergence is not None
+    return trial.divergence.value
+
+
+def stays(score: float, least: float) -> bool:
+    """Whether a method with this score may still win against one with the `least`."""
+    return score <= max(FACTOR * least, least + APART)
+
+
+def whole(trial: Trial, base: Measurement) -> bool:
+    """Whether the perplexity of a trial is of as much text as that of BF16."""
+    return len(_parts(trial)) == len(base.parts)
+
+
+def farthest(trial: Trial, trials: Sequence[Trial]) -> bool:
+    """Whether no other of `trials` of the same method was measured on more text."""
+    alike = (one for one in trials if one.method == trial.method)
+    return len(_parts(trial)) == max(len(_parts(one)) for one in alike)
+
+
+def in_halving_order(number: int) -> list[int]:
+    """Indices below `number` such that every beginning of them is spread over all."""
+    order: list[int] = []
+    stride = 1 << max(0, (number - 1).bit_length())
+    while len(order) < number:
+        order += [at for at in range(0, number, stride) if at not in order]
+        stride //= 2
+    return order
+
+
+def _parts(trial: Trial) -> tuple[tuple[float, int], ...]:
+    return () if trial.perplexity is None else trial.perplexity.parts

@@ -1,10 +1,10 @@
-"""Rows of held-out sequences, on which the quality of a fit is measured; no fit ever sees them.
+"""Rows that a model caches of some text: held-out ones to measure fits on, others to tune on.
 
-One forward pass shows the rows of all layers. Two kinds of queries are kept: evenly spaced ones,
-which represent all queries, and those that put the most weight on a single INT2 row. The second
-kind is rare, but it retrieves facts from far back, and an average over all queries hardly shows its
-errors. Rows wait in main memory in the model's dtype (two bytes per channel: 1.2 GB for 8,192
-tokens of an 8B model) and come to the device layer by layer.
+No fit ever sees held-out rows. One forward pass shows the rows of all layers. Two kinds of queries
+are kept: evenly spaced ones, which represent all queries, and those that put the most weight on a
+single INT2 row. The second kind is rare, but it retrieves facts from far back, and an average over
+all queries hardly shows its errors. Rows wait in main memory in the model's dtype (two bytes per
+channel: 1.2 GB for 8,192 tokens of an 8B model) and come to the device layer by layer.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from oscar_zoo.artifact.formats import Role
+from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.compute.capture.transformers import output_weights
+from oscar_zoo.compute.methods.base import CalibrationRows
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.models.attention import Softmax, attend, attention_scope
 from oscar_zoo.models.layer_replay import run_by_layer
@@ -28,6 +31,11 @@ EVEN, FOCUSED = 64, 64
 """Queries of each kind kept of a sequence, all heads alike."""
 SCORES_AT_ONCE = 1 << 23
 """Attention scores computed at once: bounds memory, 32 MB for each of a few tensors."""
+MOST_TOKENS = 16_384
+"""Tokens kept to tune on: on unseen text values gain 28 % with these and 26 % with half of them
+(measured, 64 channels)."""
+MOST_BYTES = 2 << 30
+"""Largest share of main memory, if that is less."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +83,8 @@ class SequenceRows:
 
 @dataclass(frozen=True)
 class LayerRows:
-    """What one attention layer saw of all held-out sequences.
-
-    Attributes:
-        sequences: in order.
-        o_proj: `[hidden, num_q_heads * dv]`, the weights that read the attention output.
-        softmax: of the layer.
-    """
+    """What one attention layer saw of all held-out sequences; `o_proj` is `[hidden, num_q_heads *
+    dv]`, the weights that read the attention output."""
 
     sequences: tuple[SequenceRows, ...]
     o_proj: Tensor
@@ -94,13 +97,8 @@ RowSource = Callable[[int], LayerRows]
 
 @dataclass(frozen=True)
 class HeldOutRows:
-    """A `RowSource` that `collect` filled.
-
-    Attributes:
-        windows: queries that read no INT2 row through them are not kept.
-        device: where rows are wanted.
-        o_proj: layer id -> `[hidden, num_q_heads * dv]`.
-    """
+    """A `RowSource` that `collect` filled. Queries that read no INT2 row through the `windows` are
+    not kept; `o_proj` is of a layer, `[hidden, num_q_heads * dv]`; rows are wanted on `device`."""
 
     windows: Windows
     device: torch.device
@@ -160,14 +158,9 @@ def watch(
     *,
     tick: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Run a model over sequences and show the rows of its full-attention layers.
-
-    Args:
-        see: of a layer and a sequence: layer id, query, key and value rows and softmax, as
-            `HeldOutRows.add`.
-        tick: called with `(sequences done, sequences in all)`; when all sequences go through a
-            layer together, each layer counts as its share of them.
-    """
+    """Run a model over sequences and show the rows of its full-attention layers. `tick` gets
+    sequences done and in all; when all go through a layer together, each layer counts as its
+    share."""
     layers, seen = len(loaded.block.attention_layers), 0
 
     def attention(
@@ -198,9 +191,7 @@ def _focused(
     query: Tensor, key: Tensor, positions: Tensor, windows: Windows, softmax: Softmax
 ) -> Tensor:
     """Ascending indices of the queries that put the most weight on one INT2 row, for any head.
-
-    `query` is `[num_q_heads, n, d]`.
-    """
+    `query` is `[num_q_heads, n, d]`."""
     heads, tokens = query.shape[0], key.shape[1]
     keys = key.float().mT
     if not len(positions):
@@ -215,3 +206,57 @@ def _focused(
         largest = logits.masked_fill_(~history_mask(at, tokens, windows), float("-inf")).amax(-1)
         weights.append((largest - total).amax(0))
     return torch.cat(weights).topk(min(FOCUSED, len(positions))).indices.sort().values
+
+
+def collect_rows(
+    loaded: LoadedModel,
+    sequences: Sequence[Sequence[int]],
+    group_size: int,
+    *,
+    tick: Callable[[int, int], None] = lambda done, total: None,
+) -> CalibrationRows:
+    """Run a model over some of `sequences` and keep their K and V rows, to tune methods on. They
+    are whole sequences, evenly spaced over all, cut at a limit. Moments do not hold rows, so this
+    is a second pass over the text."""
+    parts: dict[tuple[Role, int], list[Tensor]] = {}
+
+    def see(layer_id: int, query: Tensor, key: Tensor, value: Tensor, softmax: Softmax) -> None:
+        sides: tuple[tuple[Role, Tensor], ...] = (("k", key), ("v", value))
+        for role, rows in sides:
+            if not bool(torch.isfinite(rows).all()):
+                raise ComputeFailed(
+                    f"layer {layer_id} gives {role.upper()} rows that are not finite.",
+                    next_step=AddOption("--dtype", "float32"),
+                )
+            parts.setdefault((role, layer_id), []).append(rows.cpu().clone())
+
+    bytes_each = torch.finfo(getattr(torch, loaded.dtype)).bits // 8
+    watch(loaded, pick(sequences, most_tokens(loaded.block, bytes_each)), see, tick=tick)
+    kept = {}
+    while parts:  # each part goes as soon as it is joined
+        at, rows = parts.popitem()
+        kept[at] = torch.cat(rows, 1)
+    return CalibrationRows(loaded.device, group_size, kept)
+
+
+def most_tokens(block: ModelBlock, bytes_each: int) -> int:
+    """Most tokens whose rows are kept, when one number has `bytes_each` bytes."""
+    one = (
+        len(block.attention_layers)
+        * block.num_kv_heads
+        * (block.head_dim + block.v_head_dim)
+        * bytes_each
+    )
+    return min(MOST_TOKENS, MOST_BYTES // one)
+
+
+def pick(sequences: Sequence[Sequence[int]], most: int) -> list[Sequence[int]]:
+    """At most `most` tokens from every n-th sequence; the last one is cut."""
+    step = -(-sum(map(len, sequences)) // most)
+    chosen: list[Sequence[int]] = []
+    left = most
+    for one in sequences[::step]:
+        if left > 0:
+            chosen.append(one[:left])
+            left -= len(one)
+    return chosen
