@@ -21,7 +21,7 @@ import torch
 
 from oscar_zoo.compute import moments
 from oscar_zoo.compute.capture.transformers import capture, numerics
-from oscar_zoo.compute.data import CalibrationData
+from oscar_zoo.compute.data.calibration import CalibrationData
 from oscar_zoo.compute.methods.base import fit
 from oscar_zoo.compute.methods.table import METHODS
 from oscar_zoo.compute.moments import LayerMoments, Moments, Need, observed

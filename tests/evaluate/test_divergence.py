@@ -13,8 +13,7 @@ from tiny_models import write_model
 
 from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Widths, Windows
-from oscar_zoo.compute.select.decision import widths_of
-from oscar_zoo.compute.select.widths import SIDES
+from oscar_zoo.compute.select.widths import SIDES, widths_of
 from oscar_zoo.evaluate import changed_layers
 from oscar_zoo.evaluate.changed_layers import divergences_of_changes
 from oscar_zoo.evaluate.measure import TaskPrompt, exact_predictions, measure_divergence

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from oscar_zoo.compute.data import CalibrationData
+from oscar_zoo.compute.data.calibration import CalibrationData
 from oscar_zoo.models.attention import EXACT, Softmax
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.models.loading import LoadedModel
