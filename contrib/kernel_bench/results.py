@@ -44,7 +44,7 @@ class ResultRow:
     share: float
     bandwidth: float
     gpu: str
-    nvrtc: str
+    driver: str
     torch: str
     triton: str
     flashinfer: str

@@ -352,7 +352,6 @@ def kernel_tests(check: Check) -> str:
         "gpu",
         "-p",
         "no:cacheprovider",
-        *QUICK,
         *PARALLEL,
         *TESTS,
     ]
@@ -383,8 +382,6 @@ TESTS = (
     "tests/compute/test_products.py",
     "tests/compute/test_capture_transformers.py",
 )
-"""Without the tests that compile FlashInfer's kernels as a baseline: `bench serve` runs those."""
-QUICK = ("--deselect=tests/kernels/test_bench.py",)
 PARALLEL = ("-n", str(max(2, min(16, (os.cpu_count() or 1) // 2))))
 
 

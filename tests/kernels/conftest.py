@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 import torch
 import triton_interpreter
+
+from oscar_kernels import nvrtc
 
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
     triton_interpreter.patch_once()
@@ -17,3 +20,14 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder for what NVRTC compiles; a test without NVRTC is skipped."""
+    try:
+        nvrtc.nvrtc_version()
+    except nvrtc.CompilerMissing as error:
+        pytest.skip(str(error))
+    monkeypatch.setenv(nvrtc.VARIABLE, str(tmp_path / "kernels"))
+    return tmp_path / "kernels"

@@ -38,30 +38,15 @@ class Job:
     def write(self, module: Any, **options: Any) -> tuple[LayerCache, Tensor | None]:
         """Run an implementation on a cache of its own."""
         cache = replace(self.cache, **{name: getattr(self.cache, name).clone() for name in STORES})
-        options = {"query": self.query, **options}
-        out = module.write_kv_int2(
-            self.key,
-            self.value,
-            cache,
-            self.transforms,
-            self.targets,
-            windows=self.windows,
-            **options,
-        )
-        return cache, out
+        options = {"query": self.query, "windows": self.windows, **options}
+        rows = self.key, self.value, cache, self.transforms, self.targets
+        return cache, module.write_kv_int2(*rows, **options)
 
     def only(self, chosen: Tensor | slice) -> Job:
         """The same for some of the tokens."""
-        targets = TokenTargets(
-            *(getattr(self.targets, f.name)[chosen].contiguous() for f in fields(self.targets))
-        )
-        return replace(
-            self,
-            key=self.key[chosen],
-            value=self.value[chosen],
-            query=self.query[chosen],
-            targets=targets,
-        )
+        targets = TokenTargets(*(x[chosen].contiguous() for x in vars(self.targets).values()))
+        rows = {name: getattr(self, name)[chosen] for name in ("key", "value", "query")}
+        return replace(self, **rows, targets=targets)
 
 
 def make_job(
@@ -91,21 +76,14 @@ def make_job(
         rotation = torch.linalg.qr(normal(matrices, dim, dim))[0]
         return (rotation + 0.1 * normal(matrices, dim, dim) / dim).contiguous().to(DEVICE)
 
+    windows = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
     cache = allocate(
-        k_spec,
-        v_spec,
-        slots=tokens + 9,
-        rows=5,
-        num_kv_heads=heads,
-        sink=sink,
-        recent=recent,
-        ring_rows=ring_rows,
-        blocks=6,
-        dtype=torch.bfloat16 if dtype == torch.bfloat16 else torch.float32,
-        device=DEVICE,
-    )
-    for name in STORES:
-        poison(getattr(cache, name))
+        k_spec, v_spec,
+        slots=tokens + 9, rows=5, num_kv_heads=heads, sink=sink, recent=recent,
+        ring_rows=ring_rows, blocks=6, dtype=windows, device=DEVICE,
+    )  # fmt: skip
+    for store in cache.stores:
+        poison(store)
     request = torch.randint(3, (tokens,), generator=draw).sort().values
     counts = torch.bincount(request, minlength=3)
     starts = torch.tensor([0, 2, 40])
@@ -231,3 +209,9 @@ def assert_same(
 def bits(x: Tensor) -> Tensor:
     """Bytes, for comparisons in which NaN equals itself."""
     return x.view(torch.uint8)
+
+
+def differing(a: LayerCache, b: LayerCache) -> set[str]:
+    """Names of the stores that have different bytes."""
+    pairs = ((name, getattr(a, name), getattr(b, name)) for name in STORES)
+    return {name for name, x, y in pairs if not torch.equal(bits(x), bits(y))}

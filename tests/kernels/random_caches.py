@@ -1,5 +1,5 @@
-"""What tests and benchmarks of the kernels share: a tolerance rule, poisoned memory, and random
-caches.
+"""What tests and benchmarks of the kernels share: a tolerance rule, poisoned memory, random caches
+and trees of drafts.
 
 A random cache holds numbers only where the requests of its batch may look: every other code, scale
 and window row is poison, so that one element read too many turns an output into NaN.
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from unittest import mock
@@ -187,3 +188,19 @@ def _store(
             if len(recent):
                 ring[row, recent % cache.ring_rows] = x[first + recent].to(ring.dtype)
             sinks[block, sink] = x[first + sink].to(sinks.dtype)
+
+
+def random_trees(requests: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """Masks of trees in which every node hangs below any earlier one, `[requests * count]`."""
+    draw, masks = random.Random(requests), list[int]()
+    for _ in range(requests):
+        seen = [1]
+        for node in range(1, count):
+            seen.append(draw.choice(seen) | 1 << node)
+        masks += [bits - (1 << 32) if bits >> 31 else bits for bits in seen]
+    return torch.tensor(masks, dtype=torch.int32, device=device)
+
+
+def orthogonal(number: int, dim: int, device: torch.device | str = "cpu") -> Tensor:
+    """`[number, dim, dim]`."""
+    return torch.linalg.qr(torch.randn(number, dim, dim, device=device)).Q.contiguous()

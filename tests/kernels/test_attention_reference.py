@@ -11,7 +11,7 @@ import torch
 from random_caches import assert_as_good_as_torch, poisoned_allocations, random_cache
 
 from oscar_kernels import quantizer, reference
-from oscar_kernels.cache import BatchView, Drafts
+from oscar_kernels.cache import Drafts
 from oscar_kernels.spec import QuantSpec
 
 SPEC = QuantSpec(16, 8, 0.96)
@@ -63,9 +63,8 @@ def test_decode_is_the_softmax_of_every_head_on_its_own(cap: float) -> None:
             if cap:
                 logits = [cap * math.tanh(x / cap) for x in logits]
             weights = [math.exp(x) for x in logits]
-            output = sum(w * v for w, v in zip(weights, values[:, head // 3], strict=True)) / sum(
-                weights
-            )
+            weighted = sum(w * v for w, v in zip(weights, values[:, head // 3], strict=True))
+            output = weighted / sum(weights)
             torch.testing.assert_close(got[request, head], output @ partner[head // 3].double().T)
 
 
@@ -96,23 +95,17 @@ def test_a_draft_is_the_last_token_of_a_decode_step_over_its_ancestors(
         block = int(filling.batch.windows.sink_block[row])
         for node, nodes in enumerate(seen if length else []):
             path = sure + torch.tensor(nodes)
-            cache = replace(
-                filling.cache,
-                **{f"{kind}_{x}": getattr(filling.cache, f"{kind}_{x}").clone()
-                   for kind in ("ring", "sink") for x in "kv"},
-            )  # fmt: skip
+            names = ("ring_k", "ring_v", "sink_k", "sink_v")
+            copies = {name: getattr(filling.cache, name).clone() for name in names}
+            cache = replace(filling.cache, **copies)
             for x, rows in (("k", filling.keys), ("v", filling.values)):
                 ring, sinks = getattr(cache, f"ring_{x}"), getattr(cache, f"sink_{x}")
                 for at, source in enumerate((first + path).tolist(), sure):
                     ring[row, at % cache.ring_rows] = rows[source]
                     sinks[block, at : min(at + 1, cache.sink)] = rows[source]
             end = first + sure + len(nodes)
-            alone = BatchView(
-                torch.tensor([first, end]),
-                filling.batch.kv_indices,
-                filling.batch.rows[request : request + 1],
-                filling.batch.windows,
-            )
+            one = filling.batch.rows[request : request + 1]
+            alone = replace(filling.batch, kv_indptr=torch.tensor([first, end]), rows=one)
             want = reference.decode_attention(
                 query[None, request * count + node], cache, alone, **options
             )
@@ -132,10 +125,8 @@ def test_extend_is_decode_over_a_growing_exact_tail() -> None:
         request = 0 if token < 3 else 2
         keys, values = reference.cached_rows(filling.cache, filling.batch, request, torch.float64)
         new = slice(int(qo_indptr[request]), token + 1)
-        keys, values = (
-            torch.cat([keys, key[new].double()]),
-            torch.cat([values, value[new].double()]),
-        )
+        keys = torch.cat([keys, key[new].double()])
+        values = torch.cat([values, value[new].double()])
         logits = torch.einsum("hgd,nhd->hgn", query[token].double().view(2, 2, 16), keys) * 0.2
         want = torch.einsum("hgn,nhd->hgd", torch.softmax(logits, -1), values).view(4, 16)
         torch.testing.assert_close(got[token], want)

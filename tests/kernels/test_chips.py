@@ -24,25 +24,15 @@ def variant(head_dim: int = 128, *, group: int = 4, bits: int = 2) -> variants.A
 
 @ALL
 def test_decode_compiles_with_enough_registers(
-    capability: chips.Capability, own_state: Path, monkeypatch: pytest.MonkeyPatch
+    capability: chips.Capability, compiler: Path, tmp_path: Path
 ) -> None:
     triton = pytest.importorskip("triton")
     program = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    try:
-        nvrtc.nvrtc_version()
-    except nvrtc.CompilerMissing as error:
-        pytest.skip(str(error))
-    monkeypatch.setenv("OSCAR_KERNELS_CACHE", str(own_state / "kernels"))
     made = variants.fitting(variant(), chips.CHIPS[capability].shared_bytes)
-    arch = "sm_{}{}".format(*capability)
-    code = nvrtc.Build.of(cuda.SOURCE, made.flags, arch).code()
-    (own_state / "code.cubin").write_bytes(code)
-    told = subprocess.run(
-        [program, "-res-usage", own_state / "code.cubin"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    code = nvrtc.Build.of(cuda.SOURCE, made.flags, "sm_{}{}".format(*capability)).code()
+    (tmp_path / "code.cubin").write_bytes(code)
+    command = [program, "-res-usage", tmp_path / "code.cubin"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     stage1 = told[told.index("oscar_decode_stage1") :]
     registers, stack = (int(re.search(rf"{name}:(\d+)", stage1)[1]) for name in ("REG", "STACK"))
     assert registers * 32 * variants.WARPS <= 65536

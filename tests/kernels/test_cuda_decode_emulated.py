@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import random
 from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
@@ -12,7 +11,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from emulation import Emulator
-from random_caches import Filling, assert_as_good_as_torch, poison, random_cache
+from random_caches import (
+    Filling,
+    assert_as_good_as_torch,
+    orthogonal,
+    poison,
+    random_cache,
+    random_trees,
+)
 from torch import Tensor
 
 from oscar_kernels import reference
@@ -74,35 +80,16 @@ def job(
     k_spec, v_spec = (QuantSpec(head_dim, head_dim, 0.96, bits=x) for x in bits)
     found = [*(length + nodes for length in lengths), 0]
     filling = random_cache(
-        found,
-        k_spec,
-        v_spec,
-        num_kv_heads=heads,
-        sink=SINK,
-        recent=RECENT,
-        ring_rows=RECENT + max(0, nodes - 1) + spare,
-        drafts=nodes,
-        sink_from=starts,
-        ring_start=starts,
-        dtype=torch.bfloat16,
-    )
+        found, k_spec, v_spec,
+        num_kv_heads=heads, sink=SINK, recent=RECENT, drafts=nodes, dtype=torch.bfloat16,
+        ring_rows=RECENT + max(0, nodes - 1) + spare, sink_from=starts, ring_start=starts,
+    )  # fmt: skip
     for length, end in zip(found, filling.batch.kv_indptr.tolist()[1:], strict=True):
         slots = filling.batch.kv_indices[end - min(nodes, length) : end].long()
         filling.cache.affine[slots] = torch.nan
     query = torch.randn(len(found) * max(1, nodes), heads * group, head_dim).bfloat16()
-    drafts = Drafts(nodes, trees(len(found), nodes) if tree else None) if nodes else None
+    drafts = Drafts(nodes, random_trees(len(found), nodes) if tree else None) if nodes else None
     return Job(filling, query, drafts, {"sm_scale": 0.1, "logit_cap": 0.0, **options})
-
-
-def trees(requests: int, nodes: int) -> Tensor:
-    """Masks of trees in which every node hangs below any earlier one."""
-    draw, masks = random.Random(requests), list[int]()
-    for _ in range(requests):
-        seen = [1]
-        for node in range(1, nodes):
-            seen.append(draw.choice(seen) | 1 << node)
-        masks += seen
-    return torch.tensor(masks, dtype=torch.int32)
 
 
 def emulate(
@@ -133,13 +120,10 @@ def emulate(
     out = poison(query.new_empty(*query.shape[:2], cache.v_spec.head_dim))
     options |= {"drafts": drafts, "prefix_stable": stable}
     given = cuda.arguments(query, cache, batch, scratch=scratch, out=out, blocks=blocks, **options)
-    windows = batch.windows
-    stores = (cache.codes, cache.affine, cache.ring_k, cache.ring_v, cache.sink_k, cache.sink_v)
-    lists = (batch.kv_indptr, batch.kv_indices, batch.rows)
-    state = (windows.sink_block, windows.sink_from, windows.ring_start)
+    lists = (batch.kv_indptr, batch.kv_indices, batch.rows, *batch.windows.tensors)
     rest = (partner, sinks, drafts.mask if drafts else None)
     library.forget()
-    for x in (query, *stores, *lists, *state, *scratch, *(x for x in rest if x is not None)):
+    for x in (query, *cache.stores, *lists, *scratch, *(x for x in rest if x is not None)):
         library.allow(ctypes.c_void_p(x.data_ptr()), ctypes.c_size_t(_bytes(x)))
     rows, run = query.shape[0] * (query.shape[1] // heads), next(runs)
     shared = variants.ring_bytes(flags) + 28 * requests + 4
@@ -171,40 +155,31 @@ def assert_right(emulator: Emulator, job: Job) -> None:
         assert not out[-nodes:].any()
 
 
-@pytest.mark.parametrize(
-    ("group", "options"),
-    [(1, {"head_dim": 64}), (4, {"bits": (4, 2)}), (16, {"heads": 1})],
-    ids=["1 row of 64", "4 rows, K4V2", "16 rows"],
-)
+@pytest.mark.parametrize(("group", "options"), [
+    (1, {"head_dim": 64}), (4, {"bits": (4, 2)}), (16, {"heads": 1}),
+], ids=["1 row of 64", "4 rows, K4V2", "16 rows"])  # fmt: skip
 def test_a_decode_step(emulator: Emulator, group: int, options: dict[str, Any]) -> None:
     assert_right(emulator, job(group=group, starts=0, **options))
     assert_right(emulator, job(group=group, spare=7, lengths=OTHER_LENGTHS, **options))
 
 
 @pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
-@pytest.mark.parametrize(
-    ("nodes", "options"),
-    [(4, {"group": 1}), (3, {"group": 2, "bits": (4, 2)}), (4, {"group": 4})],
-    ids=["4 rows", "6 rows, K4V2", "16 rows"],
-)
+@pytest.mark.parametrize(("nodes", "options"), [
+    (4, {"group": 1}), (3, {"group": 2, "bits": (4, 2)}), (4, {"group": 4}),
+], ids=["4 rows", "6 rows, K4V2", "16 rows"])  # fmt: skip
 def test_drafts(emulator: Emulator, nodes: int, options: dict[str, Any], tree: bool) -> None:
     assert_right(emulator, job(nodes, tree=tree, starts=0, **options))
     assert_right(emulator, job(nodes, tree=tree, spare=5, lengths=OTHER_LENGTHS, **options))
 
 
 def test_the_transform_of_values_is_undone(emulator: Emulator) -> None:
-    partner = torch.linalg.qr(torch.randn(2, 128, 128)).Q.contiguous()
+    partner = orthogonal(2, 128)
     assert_right(emulator, job(4, tree=True, lengths=(3, 90), o_partner=partner))
 
 
-@pytest.mark.parametrize(
-    ("nodes", "options"),
-    [
-        (11, {"group": 3}),
-        (8, {"group": 8, "heads": 1, "head_dim": 256}),
-    ],
-    ids=["33 rows", "64 rows of 256"],
-)
+@pytest.mark.parametrize(("nodes", "options"), [
+    (11, {"group": 3}), (8, {"group": 8, "heads": 1, "head_dim": 256}),
+], ids=["33 rows", "64 rows of 256"])  # fmt: skip
 def test_rows_of_more_than_two_warps(
     emulator: Emulator, nodes: int, options: dict[str, Any]
 ) -> None:
@@ -228,7 +203,7 @@ def test_learned_sinks(emulator: Emulator, group: int, tree: bool) -> None:
 @pytest.mark.parametrize("merged", [1, 4, 24])
 def test_rows_of_256_channels(emulator: Emulator, merged: int) -> None:
     """Blocks of stage 2 have a slice of the output channels each."""
-    partner = torch.linalg.qr(torch.randn(1, 256, 256)).Q.contiguous()
+    partner = orthogonal(1, 256)
     wide = job(group=8, heads=1, head_dim=256, lengths=(0, 17, 150), starts=0, o_partner=partner)
     out = emulate(emulator, wide, blocks=3, merged=merged, stable=True)
     assert_as_good_as_torch(out, wide.expected, [wide.query])

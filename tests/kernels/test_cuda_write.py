@@ -5,21 +5,20 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kv_write_jobs import LONG, PLAIN, STORES, assert_same, bfloat16_job, bits
+from kv_write_jobs import LONG, PLAIN, STORES, assert_same, bfloat16_job, bits, differing
 from torch import Tensor
 
-from oscar_kernels import nvrtc
 from oscar_kernels.cache import BatchView, Transforms
 from oscar_kernels.decode_attention import cuda as decode
 from oscar_kernels.decode_attention import tuning
 from oscar_kernels.kv_write import cuda, dispatch
-from oscar_kernels.kv_write import cuda as variants
 from oscar_kernels.kv_write import launcher as triton_launcher
 from oscar_kernels.kv_write.prepared import prepared
 from oscar_kernels.spec import QuantSpec
@@ -40,14 +39,11 @@ def test_blocks_are_shared_by_cost_and_no_tile_is_without_one() -> None:
     assert cuda.shares((1024, 1024, 4), (8, 8, 8), (10, 10, 10), 132) == (64, 64, 4)
 
 
+SIDES = st.tuples(st.integers(1, 3000), st.sampled_from([1, 2, 8]), st.integers(1000, 1500))
+
+
 @settings(max_examples=200)
-@given(
-    st.lists(
-        st.tuples(st.integers(1, 3000), st.sampled_from([1, 2, 8]), st.integers(1000, 1500)),
-        min_size=1,
-        max_size=3,
-    )
-)
+@given(st.lists(SIDES, min_size=1, max_size=3))
 def test_no_block_is_left_that_a_side_could_use(sides: list[tuple[int, int, int]]) -> None:
     matrices, costs = tuple(m for _, m, _ in sides), tuple(cost for _, _, cost in sides)
     tiles = tuple(m * -(-n // m) for n, m, _ in sides)
@@ -74,27 +70,10 @@ def test_few_rows_have_a_kernel_of_their_own() -> None:
     assert [x.parameters.block_rows for x in found.values()] == [16, 16, 32, 48, 64]
 
 
-def nvrtc_missing() -> str | None:
-    try:
-        nvrtc.nvrtc_version()
-    except nvrtc.CompilerMissing as error:
-        return str(error)
-    return None
-
-
 @pytest.mark.parametrize(("dim", "warpgroups"), [(128, 1), (128, 3), (128, 4), (256, 3)])
-def test_source_compiles_without_a_gpu(dim: int, warpgroups: int) -> None:
-    reason = nvrtc_missing()
-    if reason:
-        pytest.skip(reason)
-    made = variants.WriteVariant(
-        QuantSpec(dim, 128, 0.96), QuantSpec(64, 16, 0.92), LONG, warpgroups
-    )
-    flags = [f"-D{name}={value}" for name, value in made.flags.items()]
-    code = nvrtc.compile_source(
-        cuda.SOURCE.files(), "write.cu", ["-arch=sm_90a", "--std=c++17", *flags]
-    )
-    assert b"oscar_write" in code
+def test_source_compiles_without_a_gpu(dim: int, warpgroups: int, compiler: Path) -> None:
+    made = cuda.WriteVariant(QuantSpec(dim, 128, 0.96), QuantSpec(64, 16, 0.92), LONG, warpgroups)
+    assert b"oscar_write" in cuda.build(made, 0).code()
     assert max(made.shared_bytes(step=step) for step in (False, True)) <= 227 * 1024
 
 
@@ -132,11 +111,8 @@ def test_matrices_are_prepared_once_and_kept_as_long_as_their_transforms() -> No
     assert prepared(job.transforms) is first
     one = job.transforms.k_forward
     same = prepared(Transforms(one, one, job.transforms.v_forward, one))
-    assert (
-        same.q is same.k
-        and not same.k_mean.view(torch.bfloat16).any()
-        and torch.equal(same.k, first.k)
-    )
+    assert same.q is same.k and torch.equal(same.k, first.k)
+    assert not same.k_mean.view(torch.bfloat16).any()
     gone = weakref.ref(same.k)
     del same
     gc.collect()
@@ -160,6 +136,7 @@ WIDE_CASES = [
     (QuantSpec(256, 128, 0.96, bits=4), QuantSpec(256, 128, 0.92, bits=4)),
 ]
 """Rows that have the kernel for few rows alone."""
+WINDOWS = {"heads": 8, "group": 3, "sink": 64, "recent": 256}
 
 
 @pytest.mark.gpu
@@ -167,15 +144,8 @@ WIDE_CASES = [
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("tokens", [1, 64, 700, 5000])
 def test_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec, per_head: bool, tokens: int) -> None:
-    options = {
-        "heads": 8,
-        "group": 3,
-        "sink": 64,
-        "recent": 256,
-        "ring_rows": 263 if per_head else 256,
-        "per_head": per_head,
-        "mean": per_head,
-    }
+    options = WINDOWS | {"ring_rows": 263 if per_head else 256, "per_head": per_head}
+    options["mean"] = per_head
     job = bfloat16_job(k_spec, v_spec, tokens=tokens, **options)
     values = tokens * 8 * (k_spec.head_dim + v_spec.head_dim)
     for parts in ("all", "slots", "windows"):
@@ -195,37 +165,22 @@ def test_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec, per_head: bool, tokens: 
 def test_the_kernel_for_few_rows_writes_the_same_bytes(
     k_spec: QuantSpec, v_spec: QuantSpec, per_head: bool, tokens: int
 ) -> None:
-    options = {
-        "heads": 8,
-        "group": 3,
-        "sink": 64,
-        "recent": 256,
-        "per_head": per_head,
-        "mean": per_head,
-    }
+    options = WINDOWS | {"per_head": per_head, "mean": per_head}
     job = bfloat16_job(k_spec, v_spec, tokens=tokens, **options)
     slots, _ = job.write(cuda, parts="slots", query=None, step=False)
     whole, _ = job.write(cuda, step=False)
-    assert torch.equal(slots.codes, whole.codes) and torch.equal(
-        bits(slots.affine), bits(whole.affine)
-    )
+    assert not differing(slots, whole) & {"codes", "affine"}
     for parts in ("all", "slots", "windows"):
-        (few, query), (many, other) = (
-            job.write(cuda, parts=parts, step=step) for step in (True, False)
-        )
-        assert all(
-            torch.equal(bits(getattr(few, name)), bits(getattr(many, name))) for name in STORES
-        )
-        assert torch.equal(bits(query), bits(other))
+        few, query = job.write(cuda, parts=parts, step=True)
+        many, other = job.write(cuda, parts=parts, step=False)
+        assert not differing(few, many) and torch.equal(bits(query), bits(other))
 
 
 @pytest.mark.gpu
 def test_both_kernels_give_nearly_the_same_codes_and_the_same_each_time() -> None:
     job = bfloat16_job(*PLAIN, tokens=8192, heads=8, mean=False)
     first, again = (job.write(cuda, query=None)[0] for _ in "ab")
-    assert torch.equal(first.codes, again.codes) and torch.equal(
-        bits(first.affine), bits(again.affine)
-    )
+    assert not differing(first, again) & {"codes", "affine"}
     triton = job.write(triton_launcher, query=None)[0]
     assert int((first.codes != triton.codes).sum()) <= job.key.numel() // 50_000
 
@@ -254,22 +209,12 @@ def test_attention_right_behind_a_write_sees_it(
         for i in range(10):
             rows = (job.key[one].roll(i, 0)[-len(new) :], job.value[one].roll(i, 0)[-len(new) :])
             torch.cuda.synchronize()
-            x = cuda.write_kv_int2(
-                *rows,
-                cache,
-                job.transforms,
-                job.only(new).targets,
-                windows=job.windows,
-                query=query,
-                parts="all",
-            )
+            to = cache, job.transforms, job.only(new).targets
+            x = cuda.write_kv_int2(*rows, *to, windows=job.windows, query=query, parts="all")
             if wait:
                 torch.cuda.synchronize()
-            out.append(
-                decode.decode_attention(
-                    x[-1:], cache, batch, sm_scale=0.1, tiles=tiles, prefix_stable=prefix_stable
-                )
-            )
+            options = {"sm_scale": 0.1, "tiles": tiles, "prefix_stable": prefix_stable}
+            out.append(decode.decode_attention(x[-1:], cache, batch, **options))
         return torch.stack(out)
 
     want = chain(True)
@@ -281,16 +226,13 @@ def test_a_graph_replays_the_cuda_kernel_with_new_tokens() -> None:
     job = bfloat16_job(QuantSpec(128, 128, 0.96), tokens=64, heads=8, sink=64, recent=256)
     want, want_query = job.write(cuda)
     held = replace(job, key=torch.zeros_like(job.key), value=torch.zeros_like(job.value))
-    cache, out = (
-        replace(job.cache, **{name: getattr(job.cache, name).clone() for name in STORES}),
-        want_query.clone(),
-    )
+    cache = replace(job.cache, **{name: getattr(job.cache, name).clone() for name in STORES})
+    out = want_query.clone()
     options = {"windows": job.windows, "query": job.query, "query_out": out.zero_()}
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         cuda.write_kv_int2(held.key, held.value, cache, job.transforms, job.targets, **options)
     held.key.copy_(job.key), held.value.copy_(job.value)
     graph.replay()
-    for name in STORES:
-        assert torch.equal(bits(getattr(cache, name)), bits(getattr(want, name)))
+    assert not differing(cache, want)
     assert torch.equal(out, job.write(cuda)[1])

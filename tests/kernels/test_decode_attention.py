@@ -5,13 +5,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import random
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from random_caches import assert_as_good_as_torch, poison, poisoned_allocations, random_cache
+from random_caches import (
+    Filling,
+    assert_as_good_as_torch,
+    poison,
+    poisoned_allocations,
+    random_cache,
+    random_trees,
+)
 
 from oscar_kernels import reference
 from oscar_kernels.cache import BatchView, Drafts
@@ -51,67 +58,43 @@ def check(
         own = torch.randn(heads * group, device=DEVICE)
         each = torch.randn(len(lengths), heads * group, device=DEVICE)
         options["sink_logits"] = each if shared_partner else own.expand(len(lengths), -1)
+    assert_right(filling, query, options)
+
+
+def assert_right(
+    filling: Filling, query: torch.Tensor, options: dict[str, Any], *, scale: float = 1
+) -> torch.Tensor:
+    """With poisoned scratch, as good as the reference in the same dtype."""
     with poisoned_allocations():
         got = launcher.decode_attention(query, filling.cache, filling.batch, **options)
 
     def op(query: torch.Tensor) -> torch.Tensor:
-        return reference.decode_attention(query, filling.cache, filling.batch, **options)
+        return reference.decode_attention(query, filling.cache, filling.batch, **options) / scale
 
-    assert_as_good_as_torch(got, op, [query], atol=4e-6)
+    assert_as_good_as_torch(got / scale, op, [query], atol=4e-6)
+    return got
 
 
-@pytest.mark.parametrize(
-    ("dk", "dv", "gk", "gv"),
-    [
-        (64, 64, 64, 64),
-        (128, 128, 128, 64),
-        (128, 128, 32, 32),
-        (96, 96, 96, 96),
-        (192, 128, 192, 128),
-        (256, 256, 256, 64),
-        (512, 512, 512, 256),
-        (512, 512, 128, 128),
-        (80, 40, 80, 20),
-    ],
-)
+@pytest.mark.parametrize(("dk", "dv", "gk", "gv"), [
+    (64, 64, 64, 64), (128, 128, 128, 64), (128, 128, 32, 32), (96, 96, 96, 96),
+    (192, 128, 192, 128), (256, 256, 256, 64), (512, 512, 512, 256), (512, 512, 128, 128),
+    (80, 40, 80, 20),
+])  # fmt: skip
 def test_head_dims_and_group_sizes(dk: int, dv: int, gk: int, gv: int) -> None:
-    check(
-        [70, 1],
-        QuantSpec(dk, gk, 0.96),
-        QuantSpec(dv, gv, 0.92),
-        sink=5,
-        recent=9,
-        shared_partner=False,
-    )
+    k, v = QuantSpec(dk, gk, 0.96), QuantSpec(dv, gv, 0.92)
+    check([70, 1], k, v, sink=5, recent=9, shared_partner=False)
 
 
-@pytest.mark.parametrize(
-    ("dk", "dv", "gk", "gv", "bk", "bv"),
-    [
-        (64, 64, 64, 64, 4, 2),
-        (128, 128, 128, 64, 2, 4),
-        (128, 128, 32, 32, 4, 4),
-        (96, 80, 48, 20, 4, 4),
-        (256, 256, 64, 256, 4, 2),
-    ],
-)
+@pytest.mark.parametrize(("dk", "dv", "gk", "gv", "bk", "bv"), [
+    (64, 64, 64, 64, 4, 2), (128, 128, 128, 64, 2, 4), (128, 128, 32, 32, 4, 4),
+    (96, 80, 48, 20, 4, 4), (256, 256, 64, 256, 4, 2),
+])  # fmt: skip
 def test_codes_of_4_bits(dk: int, dv: int, gk: int, gv: int, bk: int, bv: int) -> None:
     k, v = QuantSpec(dk, gk, 0.98, bits=bk), QuantSpec(dv, gv, 0.0, bits=bv)
     check([70, 1, 0, 33], k, v, sink=5, recent=9, shared_partner=False)
 
 
 DRAFTS = 5
-
-
-def random_trees(requests: int, count: int = DRAFTS) -> torch.Tensor:
-    """Masks of trees in which every node hangs below any earlier one."""
-    draw, masks = random.Random(requests), []
-    for _ in range(requests):
-        seen = [1]
-        for node in range(1, count):
-            seen.append(draw.choice(seen) | 1 << node)
-        masks += [bits - (1 << 32) if bits >> 31 else bits for bits in seen]
-    return torch.tensor(masks, dtype=torch.int32, device=DEVICE)
 
 
 def check_drafts(
@@ -127,15 +110,9 @@ def check_drafts(
         "sm_scale": 0.2,
         "o_partner": torch.randn(1, 16, 16, device=DEVICE) / 4,
         "sink_logits": torch.randn(tokens, heads, device=DEVICE),
-        "drafts": Drafts(count, random_trees(len(lengths), count) if tree else None),
+        "drafts": Drafts(count, random_trees(len(lengths), count, DEVICE) if tree else None),
     }
-    with poisoned_allocations():
-        got = launcher.decode_attention(query, filling.cache, filling.batch, **options)
-
-    def op(query: torch.Tensor) -> torch.Tensor:
-        return reference.decode_attention(query, filling.cache, filling.batch, **options)
-
-    assert_as_good_as_torch(got, op, [query], atol=4e-6)
+    got = assert_right(filling, query, options)
     empty = [i for i, length in enumerate(lengths) if not length]
     assert not got.unflatten(0, (-1, count))[empty].any()
 
@@ -162,24 +139,18 @@ def test_fewest_and_most_drafts(count: int, tree: bool) -> None:
     check_drafts([37], group=1, num_kv_heads=1, count=count, tree=tree, sink=3, recent=32)
 
 
-def test_drafts_that_do_not_fit_are_refused() -> None:
-    filling = random_cache(
-        [20], QuantSpec(32, 32), drafts=3, sink=4, recent=8, dtype=DTYPE, device=DEVICE
-    )
-
-    def refused(words: str, tokens: int, drafts: Drafts | None) -> None:
-        query = torch.zeros(tokens, 2, 32, device=DEVICE, dtype=DTYPE)
-        with pytest.raises(ValueError, match=words):
-            launcher.decode_attention(
-                query, filling.cache, filling.batch, sm_scale=1.0, drafts=drafts
-            )
-
-    refused("2 query tokens for 1 requests with 3 each", 2, Drafts(3))
-    refused("3 query tokens for 1 requests with 1 each", 3, None)
-    refused("4 drafts: 1 to 32 are supported, in a window of 8 and a ring of 10 rows", 4, Drafts(4))
-    refused(
-        r"the mask of drafts is \(3,\) torch.int64", 3, Drafts(3, torch.ones(3).long().to(DEVICE))
-    )
+@pytest.mark.parametrize(("tokens", "drafts", "words"), [
+    (2, Drafts(3), "2 query tokens for 1 requests with 3 each"),
+    (3, None, "3 query tokens for 1 requests with 1 each"),
+    (4, Drafts(4), "4 drafts: 1 to 32 are supported, in a window of 8 and a ring of 10 rows"),
+    (3, Drafts(3, torch.ones(3).long()), r"the mask of drafts is \(3,\) torch.int64"),
+], ids=lambda x: x if isinstance(x, str) else "")  # fmt: skip
+def test_drafts_that_do_not_fit_are_refused(tokens: int, drafts: Drafts | None, words: str) -> None:
+    spec = QuantSpec(32, 32)
+    filling = random_cache([20], spec, drafts=3, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
+    query = torch.zeros(tokens, 2, 32, device=DEVICE, dtype=DTYPE)
+    with pytest.raises(ValueError, match=words):
+        launcher.decode_attention(query, filling.cache, filling.batch, sm_scale=1.0, drafts=drafts)
 
 
 def test_a_ring_that_is_larger_than_its_window() -> None:
@@ -207,17 +178,12 @@ def test_gqa_groups_batches_and_head_dims(group: int, batch: int, head_dim: int)
 def test_random_shapes(data: st.DataObject) -> None:
     draw = data.draw
     dk, dv = (draw(st.sampled_from([16, 24, 64])) for _ in range(2))
+    k_groups, v_groups = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 2, 4]))
+    k_ratio, v_ratio = draw(st.sampled_from([0.0, 0.96])), draw(st.sampled_from([0.0, 0.92]))
     check(
         draw(st.lists(st.integers(0, 200), min_size=1, max_size=3)),
-        QuantSpec(
-            dk, dk // draw(st.sampled_from([1, 2])), draw(st.sampled_from([0.0, 0.96])), "bfloat16"
-        ),
-        QuantSpec(
-            dv,
-            dv // draw(st.sampled_from([1, 2, 4])),
-            draw(st.sampled_from([0.0, 0.92])),
-            "bfloat16",
-        ),
+        QuantSpec(dk, dk // k_groups, k_ratio, "bfloat16"),
+        QuantSpec(dv, dv // v_groups, v_ratio, "bfloat16"),
         group=draw(st.integers(1, 16)),
         num_kv_heads=draw(st.integers(1, 3)),
         cap=draw(st.sampled_from([0.0, 2.0])),
@@ -236,12 +202,7 @@ def test_small_and_large_values_keep_their_precision(scale: float) -> None:
     filling = random_cache([300], spec, sink=0, recent=0, dtype=DTYPE, device=DEVICE)
     filling.cache.affine[..., 2:] *= scale
     query = torch.randn(1, 8, 64, device=DEVICE, dtype=DTYPE)
-    got = launcher.decode_attention(query, filling.cache, filling.batch, sm_scale=0.5)
-
-    def op(query: torch.Tensor) -> torch.Tensor:
-        return reference.decode_attention(query, filling.cache, filling.batch, sm_scale=0.5)
-
-    assert_as_good_as_torch(got / scale, lambda q: op(q) / scale, [query], atol=4e-6)
+    assert_right(filling, query, {"sm_scale": 0.5}, scale=scale)
 
 
 def test_padding_of_a_cuda_graph_changes_nothing() -> None:
@@ -256,22 +217,18 @@ def test_padding_of_a_cuda_graph_changes_nothing() -> None:
         torch.cat([batch.rows, batch.rows.new_zeros(3)]),
         batch.windows,
     )
-    before = [x.clone() for x in (cache.codes, cache.affine, cache.ring_k, cache.sink_v)]
+    before = [x.clone() for x in cache.stores]
     got = launcher.decode_attention(query, cache, padded, sm_scale=0.2)
     want = reference.decode_attention(query[:2].double(), cache, batch, sm_scale=0.2)
     assert (got[:2] - want).abs().max() < (0.05 if ON_GPU else 1e-5)
-    for old, new in zip(
-        before, (cache.codes, cache.affine, cache.ring_k, cache.sink_v), strict=True
-    ):
+    for old, new in zip(before, cache.stores, strict=True):
         assert torch.equal(old.nan_to_num(), new.nan_to_num())
 
 
 def test_a_poisoned_workspace_serves_every_batch_it_was_made_for() -> None:
     spec = QuantSpec(16, 16)
     filling = random_cache([40, 1, 0], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
-    workspace = Workspace(
-        torch.empty(launcher.decode_workspace_numel(filling.cache, 4, 3), device=DEVICE)
-    )
+    workspace = Workspace.allocate(launcher.decode_workspace_numel(filling.cache, 4, 3), DEVICE)
     for batch in (1, 2, 3):
         poison(workspace.scratch)
         rows = dataclasses.replace(filling.batch, rows=filling.batch.rows[:batch])
@@ -284,13 +241,8 @@ def test_a_poisoned_workspace_serves_every_batch_it_was_made_for() -> None:
         assert got is out
         assert (got - want).abs().max() < (0.05 if ON_GPU else 1e-5)
     with pytest.raises(ValueError, match="the workspace holds 5 elements"):
-        launcher.decode_attention(
-            query,
-            filling.cache,
-            rows,
-            sm_scale=0.2,
-            workspace=Workspace(torch.empty(5, device=DEVICE)),
-        )
+        small = Workspace.allocate(5, DEVICE)
+        launcher.decode_attention(query, filling.cache, rows, sm_scale=0.2, workspace=small)
 
 
 def test_query_and_out_may_be_slices() -> None:

@@ -58,15 +58,9 @@ def check(
     assert_as_good_as_torch(lse[used], op(1), [query, key, value], atol=4e-6)
 
 
-@pytest.mark.parametrize(
-    ("dk", "dv", "gk", "gv"),
-    [
-        (64, 64, 64, 64),
-        (128, 128, 32, 64),
-        (96, 64, 96, 16),
-        (512, 512, 128, 256),
-    ],
-)
+@pytest.mark.parametrize(("dk", "dv", "gk", "gv"), [
+    (64, 64, 64, 64), (128, 128, 32, 64), (96, 64, 96, 16), (512, 512, 128, 256),
+])  # fmt: skip
 def test_head_dims_and_group_sizes(dk: int, dv: int, gk: int, gv: int) -> None:
     check([70, 3], [2, 5], QuantSpec(dk, gk, 0.96), QuantSpec(dv, gv, 0.92), sink=5, recent=9)
 
@@ -83,15 +77,8 @@ def test_gqa_groups(group: int) -> None:
 
 
 def test_requests_without_prefix_or_new_tokens_and_padding_tokens() -> None:
-    check(
-        [0, 30, 1, 0],
-        [3, 0, 1, 18],
-        QuantSpec(16, 16),
-        QuantSpec(16, 16),
-        padding=2,
-        sink=4,
-        recent=8,
-    )
+    spec = QuantSpec(16, 16)
+    check([0, 30, 1, 0], [3, 0, 1, 18], spec, spec, padding=2, sink=4, recent=8)
 
 
 @settings(
@@ -131,22 +118,14 @@ def test_any_number_of_query_rows_in_a_program(
 def test_a_workspace_of_the_announced_size_is_enough() -> None:
     spec = QuantSpec(16, 16)
     filling = random_cache([20, 9, 5], spec, sink=4, recent=8, dtype=DTYPE, device=DEVICE)
-    workspace = Workspace(
-        torch.empty(launcher.extend_workspace_numel(filling.cache, 4, 9), device=DEVICE)
-    )
+    workspace = Workspace.allocate(launcher.extend_workspace_numel(filling.cache, 4, 9), DEVICE)
     query, key, value = (torch.randn(9, h, 16, device=DEVICE, dtype=DTYPE) for h in (4, 2, 2))
     for qo_indptr in ([0, 9], [0, 3, 9], [0, 1, 2, 9]):
         poison(workspace.scratch)
         bounds = torch.tensor(qo_indptr, device=DEVICE)
+        options = {"qo_indptr": bounds, "sm_scale": 0.2, "workspace": workspace}
         got, _ = launcher.extend_attention(
-            query,
-            key,
-            value,
-            filling.cache,
-            filling.batch,
-            qo_indptr=bounds,
-            sm_scale=0.2,
-            workspace=workspace,
+            query, key, value, filling.cache, filling.batch, **options
         )
         assert got.isfinite().all()
 

@@ -21,25 +21,15 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def read(module: Any, filling: Filling, capacity: int, **options: Any) -> tuple[Tensor, Tensor]:
-    cache = filling.cache
-    out_k, out_v = (
-        torch.full(
-            (capacity, cache.num_kv_heads, spec.head_dim),
-            math.nan,
-            dtype=cache.ring_k.dtype,
-            device=cache.codes.device,
-        )
-        for spec in (cache.k_spec, cache.v_spec)
-    )
+    cache, like = filling.cache, filling.cache.ring_k
+    shapes = ((capacity, cache.num_kv_heads, x.head_dim) for x in (cache.k_spec, cache.v_spec))
+    out_k, out_v = (like.new_full(shape, math.nan) for shape in shapes)
     module.materialize_prefix(cache, filling.batch, out_k=out_k, out_v=out_v, **options)
     return out_k, out_v
 
 
 def assert_same(filling: Filling, capacity: int, **options: Any) -> tuple[Tensor, Tensor]:
-    got, want = (
-        read(kv_read, filling, capacity, **options),
-        read(reference, filling, capacity, **options),
-    )
+    got, want = (read(module, filling, capacity, **options) for module in (kv_read, reference))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
     return got
@@ -89,9 +79,8 @@ def pieces(lengths: Sequence[int], size: int, device: str) -> list[tuple[Tensor,
     out = []
     for start in range(0, max(lengths), size):
         counts = [min(max(n - start, 0), size) for n in lengths]
-        out_indptr = torch.tensor(
-            [0, *itertools.accumulate(counts)], dtype=torch.int32, device=device
-        )
+        ends = [0, *itertools.accumulate(counts)]
+        out_indptr = torch.tensor(ends, dtype=torch.int32, device=device)
         out.append((torch.full((len(lengths),), start, device=device), out_indptr))
     return out
 
@@ -103,12 +92,10 @@ def test_pieces_give_the_whole() -> None:
     for first, out_indptr in pieces(lengths, 8, DEVICE):
         keys, _ = assert_same(filling, 4 * 8, first=first, out_indptr=out_indptr)
         for b, start in enumerate(itertools.accumulate([0, *lengths[:-1]])):
-            count = int(out_indptr[b + 1] - out_indptr[b])
+            first_row, last_row = out_indptr[b : b + 2].tolist()
             position = start + int(first[b])
-            assert torch.equal(
-                keys[int(out_indptr[b]) : int(out_indptr[b]) + count],
-                whole[position : position + count],
-            )
+            piece = whole[position : position + last_row - first_row]
+            assert torch.equal(keys[first_row:last_row], piece)
 
 
 def test_outputs_may_be_smaller_than_the_batch() -> None:

@@ -6,14 +6,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from kv_write_jobs import STORES, assert_same, bits, integers, make_job
+from kv_write_jobs import STORES, assert_same, bits, differing, integers, make_job
 
 from oscar_kernels import reference
 from oscar_kernels.cache import TokenTargets
@@ -49,19 +49,12 @@ def test_parts_leave_the_rest_alone(parts: str, query: bool) -> None:
     job = make_job(QuantSpec(32, 32, 0.9), index=torch.int64)
     assert_same(launcher, job, parts=parts, **({} if query else {"query": None}))
     cache, _ = job.write(launcher, parts=parts)
-    touched = {
-        name
-        for name in STORES
-        if not torch.equal(bits(getattr(cache, name)), bits(getattr(job.cache, name)))
-    }
-    assert (
-        touched == {"slots": set(STORES[:2]), "windows": set(STORES[2:]), "all": set(STORES)}[parts]
-    )
+    touched = {"slots": set(STORES[:2]), "windows": set(STORES[2:]), "all": set(STORES)}
+    assert differing(cache, job.cache) == touched[parts]
 
 
 @pytest.mark.parametrize(
-    ("sink", "recent", "ring_rows"),
-    [(0, 0, 0), (0, 7, 7), (4, 0, 0), (30, 30, 30), (4, 7, 11)],
+    ("sink", "recent", "ring_rows"), [(0, 0, 0), (0, 7, 7), (4, 0, 0), (30, 30, 30), (4, 7, 11)]
 )
 def test_any_windows(sink: int, recent: int, ring_rows: int) -> None:
     windows = {"sink": sink, "recent": recent, "ring_rows": ring_rows}
@@ -109,7 +102,7 @@ def test_inputs_may_be_slices_of_one_projection() -> None:
 
 def test_padding_goes_to_the_dummies() -> None:
     job = make_job(QuantSpec(32, 32, 0.9), tokens=12)
-    targets = TokenTargets(*(getattr(job.targets, f.name).clone() for f in fields(job.targets)))
+    targets = TokenTargets(*(x.clone() for x in vars(job.targets).values()))
     for name, dummy in (("out_loc", 0), ("rows", 0), ("positions", 0), ("ends", 1)):
         getattr(targets, name)[7:] = dummy
     padded, _ = replace(job, targets=targets).write(launcher)
@@ -205,18 +198,9 @@ GPU_SHAPES: Sequence[tuple[QuantSpec, QuantSpec | None]] = [
 @pytest.mark.parametrize(("k_spec", "v_spec"), GPU_SHAPES, ids=str)
 @pytest.mark.parametrize("per_head", [False, True])
 def test_bfloat16_on_a_gpu(k_spec: QuantSpec, v_spec: QuantSpec | None, per_head: bool) -> None:
-    job = make_job(
-        k_spec,
-        v_spec,
-        tokens=700,
-        heads=4,
-        group=3,
-        per_head=per_head,
-        mean=per_head,
-        sink=64,
-        recent=256,
-        dtype=torch.bfloat16,
-    )
+    windows = {"sink": 64, "recent": 256, "dtype": torch.bfloat16}
+    shape = {"tokens": 700, "heads": 4, "group": 3, "per_head": per_head, "mean": per_head}
+    job = make_job(k_spec, v_spec, **shape, **windows)
     values = 700 * 4 * (k_spec.head_dim + (v_spec or k_spec).head_dim)
     assert_same(launcher, job, error=2**-16, allowed=values // 5000, rows=2**-7)
     together, _ = job.write(launcher)
@@ -248,18 +232,9 @@ def test_a_graph_replays_with_new_tokens() -> None:
     held.write(launcher)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        launcher.write_kv_int2(
-            held.key,
-            held.value,
-            cache,
-            job.transforms,
-            job.targets,
-            windows=job.windows,
-            query=job.query,
-            query_out=out,
-        )
+        rows = held.key, held.value, cache, job.transforms, job.targets
+        launcher.write_kv_int2(*rows, windows=job.windows, query=job.query, query_out=out)
     held.key.copy_(job.key), held.value.copy_(job.value)
     graph.replay()
-    for name in STORES:
-        assert torch.equal(bits(getattr(cache, name)), bits(getattr(want, name)))
+    assert not differing(cache, want)
     assert torch.equal(out, want_query)

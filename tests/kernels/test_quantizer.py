@@ -127,15 +127,14 @@ def test_storage_types_cost_little() -> None:
     """Squared error on Gaussian rows at ratio 0.96: 16-bit scales are no worse than float32 to
     three digits."""
     x = gaussian(20_000, 128, seed=1)
-    error = {
-        dtype: float(
-            (quantizer.fake_quantize(x, QuantSpec(128, 128, 0.96, dtype)) - x).square().mean()
-        )
-        for dtype in ("float32", "float16", "bfloat16")
-    }
-    assert error["float32"] == pytest.approx(0.1563, abs=1e-3)
-    assert error["float16"] == pytest.approx(error["float32"], rel=1e-4)
-    assert error["bfloat16"] == pytest.approx(error["float32"], rel=1e-3)
+
+    def error(dtype: str) -> float:
+        stored = quantizer.fake_quantize(x, QuantSpec(128, 128, 0.96, dtype))
+        return float((stored - x).square().mean())
+
+    assert error("float32") == pytest.approx(0.1563, abs=1e-3)
+    assert error("float16") == pytest.approx(error("float32"), rel=1e-4)
+    assert error("bfloat16") == pytest.approx(error("float32"), rel=1e-3)
 
 
 def test_channels_may_be_permuted_when_a_row_is_one_group() -> None:
@@ -173,9 +172,13 @@ def test_the_input_is_not_modified_and_half_types_are_taken() -> None:
     assert torch.equal(x, before)
 
 
-@given(
-    st.lists(st.integers(0, 3), min_size=4, max_size=64).filter(lambda codes: len(codes) % 4 == 0)
-)
+def rows_of_codes(top: int) -> st.SearchStrategy[list[int]]:
+    return st.integers(1, 16).flatmap(
+        lambda n: st.lists(st.integers(0, top), min_size=4 * n, max_size=4 * n)
+    )
+
+
+@given(rows_of_codes(3))
 def test_packing_comes_back_in_the_documented_order(codes: list[int]) -> None:
     quarter = len(codes) // 4
     packed = quantizer.pack(torch.tensor(codes, dtype=torch.uint8))
@@ -185,9 +188,7 @@ def test_packing_comes_back_in_the_documented_order(codes: list[int]) -> None:
     assert quantizer.unpack(packed).tolist() == codes
 
 
-@given(
-    st.lists(st.integers(0, 15), min_size=4, max_size=64).filter(lambda codes: len(codes) % 4 == 0)
-)
+@given(rows_of_codes(15))
 def test_codes_of_4_bits_are_packed_half_by_half(codes: list[int]) -> None:
     quarter = len(codes) // 4
     packed = quantizer.pack(torch.tensor(codes, dtype=torch.uint8), 4)
@@ -197,7 +198,6 @@ def test_codes_of_4_bits_are_packed_half_by_half(codes: list[int]) -> None:
         for j in range(quarter)
     ]
     assert quantizer.unpack(packed, 4).tolist() == codes
-    assert torch.equal(quantizer.pack(quantizer.unpack(packed[None, None], 4), 4)[0, 0], packed)
 
 
 @given(st.binary(min_size=1, max_size=32))

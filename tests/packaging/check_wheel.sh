@@ -23,7 +23,7 @@ assert json.load(open("info.json"))["recipe"]["hf_id"] == "Qwen/Qwen3-8B"
 import oscar_kernels, oscar_zoo.engines.sglang.launch.plan as launch
 from importlib.resources import files
 assert oscar_kernels.QuantSpec(128, 128).num_groups == 1
-sources = {f.name for f in files("oscar_kernels").joinpath("decode_attention", "cuda").iterdir()}
+sources = {f.name for f in files("oscar_kernels").joinpath("decode_attention").iterdir()}
 assert "decode.cu" in sources and any(name.endswith(".cuh") for name in sources), sources
 assert (launch.cpu_site_dir() / "sitecustomize.py").is_file()
 PY

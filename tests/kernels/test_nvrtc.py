@@ -1,17 +1,27 @@
-"""The folder of compiled kernels: private, keyed by everything, able to lose or damage a file, and
-shared by processes that want the same code at once."""
+"""NVRTC: the folder of compiled kernels (private, keyed by everything, able to lose or damage a
+file, shared by processes that want the same code at once), and compiling before a launch."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import os
+import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
-from oscar_kernels import nvrtc
+from oscar_kernels import ahead, nvrtc
+from oscar_kernels.decode_attention import cuda, variant
+from oscar_kernels.spec import QuantSpec
+
+CHILD = Path(__file__).parents[1] / "support/ahead_child.py"
 
 
 @pytest.fixture
@@ -49,29 +59,22 @@ def test_a_damaged_file_is_made_again(folder: Path, damage: bytes | None) -> Non
     assert nvrtc.kept(["x"], forbidden) == b"new"
 
 
-@pytest.mark.parametrize("mode", [0o755, 0o770, 0o777])
-def test_a_folder_open_to_others_is_not_used(
-    folder: Path, mode: int, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("place", [0o755, 0o770, 0o777, "a link", "a file"])
+def test_what_others_could_change_is_not_used(
+    folder: Path, place: int | str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder.mkdir(parents=True)
-    folder.chmod(mode)
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir(mode=0o700, parents=True)
+    if place == "a link":
+        folder.symlink_to(elsewhere)
+    elif place == "a file":
+        folder.write_text("a file")
+    else:
+        folder.mkdir()
+        folder.chmod(place)
     assert nvrtc.kept(["x"], lambda: b"code") == b"code"
-    assert list(folder.iterdir()) == []
-    assert str(folder) in caplog.text
-
-
-def test_a_link_is_not_followed(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    folder.parent.mkdir()
-    folder.symlink_to(tmp_path / "elsewhere")
-    assert nvrtc.kept(["x"], lambda: b"code") == b"code"
-    assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def test_a_place_that_cannot_be_a_folder_is_no_error(folder: Path) -> None:
-    folder.parent.mkdir()
-    folder.write_text("a file")
-    assert nvrtc.kept(["x"], lambda: b"code") == b"code"
+    assert place == "a file" or list(folder.iterdir()) == list(elsewhere.iterdir()) == []
+    assert "not kept" in caplog.text and str(folder) in caplog.text
 
 
 def test_of_many_one_makes_it_and_the_others_wait(folder: Path) -> None:
@@ -143,3 +146,70 @@ def test_without_patience_both_make_it(folder: Path, monkeypatch: pytest.MonkeyP
 
     assert nvrtc.kept(["x"], make) == b"code"
     assert [x.suffix for x in folder.iterdir()] == [".cubin"]
+
+
+def builds() -> list[nvrtc.Build]:
+    """Two variants of decode."""
+    spec = QuantSpec(64, 64)
+    made = variant.AttentionVariant(spec, spec, 4, 8, "int", "int", "long long", 0, False)
+    flags = (made.flags, replace(made, drafts=2).flags)
+    return [nvrtc.Build.of(cuda.SOURCE, x, "sm_80", 13000) for x in flags]
+
+
+def kept(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_at_once_gives_the_same_code_as_one_by_one(
+    compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ahead.compile_all(builds(), 2) == []
+    monkeypatch.setenv(nvrtc.VARIABLE, str(tmp_path / "sequence"))
+    for build in builds():
+        build.code()
+    assert kept(compiler) == kept(tmp_path / "sequence")
+    assert len(kept(compiler)) == 2
+
+
+def test_what_cannot_be_compiled_is_told_by_whoever_needs_it(compiler: Path) -> None:
+    good = builds()[0]
+    bad = replace(good, arch="sm_1")
+    (line,) = ahead.compile_all([bad, good], 2)
+    assert line.startswith("CompilationFailed: ")
+    assert len(kept(compiler)) == 1
+    with pytest.raises(nvrtc.CompilationFailed):
+        bad.code()
+
+
+class Killed:
+    """A job whose process the system kills, for example because memory is short."""
+
+    def code(self) -> object:
+        return os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_is_no_reason_to_wait() -> None:
+    assert ahead.compile_all([Killed()], 1) == ["a process that compiles was killed"]
+
+
+def test_nobody_compiles_again_what_was_compiled_ahead(
+    compiler: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = builds()[0]
+    ahead.compile_all([good], 1)
+
+    def forbidden(*_: object) -> bytes:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(nvrtc, "compile_source", forbidden)
+    assert good.code().startswith(b"\x7fELF")
+
+
+def test_kernels_in_triton_are_found_by_the_process_that_launches(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env["TRITON_CACHE_DIR"] = str(tmp_path / "triton")
+    ran = subprocess.run([sys.executable, CHILD], env=env, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    told = json.loads(ran.stdout)
+    assert told == {"failed": [], "compiled": 1, "compiled by the launcher": 0}

@@ -1,27 +1,48 @@
-"""Committing drafts of a tree: what is copied, what is left alone, and the kernel against its
-reference."""
+"""Packing slots and committing drafts of a tree: what is copied, what is left alone, and kernels
+against their references."""
 
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
+from random_caches import Filling, random_cache
 
 pytest.importorskip("triton")
 
-from random_caches import Filling, random_cache
-
 from oscar_kernels import reference
 from oscar_kernels import slots as launcher
+from oscar_kernels.slots import BLOCK
 from oscar_kernels.spec import QuantSpec
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-STORES = ("codes", "affine", "ring_k", "ring_v", "sink_k", "sink_v")
 COUNT = 5
 LENGTHS = [35, 9, 6, 20]
 """With the drafts; 4 sinks, so that the third request fills some of them."""
 ACCEPTED = [[0, 2, 3, -1, -1], [0, 1, 2, 3, 4], [0, 1, 4, -1, -1], [-1] * COUNT]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("lengths", [[1], [5, 0, 3], [BLOCK, 2 * BLOCK + 1, 1, 7]])
+def test_rows_are_packed_in_order(lengths: list[int], dtype: torch.dtype) -> None:
+    table = torch.randint(0, 1 << 30, (6, max(lengths) + 3), dtype=dtype, device=DEVICE)
+    rows = torch.tensor([5, 0, 3, 1][: len(lengths)], device=DEVICE)
+    kv_indptr = torch.tensor([0, *lengths], device=DEVICE).cumsum(0)
+    pairs = zip(rows.tolist(), lengths, strict=True)
+    expected = torch.cat([table[row, :n].int() for row, n in pairs])
+    for module in (launcher, reference):
+        out = torch.full((sum(lengths) + 4,), -1, dtype=torch.int32, device=DEVICE)
+        module.pack_slots(table, rows, kv_indptr, out)
+        assert out.tolist() == [*expected.tolist(), -1, -1, -1, -1], module.__name__
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    tensors = [torch.zeros(n, dtype=torch.int32, device=DEVICE) for n in (4, 2, 2, 4)]
+    for module in (launcher, reference):
+        with pytest.raises(ValueError, match="kv_indptr"):
+            module.pack_slots(*tensors)
 
 
 def random_filling(seed: int) -> Filling:
@@ -31,10 +52,16 @@ def random_filling(seed: int) -> Filling:
     )  # fmt: skip
 
 
-def committed(module: object, fillings: list[Filling]) -> list[Filling]:
+def slots(filling: Filling) -> torch.Tensor:
+    """Of the drafts, `[B, n]`."""
+    ends = filling.batch.kv_indptr[1:].tolist()
+    return torch.stack([filling.batch.kv_indices[end - COUNT : end] for end in ends]).long()
+
+
+def committed(module: Any, fillings: list[Filling]) -> list[Filling]:
     done = copy.deepcopy(fillings)
     batch = done[0].batch
-    module.DraftCommit([one.cache for one in done])(  # type: ignore[attr-defined]
+    module.DraftCommit([one.cache for one in done])(
         accepted=torch.tensor(ACCEPTED, dtype=torch.int32, device=DEVICE).flatten(),
         count=COUNT,
         rows=batch.rows,
@@ -45,49 +72,39 @@ def committed(module: object, fillings: list[Filling]) -> list[Filling]:
     return done
 
 
-def slots(filling: Filling) -> torch.Tensor:
-    """Of the drafts, `[B, n]`."""
-    ends = filling.batch.kv_indptr[1:].tolist()
-    return torch.stack([filling.batch.kv_indices[end - COUNT : end] for end in ends]).long()
-
-
 def test_the_kernel_copies_what_its_reference_copies() -> None:
     fillings = [random_filling(seed) for seed in (0, 0)]
     got, want = (committed(module, fillings) for module in (launcher, reference))
     for one, other in zip(got, want, strict=True):
-        for name in STORES:
-            a, b = getattr(one.cache, name), getattr(other.cache, name)
-            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8)), name
+        for a, b in zip(one.cache.stores, other.cache.stores, strict=True):
+            assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def test_accepted_nodes_become_the_next_tokens() -> None:
     before = random_filling(1)
     (after,) = committed(reference, [before])
     rows, blocks = before.batch.rows.tolist(), before.batch.windows.sink_block.tolist()
-    changed = {name: torch.zeros_like(getattr(before.cache, name)[..., 0, 0]).bool()
-               for name in STORES}  # fmt: skip
+    changed = [torch.zeros_like(store[..., 0, 0]).bool() for store in before.cache.stores]
+    pairs = list(zip(before.cache.stores, after.cache.stores, changed, strict=True))
     for request, (row, length) in enumerate(zip(rows, LENGTHS, strict=True)):
         start, own = length - COUNT, slots(before)[request].tolist()
         for depth, node in enumerate(ACCEPTED[request]):
             if node < 0:
                 continue
-            for name in ("codes", "affine"):
-                old, new = getattr(before.cache, name), getattr(after.cache, name)
+            for old, new, touched in pairs[:2]:
                 assert torch.equal(new[own[depth]], old[own[node]])
-                changed[name][own[depth]] = True
-            for side in "kv":
-                old, new = (getattr(x.cache, f"ring_{side}") for x in (before, after))
+                touched[own[depth]] = True
+            for (old, new, touched), (_, sinks, filled) in zip(pairs[2:4], pairs[4:], strict=True):
                 want = old[row, (start + node) % old.shape[1]]
                 assert torch.equal(new[row, (start + depth) % old.shape[1]], want)
-                changed[f"ring_{side}"][row, (start + depth) % old.shape[1]] = True
+                touched[row, (start + depth) % old.shape[1]] = True
                 if start + depth < 4:
-                    sinks = getattr(after.cache, f"sink_{side}")
                     assert torch.equal(sinks[blocks[row], start + depth], want)
-                    changed[f"sink_{side}"][blocks[row], start + depth] = True
-    for name in STORES:
-        old, new = (getattr(x.cache, name)[~changed[name]] for x in (before, after))
-        assert torch.equal(old.view(torch.uint8), new.view(torch.uint8)), name
-    assert changed["sink_k"].sum() == 3
+                    filled[blocks[row], start + depth] = True
+    for old, new, touched in pairs:
+        a, b = old[~touched], new[~touched]
+        assert torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+    assert changed[4].sum() == 3
 
 
 def test_accepted_nodes_are_found_by_their_slots() -> None:
