@@ -213,20 +213,13 @@ def compare(
     heads = rotations.layers[0].forward.shape[:-2]
     if stored[1].shape != (len(rotations.layers), *heads, rotations.head_dim):
         return FingerprintMatch(name, np.inf, np.inf, np.inf, rotations.layers[0].layer_id, None)
-    worst = np.zeros(3)
-    place: tuple[float, int, int | None] = (-1.0, rotations.layers[0].layer_id, None)
-    for position, layer in enumerate(rotations.layers):
-        signs = sign_vectors(
-            model_id, revision, name, ([layer.layer_id], heads), rotations.head_dim
-        )[0]
-        errors = _errors(layer, rotations.objective, [part[position] for part in stored], signs)
-        worst = np.maximum(worst, errors.reshape(-1, 3).max(axis=0))
-        if errors.max() > place[0]:
-            row = int(errors.reshape(-1, 3).max(axis=1).argmax())
-            place = (float(errors.max()), layer.layer_id, row if heads else None)
-    return FingerprintMatch(
-        name, float(worst[0]), float(worst[1]), float(worst[2]), place[1], place[2]
-    )
+    place = rotations.layer_ids, heads
+    signs = sign_vectors(model_id, revision, name, place, rotations.head_dim)
+    errors = [
+        _errors(layer, rotations.objective, [part[at] for part in stored], signs[at])
+        for at, layer in enumerate(rotations.layers)
+    ]
+    return _match(name, rotations.layer_ids, np.stack(errors))
 
 
 def _errors(
@@ -242,17 +235,27 @@ def _errors_of(
     basis: Matrix, layer: LayerTransform, stored: Sequence[Matrix], signs: Matrix
 ) -> Matrix:
     values = np.asarray(layer.eigenvalues, dtype=np.float64)
-    trace, diag, sketch = stored
-    diag_here = (basis**2 @ values[..., None])[..., 0]
-    sketch_here = ((signs @ basis) * values[..., None, :]) @ np.swapaxes(basis, -2, -1)
-    return np.stack(
-        [
-            relative(diag_here.sum(axis=-1)[..., None], trace[..., None]),
-            relative(diag_here, diag),
-            relative(sketch_here, sketch).max(axis=-1),
-        ],
-        axis=-1,
+    diag = (basis**2 @ values[..., None])[..., 0]
+    sketch = ((signs @ basis) * values[..., None, :]) @ np.swapaxes(basis, -2, -1)
+    return _relative_errors(diag, sketch, stored)
+
+
+def _relative_errors(diag: Matrix, sketch: Matrix, stored: Sequence[Matrix]) -> Matrix:
+    """Of trace, diagonal and sketch, `[.., 3]`."""
+    errors = (
+        relative(diag.sum(axis=-1)[..., None], stored[0][..., None]),
+        relative(diag, stored[1]),
+        relative(sketch, stored[2]).max(axis=-1),
     )
+    return np.stack(errors, axis=-1)
+
+
+def _match(name: str, layer_ids: tuple[int, ...], errors: Matrix) -> FingerprintMatch:
+    """The largest of the errors `[layers, (heads,) 3]`, and where the largest of all is."""
+    trace, diag, sketch = map(float, errors.reshape(-1, 3).max(axis=0))
+    place = np.unravel_index(errors.max(axis=-1).argmax(), errors.shape[:-1])
+    head = int(place[1]) if len(place) > 1 else None
+    return FingerprintMatch(name, trace, diag, sketch, layer_ids[int(place[0])], head)
 
 
 def relative(value: Matrix, reference: Matrix) -> Matrix:
@@ -347,29 +350,18 @@ def compare_wush(
         _implied(layer, trace, formula)
         for layer, trace in zip(rotations.layers, traces, strict=True)
     ]
+    identity, place = (
+        (manifest.model.id, manifest.model.revision),
+        (rotations.layer_ids, shape[1:2]),
+    )
     found = []
     for which, name in enumerate(names):
-        signs = sign_vectors(
-            manifest.model.id,
-            manifest.model.revision,
-            name,
-            (rotations.layer_ids, shape[1:2]),
-            rotations.head_dim,
-        )
+        signs = sign_vectors(*identity, name, place, rotations.head_dim)
         matrices = np.stack([pair[which] for pair in implied])
-        stored = {
-            part: fingerprint[f"{name}.{part}"].astype(np.float64)
-            for part in ("trace", "diag", "sketch")
-        }
+        stored = [fingerprint[f"{name}.{part}"].astype(np.float64) for part in _PARTS]
         diagonals = np.diagonal(matrices, axis1=-2, axis2=-1)
-        errors = np.stack(
-            [
-                relative(diagonals.sum(-1)[..., None], stored["trace"][..., None]),
-                relative(diagonals, stored["diag"]),
-                relative(signs @ matrices, stored["sketch"]).max(-1),
-            ]
-        )
-        found.append(_worst(name, rotations.layer_ids, errors))
+        errors = _relative_errors(diagonals, signs @ matrices, stored)
+        found.append(_match(name, rotations.layer_ids, errors))
     return found
 
 
@@ -429,10 +421,3 @@ def _undamped(matrix: Matrix, formula: _Formula) -> Matrix:
     share = formula.gamma / (1 + formula.gamma)
     added = share * (diagonal if formula.diagonal else diagonal.mean(-1, keepdims=True))
     return np.asarray(matrix - added[..., None] * np.eye(matrix.shape[-1]))
-
-
-def _worst(name: str, layer_ids: tuple[int, ...], errors: Matrix) -> FingerprintMatch:
-    """The largest of the errors `[3, layers, heads]` of trace, diagonal and sketch."""
-    trace, diagonal, sketch = (float(error) for error in errors.max(axis=(1, 2)))
-    position, head = np.unravel_index(errors.max(axis=0).argmax(), errors.shape[1:])
-    return FingerprintMatch(name, trace, diagonal, sketch, layer_ids[int(position)], int(head))

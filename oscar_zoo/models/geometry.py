@@ -8,8 +8,7 @@ name.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -291,64 +290,46 @@ def _weights(config: Any, text: Any) -> WeightsInfo | None:
     return WeightsInfo(dtype=str(dtype).removeprefix("torch."), quantization=method)
 
 
-@dataclass(frozen=True)
-class OtherCache:
-    """One kind of model.
-
-    Attributes:
-        uses: whether a configuration, and its part about the language model, describes one.
-        reason: ends the sentence that begins with the model's name.
-        instead: what works.
-    """
-
-    uses: Callable[[Any, Any], bool]
-    reason: str
-    instead: str
-
-
-OTHER_CACHES = (
-    OtherCache(
-        lambda config, text: getattr(text, "model_type", None) in STATES,
-        "has no attention; it keeps a state of fixed size, and there is no cache to compress",
-        STOCK,
-    ),
-    OtherCache(
-        lambda config, text: (
-            bool(getattr(config, "is_encoder_decoder", False))
-            or bool(getattr(text, "is_encoder_decoder", False))
-        ),
+ONLY_A_STATE = (
+    "has no attention; it keeps a state of fixed size, and there is no cache to compress",
+    STOCK,
+)
+OTHER_CACHES = {
+    "is_encoder_decoder": (
         "is an encoder-decoder model; its decoder attends to the encoder, and only models that"
         " attend to their own tokens have an INT2 cache",
         "choose a decoder-only model",
     ),
-    OtherCache(
-        lambda config, text: bool(getattr(text, "cross_attention_layers", None)),
+    "cross_attention_layers": (
         "has cross-attention layers; they cache an image instead of tokens, and an INT2 cache holds"
         " tokens",
         "choose a model that puts its images among the tokens, such as Qwen3-VL or Gemma 3",
     ),
-    OtherCache(
-        lambda config, text: bool(getattr(text, "kv_lora_rank", None)),
+    "kv_lora_rank": (
         "uses multi-head latent attention (MLA); its cache is one latent row per token, and an INT2"
         " cache needs K and V rows of heads",
         f"{STOCK}: the latent row is already small",
     ),
-    OtherCache(
-        lambda config, text: bool(getattr(text, "num_kv_shared_layers", 0)),
+    "num_kv_shared_layers": (
         "shares one KV cache between layers; an INT2 cache needs rows of its own for every layer",
         f"{STOCK}, or choose a larger model of the family, whose layers share nothing",
     ),
-)
-"""The first row that holds is told."""
+}
+"""A key that only the configuration of such a model sets -> what it does, in words that follow its
+name, and what works. The first that holds is told."""
 
 
 def refuse_other_caches(config: Any, text: Any, model_id: str) -> None:
     """Refuse a model that cannot have an INT2 cache; a configuration alone decides, so nothing is
     read or downloaded for it."""
     kind = getattr(text, "model_type", None) or getattr(config, "model_type", "of no type")
-    for row in OTHER_CACHES:
-        if row.uses(config, text):
-            raise UnsupportedModel(f"{model_id} ({kind}) {row.reason}.", hint=row.instead)
+    found = [ONLY_A_STATE] if getattr(text, "model_type", None) in STATES else []
+    for key, row in OTHER_CACHES.items():
+        whole = config if key == "is_encoder_decoder" else text
+        found += [row] if getattr(whole, key, None) or getattr(text, key, None) else []
+    if found:
+        reason, instead = found[0]
+        raise UnsupportedModel(f"{model_id} ({kind}) {reason}.", hint=instead)
 
 
 def refuse_widths(widths: tuple[int, int], name: str) -> None:

@@ -128,7 +128,11 @@ def load_tokenizer(path_or_id: str, *, revision: str | None = None) -> Any:
     """Load the tokenizer alone; arguments as for `inspect_model`."""
     where, source = source_options(path_or_id, revision)
     try:
-        folder = local_folder(path_or_id) or _fetch_tokenizer_config(where, source)
+        folder = local_folder(path_or_id)
+        if folder is None:
+            told = {"_raise_exceptions_for_missing_entries": False, **source}
+            file = cached_file(where, "tokenizer_config.json", **told)
+            folder = file and Path(file).parent
         if folder is not None:
             refuse_chosen_code(folder, path_or_id)
         return AutoTokenizer.from_pretrained(where, **source)
@@ -136,14 +140,6 @@ def load_tokenizer(path_or_id: str, *, revision: str | None = None) -> Any:
         raise
     except Exception as error:  # the error types of a tokenizer are not public
         raise unusable(path_or_id, "its tokenizer", error) from None
-
-
-def _fetch_tokenizer_config(where: str, source: dict[str, Any]) -> Path | None:
-    """The folder with what a Hugging Face id says of its tokenizer; `None` when it says nothing."""
-    file = cached_file(
-        where, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False, **source
-    )
-    return None if file is None else Path(file).parent
 
 
 def _fetch_weights(where: str, source: dict[str, Any]) -> Path:

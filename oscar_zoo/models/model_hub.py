@@ -42,7 +42,6 @@ def check_fetchable(source: str, revision: str | None = None) -> None:
     """Refuse a model that is not on this machine while no hub can be asked; imports no torch."""
     if is_here(source, revision):
         return
-    hint = "check the network, or give a local folder"
     if _offline():
         raise NetworkError(
             f"{source} is not on this machine, and offline mode asks no hub.",
@@ -50,11 +49,15 @@ def check_fetchable(source: str, revision: str | None = None) -> None:
         )
     trouble = unreachable()
     if trouble is not None:
-        raise NetworkError(
-            f"{source} is not complete on this machine, and Hugging Face cannot be reached:"
-            f" {trouble}.",
-            hint=hint,
-        )
+        raise incomplete(source, trouble)
+
+
+def incomplete(source: str, trouble: str) -> NetworkError:
+    """The error for a model of which a part would have to be fetched."""
+    return NetworkError(
+        f"{source} is not complete on this machine, and Hugging Face cannot be reached: {trouble}.",
+        hint="check the network, or give a local folder",
+    )
 
 
 @contextmanager

@@ -113,25 +113,16 @@ def unusable(where: str, what: str, error: Exception) -> InvalidModel | NetworkE
         type(error).__name__
     ]
     cause = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    trouble = None if Path(where).is_dir() else model_hub.unreachable()
-    if trouble is not None:
-        return NetworkError(
-            f"{where} is not complete on this machine, and Hugging Face cannot be reached:"
-            f" {trouble}.",
-            hint="check the network, or give a local folder",
-        )
-    if not Path(where).is_dir() and ("connect" in cause or "offline" in cause):
-        return NetworkError(
-            f"cannot load {where}: {cause[:300]}", hint="check the network, or give a local folder"
-        )
-    return InvalidModel(
-        f"cannot load {where}: {what}: {cause[:300]}",
-        hint=(
-            "it needs config.json, *.safetensors and a tokenizer"
-            if Path(where).is_dir()
-            else "check its name, the revision and the network, or give a local folder"
-        ),
-    )
+    if Path(where).is_dir():
+        hint = "it needs config.json, *.safetensors and a tokenizer"
+    elif (trouble := model_hub.unreachable()) is not None:
+        return model_hub.incomplete(where, trouble)
+    elif "connect" in cause or "offline" in cause:
+        hint = "check the network, or give a local folder"
+        return NetworkError(f"cannot load {where}: {cause[:300]}", hint=hint)
+    else:
+        hint = "check its name, the revision and the network, or give a local folder"
+    return InvalidModel(f"cannot load {where}: {what}: {cause[:300]}", hint=hint)
 
 
 def unread_config(

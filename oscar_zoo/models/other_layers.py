@@ -10,7 +10,7 @@ the names of the weights decide where they are known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -94,7 +94,9 @@ def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLa
             return OtherLayers()
         return None if both is None else OtherLayers(state=total * both * STATES_PER_REQUEST)
     window = sliding_window(text)
-    sliding = [layer for layer in rest if _slides(text, kinds, layer)] if window else []
+    sliding = (
+        [layer for layer in rest if kinds is None or kinds[layer] in _SLIDING] if window else []
+    )
     states = [layer for layer in rest if layer not in sliding and _has_state(text, kinds, layer)]
     if states and both is None:
         return None
@@ -120,10 +122,6 @@ def kept_by_others(text: Any, geometry: Geometry) -> Literal["states", "windows"
     return "windows" if kind in MIXED or sliding_window(text) is not None else "states"
 
 
-def _slides(text: Any, kinds: Sequence[str] | None, layer: int) -> bool:
-    return kinds is None or kinds[layer] in _SLIDING
-
-
 def _has_state(text: Any, kinds: Sequence[str] | None, layer: int) -> bool:
     """Whether a layer is no multilayer perceptron alone, as some layers of Nemotron-H are."""
     if kinds is None or kinds[layer] in full_kinds(text):
@@ -133,50 +131,52 @@ def _has_state(text: Any, kinds: Sequence[str] | None, layer: int) -> bool:
 
 def _state(text: Any) -> int | None:
     """Bytes of the state of one layer; `None` where the file does not describe it."""
-    for needed, shape in _SHAPES.items():
-        if number(text, needed):
-            conv, numbers = shape(text)
-            dtype = str(getattr(text, "mamba_ssm_dtype", None) or "float32")
-            return 2 * conv + _BYTES.get(dtype, 4) * numbers
+    shape = state_shape(text)
+    dtype = str(getattr(text, "mamba_ssm_dtype", None) or "float32")
+    return None if shape is None else 2 * shape.conv + _BYTES.get(dtype, 4) * shape.state
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """Numbers of one layer that has a state.
+
+    Attributes:
+        matrices: in its matrices; 0 where they are not known here.
+        conv: in the inputs that its convolution keeps.
+        state: in its state.
+    """
+
+    matrices: int
+    conv: int
+    state: int
+
+
+def state_shape(text: Any) -> StateShape | None:
+    """The shape by the keys that a file of some kind has; `None` where it has none of them."""
+
+    def of(name: str) -> int:
+        return number(text, name)
+
+    hidden = of("hidden_size")
+    if heads := of("linear_num_value_heads"):
+        # Qwen3-Next, Qwen3.5: queries, keys, values and a gate; two numbers per head; output
+        values, width = heads * of("linear_value_head_dim"), of("linear_key_head_dim")
+        keys = of("linear_num_key_heads") * width
+        kept = max(0, of("linear_conv_kernel_dim") - 1)
+        matrices = hidden * (2 * keys + 3 * values + 2 * heads)
+        return StateShape(matrices, (2 * keys + values) * kept, values * width)
+    if heads := of("mamba_num_heads"):  # Nemotron-H
+        inner, size = heads * of("mamba_head_dim"), of("ssm_state_size")
+        inputs = inner + 2 * of("n_groups") * size
+        return StateShape(0, inputs * max(0, of("conv_kernel") - 1), inner * size)
+    if heads := of("mamba_n_heads"):
+        # Falcon-H1, Granite 4: inputs, a gate, what the states read, a step per head; output
+        inner, size = heads * of("mamba_d_head"), of("mamba_d_state")
+        read, kept = 2 * of("mamba_n_groups") * size, max(0, of("mamba_d_conv") - 1)
+        return StateShape(hidden * (3 * inner + read + heads), (inner + read) * kept, inner * size)
+    if of("conv_L_cache"):  # LFM2 has no state beside the inputs of its convolutions
+        return StateShape(0, hidden * max(0, of("conv_L_cache") - 1), 0)
     return None
-
-
-def _linear(text: Any) -> tuple[int, int]:
-    """Qwen3-Next and Qwen3.5: numbers of the convolution and of the state."""
-    heads, width = number(text, "linear_num_value_heads"), number(text, "linear_value_head_dim")
-    keys = number(text, "linear_num_key_heads") * number(text, "linear_key_head_dim")
-    inputs = 2 * keys + heads * width
-    kept = max(0, number(text, "linear_conv_kernel_dim") - 1)
-    return inputs * kept, heads * width * number(text, "linear_key_head_dim")
-
-
-def _nemotron(text: Any) -> tuple[int, int]:
-    heads, width = number(text, "mamba_num_heads"), number(text, "mamba_head_dim")
-    size = number(text, "ssm_state_size")
-    inputs = heads * width + 2 * number(text, "n_groups") * size
-    return inputs * max(0, number(text, "conv_kernel") - 1), heads * width * size
-
-
-def _mamba2(text: Any) -> tuple[int, int]:
-    """Falcon-H1 and Granite 4."""
-    heads, size = number(text, "mamba_n_heads"), number(text, "mamba_d_state")
-    width = number(text, "mamba_d_head")
-    inputs = heads * width + 2 * number(text, "mamba_n_groups") * size
-    return inputs * max(0, number(text, "mamba_d_conv") - 1), heads * width * size
-
-
-def _short_convolution(text: Any) -> tuple[int, int]:
-    """LFM2 has no state beside the inputs of its convolutions."""
-    return number(text, "hidden_size") * max(0, number(text, "conv_L_cache") - 1), 0
-
-
-_SHAPES: Mapping[str, Callable[[Any], tuple[int, int]]] = {
-    "linear_num_value_heads": _linear,
-    "mamba_num_heads": _nemotron,
-    "mamba_n_heads": _mamba2,
-    "conv_L_cache": _short_convolution,
-}
-"""A key that a file of some kind has -> the shapes of its states."""
 
 
 @dataclass(frozen=True)

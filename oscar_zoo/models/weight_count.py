@@ -8,13 +8,13 @@ files are there, their size is the answer, and not this.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import translate
 from typing import Any
 
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.geometry import OUTPUT_GATE, layer_kinds, number
-from oscar_zoo.models.other_layers import BOTH
+from oscar_zoo.models.other_layers import BOTH, state_shape
 
 _BF16 = 16.0
 _BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25, "nvfp4": 4.5, "mxfp8": 8.25}
@@ -275,10 +275,10 @@ def mixer_numbers(text: Any, layers: int) -> int | None:
     attention = layers - states
     if getattr(text, "model_type", "") in BOTH:
         states = attention = layers
-    one = next((count(text) for key, count in _SHAPES.items() if number(text, key)), None)
-    if states and one is None:
+    one = state_shape(text)
+    if states and (one is None or not one.matrices):
         return None
-    return attention * _attention(text) + states * (one or 0)
+    return attention * _attention(text) + states * (one.matrices if one else 0)
 
 
 def _attention(text: Any) -> int:
@@ -290,26 +290,3 @@ def _attention(text: Any) -> int:
         gated = getattr(text, "model_type", "") in OUTPUT_GATE
     keys = 2 * (number(text, "num_key_value_heads") or heads)
     return hidden * width * ((3 if gated else 2) * heads + keys)
-
-
-def _linear(text: Any) -> int:
-    """Qwen3-Next and Qwen3.5: queries, keys, values and a gate; two numbers per head; output."""
-    heads = number(text, "linear_num_value_heads")
-    values = heads * number(text, "linear_value_head_dim")
-    keys = number(text, "linear_num_key_heads") * number(text, "linear_key_head_dim")
-    return number(text, "hidden_size") * (2 * keys + 3 * values + 2 * heads)
-
-
-def _mamba2(text: Any) -> int:
-    """Falcon-H1 and Granite 4: inputs, a gate, what the states read, a step per head; output."""
-    heads = number(text, "mamba_n_heads")
-    inner = heads * number(text, "mamba_d_head")
-    read = 2 * number(text, "mamba_n_groups") * number(text, "mamba_d_state")
-    return number(text, "hidden_size") * (3 * inner + read + heads)
-
-
-_SHAPES: Mapping[str, Callable[[Any], int]] = {
-    "linear_num_value_heads": _linear,
-    "mamba_n_heads": _mamba2,
-}
-"""A key that a file of some kind has -> the matrices of one state."""

@@ -207,24 +207,23 @@ def holder(name: str, kind: str = "exclusive") -> Iterator[subprocess.Popen[str]
         child.communicate()
 
 
-def test_one_process_holds_a_lock_and_the_next_gets_it_after_that() -> None:
-    with holder("a"):
-        with held("a", timeout=0) as locked:
-            assert not locked
-        with held("b", timeout=0) as locked:
-            assert locked
+@pytest.mark.parametrize(
+    ("kind", "name", "shared", "gets"),
+    [
+        ("exclusive", "a", False, False),
+        ("exclusive", "a", True, False),
+        ("exclusive", "b", False, True),
+        ("shared", "a", True, True),
+        ("shared", "a", False, False),
+    ],
+)
+def test_who_gets_a_lock_beside_another_process(
+    kind: str, name: str, shared: bool, gets: bool
+) -> None:
+    with holder("a", kind), held(name, shared=shared, timeout=0.01) as locked:
+        assert locked == gets
     with held("a", timeout=0) as locked:
         assert locked
-
-
-def test_shared_holders_meet_and_keep_exclusive_ones_out() -> None:
-    with holder("a", "shared"):
-        with held("a", shared=True, timeout=0) as locked:
-            assert locked
-        with held("a", timeout=0.01) as locked:
-            assert not locked
-    with holder("a"), held("a", shared=True, timeout=0) as locked:
-        assert not locked
 
 
 def test_a_waiter_goes_on_when_the_holder_is_killed() -> None:
