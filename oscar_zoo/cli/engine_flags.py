@@ -28,8 +28,8 @@ class FlagsCommand(click.Command):
             if not error.option_name.startswith("--"):
                 raise
             raise UsageError(
-                f"No such option {error.option_name!r}.",
-                hint="a flag of SGLang goes behind -- at the end of the line",
+                f"No such option {error.option_name!r}; a flag of SGLang goes behind --.",
+                hint=f"try: {ctx.command_path} --help",
                 suggestions=error.possibilities or (),
             ) from None
         flags: tuple[str, ...] = ctx.params.get("engine_flags") or ctx.params.get("flags") or ()

@@ -16,11 +16,10 @@ from pydantic import Field
 from oscar_zoo.artifact.outcome import HIDDEN, says
 from oscar_zoo.engines.sglang.launch.plan import check_port_free, next_free_port
 from oscar_zoo.engines.sglang.launch.server import DRAIN_SECONDS, GRACE_SECONDS
-from oscar_zoo.engines.sglang.launch.starting import log_file
 from oscar_zoo.errors import PortInUse, ServerFailed, ServerNotFound, UsageError
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.serving import records
-from oscar_zoo.serving.params import ON_A_TERMINAL, LogsParams, PsParams, StopParams
+from oscar_zoo.serving.params import ON_A_TERMINAL, LogsParams, StopParams
 from oscar_zoo.serving.records import ServerRecord
 
 POLL_SECONDS = 0.5
@@ -110,7 +109,7 @@ class LogsReport:
     schema: Literal["oscar-zoo.logs/1"] = "oscar-zoo.logs/1"
 
 
-def ps(params: PsParams, observer: Observer = SILENT) -> PsReport:
+def ps() -> PsReport:
     """The servers that run here, and those that ended by themselves."""
     return PsReport(
         tuple(_row(RunningRow, one) for one in records.running()),
@@ -171,6 +170,8 @@ def logs(params: LogsParams, observer: Observer = SILENT) -> LogsReport:
 
 def serve_log(port: int) -> Path:
     """The log of the server on `port`."""
+    from oscar_zoo.engines.sglang.launch.starting import log_file  # imports numpy
+
     return log_file(f"serve-{port}")
 
 

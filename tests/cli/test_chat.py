@@ -259,14 +259,6 @@ def test_a_key_comes_from_its_file(
     assert chat(monkeypatch, "one\n", "--api-key-file", str(tmp_path / "nothing")) == 3
 
 
-def test_an_answer_that_was_cut_off_is_told(
-    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for most, told in ((3, 1), (7, 0)):
-        assert chat(monkeypatch, "one\n", "--max-tokens", str(most)) == 0
-        assert capsys.readouterr().err.count("--max-tokens N") == told
-
-
 def test_a_refusal_is_one_line(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,13 +269,6 @@ def test_a_refusal_is_one_line(
         and not captured.out
     )
     assert len(asked) == 1
-
-
-def test_nobody_to_talk_to(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert chat(monkeypatch, "one\n") == 3
-    assert "oscar-zoo serve NAME" in capsys.readouterr().err
 
 
 INTO_A_THREAD = """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.serving.params import LogsParams, PsParams, StopParams
+from oscar_zoo.serving.params import LogsParams, StopParams
 from oscar_zoo.serving.servers import EndedServer, LogsReport, PsReport, StopReport
 
 
-def print_servers(report: PsReport, params: PsParams, *, quiet: bool) -> None:
+def print_servers(report: PsReport) -> None:
     """The table, and a line about each server that ended by itself, with the next step."""
     if report.servers:
         table = terminal.table(
