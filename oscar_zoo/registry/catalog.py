@@ -115,9 +115,7 @@ class Catalog:
             and name.casefold() in {alias.casefold() for alias in manifest.registry.aliases}
         )
 
-    def close_matches(
-        self, name: str, more: Iterable[str] = (), *, limit: int = 3
-    ) -> tuple[str, ...]:
+    def close_matches(self, name: str, more: Iterable[str] = ()) -> tuple[str, ...]:
         """Model names like `name`, best first; `more` adds names a hub knows.
 
         Names that begin with it come first, then names that contain it, names with all its words,
@@ -125,7 +123,7 @@ class Catalog:
         spelled = {recipe.name.casefold(): recipe.name for recipe in self._recipes}
         spelled |= {other.casefold(): other for other in more}
         wanted = name.rsplit("/", 1)[-1].casefold()
-        return tuple(spelled[key] for key in _alike(wanted, spelled)[:limit])
+        return tuple(spelled[key] for key in _alike(wanted, spelled)[:3])
 
 
 _LIKE = 0.5

@@ -106,7 +106,11 @@ def collect(
     packaged = catalog.manifests(model)
     found = {one.artifact_id.key: entry_of(one, catalog=catalog) for one in packaged}
     for view in views:
-        ids = [one for one in view.hub.artifacts() if _is_of(one, model)]
+        ids = [
+            one
+            for one in view.hub.artifacts()
+            if model is None or one.model.casefold() == model.casefold()
+        ]
         calls = [partial(_offered, catalog, view, artifact) for artifact in ids]
         for artifact, offered in zip(ids, in_parallel(calls) if calls else (), strict=True):
             found[artifact.key] = _joined(found.get(artifact.key), offered)
@@ -129,10 +133,6 @@ def entry_of(
         hubs=(),
         payload_bytes=_total(file.size for file in manifest.files),
     )
-
-
-def _is_of(artifact: ArtifactId, model: str | None) -> bool:
-    return model is None or artifact.model.casefold() == model.casefold()
 
 
 def _manifest(view: HubView, artifact: ArtifactId) -> Manifest | None:

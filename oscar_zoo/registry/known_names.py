@@ -128,7 +128,7 @@ def _once(ids: Iterable[ArtifactId]) -> list[ArtifactId]:
 
 def _folders() -> list[Hub]:
     with contextlib.suppress(OscarZooError, OSError):
-        return list(address.open_hubs((), offline=True))
+        return list(address.Sources(offline=True).hubs)
     return []
 
 

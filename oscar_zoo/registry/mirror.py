@@ -124,7 +124,6 @@ def copy_all(
     target: Hub,
     names: Sequence[str] = (),
     *,
-    catalog: Catalog | None = None,
     create: bool = False,
     propose: bool = False,
     dry_run: bool = False,
@@ -137,7 +136,6 @@ def copy_all(
         source: where from; every byte comes from one commit of it.
         names: `NAME` (all its versions), `NAME:TAG`, `<Model>/<tag>`, `NAME@sha256:PREFIX`; none
             means everything.
-        catalog: recipes that know the geometry of models; default the packaged ones.
     """
     if source.name == target.name:
         raise UsageError(
@@ -145,7 +143,7 @@ def copy_all(
         )
     state = HubState.read(source)
     chosen = {a.key: a for name in names for a in named_versions(state, name)}
-    view = HubView(source, catalog or Catalog.packaged(), state.index)
+    view = HubView(source, Catalog.packaged(), state.index)
     results, versions = [], []
     for artifact in chosen.values() if names else state.artifacts:
         version = Version.on(source, artifact)

@@ -27,7 +27,7 @@ from oscar_zoo.errors import PathNotFound, UsageError
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import score_file, signing_key
 from oscar_zoo.registry.card import BEGIN, END, is_damaged
-from oscar_zoo.registry.catalog import Catalog, can_be_found
+from oscar_zoo.registry.catalog import can_be_found, recipe_for
 from oscar_zoo.registry.changes import HubState, Version, apply_change, read_state
 from oscar_zoo.registry.hubs.base import CARD_NAME, INDEX_NAME, Hub
 from oscar_zoo.registry.index import Accepted, Index
@@ -368,17 +368,10 @@ class Publishable:
         cls,
         folder: Path,
         *,
-        artifact_id: ArtifactId | None = None,
-        catalog: Catalog | None = None,
         allow_warnings: bool = False,
         aliases: Sequence[str] = (),
     ) -> Publishable:
-        """Read the artifact in `folder` and verify it strictly.
-
-        Args:
-            artifact_id: the id the caller expects; it must be the manifest's.
-            catalog: recipes that know the geometry of models; default the packaged ones.
-        """
+        """Read the artifact in `folder` and verify it strictly."""
         name = path_text(folder)
         if not folder.is_dir():
             raise PathNotFound.for_path(name, "folder")
@@ -398,9 +391,8 @@ class Publishable:
             )
         if missing := sorted(listed - files.keys()):
             raise PathNotFound.for_path(folder / missing[0], "file")
-        catalog = catalog or Catalog.packaged()
-        names = _aliases(aliases, manifest.artifact_id, catalog)
-        verified = _verify(name, files, manifest, artifact_id, catalog, allow_warnings)
+        names = _aliases(aliases, manifest.artifact_id)
+        verified = _verify(name, files, manifest, allow_warnings=allow_warnings)
         signature = _own_signature(name, read_signature(folder.resolve()), files)
         return cls(manifest.artifact_id, files, verified, names, signature=signature)
 
@@ -439,22 +431,15 @@ def _verify(
     name: str,
     files: Mapping[str, bytes],
     manifest: Manifest,
-    artifact_id: ArtifactId | None,
-    catalog: Catalog,
+    *,
     allow_warnings: bool,
 ) -> Verified:
-    identity = manifest.artifact_id
-    if artifact_id is not None and artifact_id != identity:
-        raise UsageError(
-            f"{name} is {identity}, not {artifact_id}.",
-            hint=f"the id is part of {FILE_NAME}, which never changes",
-        )
-    recipe = catalog.recipe(identity.model)
+    recipe = recipe_for(manifest.artifact_id.model)
     outcome = verify_files(
         {file: data for file, data in files.items() if file != FILE_NAME},
         manifest=manifest,
         geometry=recipe.geometry if recipe else None,
-        name_hint=str(identity),
+        name_hint=str(manifest.artifact_id),
         strict=True,
     )
     if not isinstance(outcome, Verified):
@@ -470,9 +455,9 @@ def _verify(
     return outcome
 
 
-def _aliases(aliases: Sequence[str], artifact: ArtifactId, catalog: Catalog) -> tuple[str, ...]:
+def _aliases(aliases: Sequence[str], artifact: ArtifactId) -> tuple[str, ...]:
     for alias in aliases:
-        reference, recipe = Reference.parse(alias), catalog.recipe(alias)
+        reference, recipe = Reference.parse(alias), recipe_for(alias)
         if reference.tag is not None or reference.digest is not None:
             raise UsageError(
                 f"{alias!r} is not a plain name.", hint="an alias has no tag and no digest"

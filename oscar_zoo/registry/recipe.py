@@ -50,8 +50,7 @@ class DraftDefaults(Spec):
     """Drafts from layers of the model's own that guess later tokens (MTP).
 
     `layers` is the number of such layers that its checkpoint has, and `steps` the number of tokens
-    to guess in front of every step. A step verifies them and one more, 32 at most.
-    """
+    to guess in front of every step. A step verifies them and one more, 32 at most."""
 
     layers: Count
     steps: Annotated[int, Field(ge=1, le=31)]
@@ -81,8 +80,7 @@ class ModelRecipe(Spec):
     where no hub has the checkpoint: its ids are names only, and commands need its folder.
     `tensor_parallel` is the number of GPUs to start from. `drafts` is there where the checkpoint
     has layers for speculative decoding. `config` are values of `config.json` under their own names,
-    beside the geometry: those that say what its other layers keep, or how large its weights are.
-    """
+    beside the geometry: those that say what its other layers keep, or how large its weights are."""
 
     name: Text
     hf_id: RepoId
@@ -159,11 +157,7 @@ def load_recipe(text: str, *, what: str = "recipe") -> ModelRecipe:
     """Parse one TOML recipe.
 
     `attention_layers` may be `"all"`, `{ every = n, from = first }` or a list; `v_head_dim`
-    defaults to `head_dim`.
-
-    Args:
-        text: the whole file.
-    """
+    defaults to `head_dim`."""
     try:
         value = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -30,31 +30,12 @@ from oscar_zoo.errors import (
     UsageError,
 )
 from oscar_zoo.next_step import Compute, ListNames
-from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.hubs.base import Hub
 from oscar_zoo.registry.known_names import close_names, knows
 from oscar_zoo.registry.pins import Pin, same_hub
 from oscar_zoo.registry.store import Record, Store, find_installed
-from oscar_zoo.registry.trust import Trust
 from oscar_zoo.registry.view import HubView, ResolvedArtifact, status_sentence
-
-
-def resolve(
-    reference: Reference | str,
-    hub: Hub,
-    catalog: Catalog | None = None,
-    *,
-    trust: Trust | None = None,
-) -> ResolvedArtifact:
-    """Find the artifact that `reference` means on `hub`.
-
-    Args:
-        reference: `NAME`, `NAME:TAG`, `NAME@sha256:PREFIX` or `<Model>/<tag>`.
-    """
-    if isinstance(reference, str):
-        reference = Reference.parse(reference)
-    return find(reference, HubView.open(hub, catalog, trust=trust))
 
 
 def every_version(hubs: Iterable[Hub]) -> list[Reference]:
@@ -70,7 +51,7 @@ def every_version(hubs: Iterable[Hub]) -> list[Reference]:
 
 
 def find(reference: Reference, view: HubView) -> ResolvedArtifact:
-    """The artifact that `reference` means in `view`; see `resolve`."""
+    """The artifact that `reference` means in `view`."""
     on_hub = view.hub.artifacts()
     exact = [a for a in on_hub if a.key == reference.name.casefold()]
     versions = exact if exact and not reference.tag else _versions(reference.name, on_hub, view)

@@ -51,10 +51,6 @@ def test_what_is_written_as_a_path_is_one(text: str) -> None:
     assert parse(text) == PathTarget(text, Path(text))
 
 
-def test_a_path_object_is_always_a_path() -> None:
-    assert parse(Path("Qwen3-8B")) == PathTarget("Qwen3-8B", Path("Qwen3-8B"))
-
-
 def test_everything_else_is_a_name_with_its_namesake(here: Path) -> None:
     assert parse("Qwen3-8B:tag") == NameTarget("Qwen3-8B:tag", Reference("Qwen3-8B", "tag"))
     (here / "mine").mkdir()
@@ -143,13 +139,6 @@ def test_a_command_that_takes_names_refuses_paths(here: Path) -> None:
         with pytest.raises(PathNotFound, match="no such file or folder") as missing:
             parse_it("./nope")
         assert "verify" not in (missing.value.hint or "")
-
-
-def test_no_name_but_a_folder_of_that_name(here: Path) -> None:
-    (here / "two words").mkdir()
-    with pytest.raises(ArtifactNotFound) as caught:
-        parse("two words")
-    assert caught.value.hint == "did you mean the folder './two words'?"
 
 
 def test_a_path_without_its_dot_has_one_exit_code(

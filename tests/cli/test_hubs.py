@@ -196,29 +196,6 @@ def test_without_a_network_an_unknown_name_is_said_to_be_unknown(
     assert "check the network" in error["hint"].casefold()
 
 
-def test_every_refusal_has_its_own_sentence(server: HubServer, cli: QuickCli) -> None:
-    files = {f"{ONE}/{n}": d for n, d in payload().items()}
-    server.repository("org/gated", gated=True, token="hf_secret", files=files)
-    server.repository("org/private", private=True, token="hf_secret", files=files)
-    server.repository("org/limited", files=files)
-    server.fault("status", "*org/limited*", code=429, retry_after=3600)
-    seen = set()
-    for name, code in {"gated": 6, "private": 6, "missing": 3, "limited": 5}.items():
-        token = (
-            {"HF_TOKEN": "hf_test"} if name == "missing" else {}
-        )  # strangers are not told what exists
-        done = cli("pull", "tiny-qwen3-hard", "--hub", f"hf:org/{name}", **token)
-        assert (done.code, done.err.count("\n")) == (code, 1), done.err
-        assert f"Hugging Face org/{name} " in done.err
-        seen.add(done.err.replace(name, ""))
-    assert len(seen) == 4
-    assert cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/private", HF_TOKEN="hf_secret").code == 0
-    assert (
-        "hf_secret"
-        not in cli("pull", "tiny-qwen3-hard", "--hub", "hf:org/gated", HF_TOKEN="hf_wrong").err
-    )
-
-
 def test_an_interrupted_pull_leaves_nothing_that_counts(
     server: HubServer, cli: QuickCli, tmp_path: Path
 ) -> None:

@@ -81,14 +81,6 @@ def test_a_hub_that_is_not_there_is_made_only_when_asked_for(
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_without_a_hub_the_zoo_of_this_user_is_used(
-    cli: Cli, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OSCAR_ZOO_DATA", str(tmp_path / "data"))
-    cli(0, "publish", folder)
-    assert (tmp_path / "data/zoo" / str(HARD) / FILE_NAME).exists()
-
-
 def test_the_first_hub_decides_and_a_later_one_is_reported(
     cli: Cli, folder: Path, hub: str, tmp_path: Path
 ) -> None:
@@ -200,16 +192,6 @@ def test_yank_unyank_and_deprecate(cli: Cli, folder: Path, hub: str, tmp_path: P
         "tiny-qwen3-hard:other",
     )
     assert (row["changed"], row["serial"]) == (True, index_in(tmp_path / "hub").serial)
-
-
-def test_an_alias_names_exactly_one_version(cli: Cli, folder: Path, hub: str) -> None:
-    cli(0, "publish", folder, "--hub", hub, "--alias", "small")
-    for command, state in (("yank", "yanked"), ("unyank", "active"), ("deprecate", "deprecated")):
-        reason = () if command == "unyank" else ("--reason", "x")
-        (row,) = cli.json(0, command, "SMALL", *reason, "--hub", hub)["hubs"]
-        assert (row["id"], row["status"]["state"]) == (str(HARD), state)
-    model = HARD.model  # the name of a model is no name of a version
-    assert cli.json(2, "yank", model, "--reason", "x", "--hub", hub)["error"]["code"] == "usage"
 
 
 @pytest.mark.parametrize("command", ["yank", "deprecate"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,7 @@ from measured_artifacts import (
 )
 from tiny_artifacts import FILE_NAME, artifact_files, manifest, payload, write_folder
 
-import oscar_zoo
-from oscar_zoo.artifact.manifest import Manifest
 from oscar_zoo.artifact.specs import Score
-from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.changes import Version
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index, IndexEntry
@@ -214,12 +210,6 @@ def test_what_others_made_cannot_be_asked_for_measurements(
     assert entry(hub).accepted == () and "GPQA" not in cli.err
 
 
-def test_mirroring_asks_for_nothing(cli: Cli, tmp_path: Path) -> None:
-    put_version(LocalHub(tmp_path / "from", must_exist=False), HARD, artifact_files())
-    cli(0, "mirror", f"file:{tmp_path}/from", f"file:{tmp_path}/to", "--all", "--create")
-    assert entry(f"file:{tmp_path}/to").accepted == ()
-
-
 def test_gpqa_is_recommended_until_it_is_there(cli: Cli, hub: str, tmp_path: Path) -> None:
     small = measured_manifest(artifact="mine/tag")
     model = small.model.model_copy(update={"num_q_heads": 64})  # a thousand million parameters
@@ -231,20 +221,3 @@ def test_gpqa_is_recommended_until_it_is_there(cli: Cli, hub: str, tmp_path: Pat
     file = write_scores(tmp_path / "gpqa.json", gpqa(large.digest), **scores)
     cli(0, "publish", folder, "--hub", hub, "--scores", file)
     assert "GPQA" not in cli.err
-
-
-def test_gpqa_is_not_recommended_for_a_model_too_small_to_answer(
-    cli: Cli, hub: str, tmp_path: Path
-) -> None:
-    """The gate asks for perplexity and recall, which say more about it."""
-    cli(0, "publish", made(tmp_path, measured_files()), "--hub", hub)
-    assert "GPQA" not in cli.err and "--task" not in cli.err
-
-
-def test_the_library_has_the_same_gate(hub: str, tmp_path: Path) -> None:
-    folder = made(tmp_path, artifact_files())
-    with pytest.raises(UsageError, match="nobody measured"):
-        oscar_zoo.publish(folder, hub=hub)
-    assert oscar_zoo.publish(folder, hub=hub, unmeasured=True).digest == DIGEST
-    assert json.loads((folder / FILE_NAME).read_bytes())["digest"] == DIGEST
-    assert Manifest.from_bytes((folder / FILE_NAME).read_bytes()).registry is None

@@ -251,25 +251,6 @@ def test_damage_of_the_stored_signature_is_seen(cli: Cli, hub: str, own_state: P
     cli(0, "verify", NAME, REQUIRED)
 
 
-def test_publishing_again_changes_nothing(
-    cli: Cli, hub: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def content() -> dict[str, bytes]:
-        return {str(path): path.read_bytes() for path in Path(hub[5:]).rglob("*") if path.is_file()}
-
-    before = content()
-    again = ("publish", tmp_path / "out", "--hub", hub)
-    assert cli.json(0, *again, "--sign")["hubs"][0]["warnings"] == []
-    assert content() == before
-    monkeypatch.delenv(VARIABLE)
-    assert cli.json(0, *again)["hubs"][0]["already_published"]
-    assert content() == before
-    monkeypatch.setenv(VARIABLE, str(key_file(tmp_path / "second.pem")))
-    (warning,) = cli.json(0, *again, "--sign")["hubs"][0]["warnings"]
-    assert "with another signature" in warning
-    assert signature_on(hub).read_bytes() == before[str(signature_on(hub))]
-
-
 def test_an_unsigned_version_stays_unsigned(
     cli: Cli, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,6 @@ from oscar_zoo.registry.targets import choose_model, parse_model
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 NAME, TAG = "tiny-qwen3-hard", "seq512_prompt2_group64"
-OTHER = "0" * 12
 
 
 @pytest.fixture
@@ -114,23 +113,6 @@ def test_nothing_is_computed_for_a_path_without_its_dot(
     line = failure(capsys, 3, command, "try/rotation", *hub)
     assert "--compute" not in line
     assert ("Did you mean the folder ./try/rotation?" in line) == (command == "serve")
-
-
-def test_files_are_paths_by_their_ending(
-    capsys: pytest.CaptureFixture[str], here: Path, stored: str
-) -> None:
-    for name, data in artifact_files().items():
-        (here / name).write_bytes(data)
-        assert run(["verify", name]) == 0, name
-    capsys.readouterr()
-    assert "no such file or folder: k_gone.pt" in failure(capsys, 3, "verify", "k_gone.pt")
-
-
-def test_labels_can_be_typed_again(capsys: pytest.CaptureFixture[str], here: Path) -> None:
-    assert run(["verify", f"./{NAME}"]) == 0
-    label = capsys.readouterr().out.split()[0]
-    assert label == f"./{NAME}/{TAG}"
-    assert run(["verify", label]) == 0
 
 
 def test_python_takes_names_and_paths_by_the_same_rule(here: Path) -> None:

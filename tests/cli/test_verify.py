@@ -94,17 +94,6 @@ def test_another_model_fails_for_a_stored_artifact_as_for_a_folder(
             assert isinstance(oscar_zoo.verify(target, model=model), Verified)
 
 
-def test_strict_counts_for_a_stored_artifact(capsys: pytest.CaptureFixture[str]) -> None:
-    files = payload()
-    renamed = {name.replace("qqt", "ktk"): data for name, data in files.items()}
-    Store().put(ArtifactId("plain", "one"), renamed, source="test")
-    assert result(capsys, 0, "plain")["outcome"] == "verified"
-    assert result(capsys, 4, "plain", "--strict")["code"] == "role.file_name"
-    assert isinstance(oscar_zoo.verify("plain"), Verified)
-    strict = oscar_zoo.verify("plain", strict=True)
-    assert isinstance(strict, Rejected) and strict.code == "role.file_name"
-
-
 def test_a_damaged_stored_file_is_an_outcome(
     capsys: pytest.CaptureFixture[str], stored: str
 ) -> None:
@@ -116,21 +105,6 @@ def test_a_damaged_stored_file_is_an_outcome(
         found["want"],
         found["got"],
     ) and outcome.want != outcome.got
-
-
-def test_a_stored_file_that_is_missing_is_an_outcome(
-    capsys: pytest.CaptureFixture[str], stored: str
-) -> None:
-    next(Path(os.environ["OSCAR_ZOO_CACHE"]).rglob(f"artifacts/*/*/{K_NAME}")).unlink()
-    assert result(capsys, 4, NAME)["got"] == "no file"
-    assert isinstance(oscar_zoo.verify(NAME), DigestMismatch)
-
-
-def test_an_artifact_has_a_short_form(stored: str) -> None:
-    (artifact,) = oscar_zoo.installed(NAME)
-    assert (
-        repr(artifact) == f"Artifact('{NAME}/{TAG}', '{stored[:19]}', path={str(artifact.path)!r})"
-    )
 
 
 def test_what_python_cannot_verify_is_an_error(folder: Path, tmp_path: Path) -> None:
@@ -149,20 +123,6 @@ def test_what_python_cannot_verify_is_an_error(folder: Path, tmp_path: Path) -> 
         oscar_zoo.verify(tmp_path / "tree")
 
 
-def test_a_model_that_is_no_model_says_what_is_wrong(
-    capsys: pytest.CaptureFixture[str], folder: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "empty").mkdir()
-    for model, code, words in (
-        (tmp_path / "empty", 3, "has no config.json"),
-        (tmp_path / "nowhere", 3, "no such model folder"),
-        (MODEL / "config.json", 2, "is a file, not a model folder"),
-        ("Qwen3-7B", 2, "Qwen3-8B"),
-    ):
-        assert run(["verify", str(folder), "--model", str(model)]) == code
-        assert words in capsys.readouterr().err
-
-
 def test_a_misfit_names_the_model_that_was_asked_for(
     capsys: pytest.CaptureFixture[str], folder: Path, stored: str
 ) -> None:
@@ -172,14 +132,6 @@ def test_a_misfit_names_the_model_that_was_asked_for(
             "Next: it does not fit Qwen3-8B; name the model that it was made for"
             in capsys.readouterr().err
         )
-
-
-def test_what_only_a_model_can_tell_names_the_command_that_asks_it(
-    capsys: pytest.CaptureFixture[str], folder: Path
-) -> None:
-    value = result(capsys, 0, folder)
-    (probe,) = [check for check in value["checks"] if check["name"] == "probe"]  # type: ignore[attr-defined]
-    assert "needs the model" not in probe["detail"] and "oscar-zoo eval" in probe["detail"]
 
 
 def test_quiet_prints_failures_only(
@@ -197,41 +149,6 @@ def test_quiet_prints_failures_only(
         and "passed" not in out
     )
     assert "Next, " in err
-
-
-def broken_json(folder: Path) -> None:
-    (folder / "oscar.json").write_text("{")
-
-
-def absent(folder: Path) -> None:
-    (folder / K_NAME).unlink()
-
-
-def torn(folder: Path) -> None:
-    (folder / "oscar.json").unlink()  # or the manifest would see it first
-    damage(folder / K_NAME, 3)
-
-
-@pytest.mark.parametrize(
-    ("broken", "headline"),
-    [
-        (absent, "a file is missing (missing_file)"),
-        (broken_json, "a file is not valid JSON (json.syntax)"),
-        (torn, "a file is damaged (zip.crc)"),
-    ],
-)
-def test_a_headline_is_in_words_and_the_next_step_fits_own_folders_too(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    broken: Callable[[Path], None],
-    headline: str,
-) -> None:
-    folder = write_folder(tmp_path / "a", artifact_files())
-    broken(folder)
-    assert run(["verify", str(folder)]) == 4
-    out, err = capsys.readouterr()
-    assert out.splitlines()[0] == f"{folder}  FAILED  {headline}"
-    assert "If you fetched it, fetch it again; if you computed it, compute it again" in err
 
 
 def test_every_code_has_words() -> None:

@@ -43,7 +43,7 @@ def test_the_defaults_are_the_users_zoo_then_the_public_ones() -> None:
     assert settings.read == (f"file:{paths.default_zoo_dir()}", *address.PUBLIC)
     assert settings.publish == ()
     assert not settings.offline
-    assert [hub.name for hub in address.open_hubs()] == list(settings.read)
+    assert [hub.name for hub in address.Sources().hubs] == list(settings.read)
     assert [hub.name for hub in address.publishing_hubs()] == [f"file:{paths.default_zoo_dir()}"]
 
 
@@ -71,7 +71,7 @@ def test_offline_leaves_hubs_in_folders_only(
     monkeypatch.setenv(variable, "1")
     settings = address.load()
     assert settings.offline
-    assert [hub.name for hub in address.open_hubs(offline=settings.offline)] == [
+    assert [hub.name for hub in address.Sources(offline=settings.offline).hubs] == [
         f"file:{paths.default_zoo_dir()}"
     ]
 

@@ -65,7 +65,7 @@ def test_the_index_says_what_was_published(tmp_path: Path, hub: LocalHub, folder
 
 
 def test_publishing_twice_is_success_and_writes_nothing(hub: LocalHub, folder: Path) -> None:
-    first = publish(folder, hub, artifact_id=HARD)
+    first = publish(folder, hub)
     before = {path: path.stat().st_mtime_ns for path in hub.root.rglob("*") if path.name != ".lock"}
     second = publish(folder, hub)
     assert second.already_published

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from hub_uses import publish, pull
-from tiny_artifacts import artifact_files, manifest, payload, write_folder
+from tiny_artifacts import artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.artifact_folder import verify_path
 from oscar_zoo.artifact.files import artifact_digest, file_digest
@@ -76,14 +76,6 @@ def test_a_server_reads_the_recipe_of_its_own_artifact(hub: LocalHub, tmp_path: 
     assert (mixed.recipe.bits.k, mixed.recipe.bits.v) == ((4,) * 4, (2,) * 4)
     assert (mixed.recipe.k_clip, mixed.recipe.v_clip) == ((0.0,) * 4, (0.92,) * 4)
     assert plain.digest != mixed.digest
-
-
-def test_an_artifact_of_2_bits_keeps_the_digest_of_its_rotations() -> None:
-    files = payload()
-    digest = artifact_digest(file_digest(*item) for item in files.items())
-    assert manifest(files).digest == digest
-    assert manifest(files, widths=FOUR_K).digest != digest
-    assert manifest(files, widths=FOUR_K).digest != manifest(files, widths=FOUR).digest
 
 
 def test_other_widths_under_a_published_name_are_refused(hub: LocalHub, tmp_path: Path) -> None:

@@ -113,7 +113,9 @@ class Sources:
     @cached_property
     def hubs(self) -> tuple[Hub, ...]:
         """The opened hubs, in order; raises `UsageError` when one of the names is not a hub."""
-        return _hubs_to_read(self.settings)
+        texts, network = self.settings.read, self.settings.network
+        wanted = [text for text in texts if not (self.offline and is_remote(text))]
+        return tuple(open_hub(text, network=network) for text in wanted)
 
     @property
     def are_named(self) -> bool:
@@ -166,17 +168,6 @@ def open_hub(text: str | None = None, *, network: NetworkSettings | None = None)
         else f"a hub is written {table.FORMS}"
     )
     raise UsageError(f"{text[:120]!r} is not a hub.", hint=form)
-
-
-def open_hubs(texts: Sequence[str] = (), *, offline: bool = False) -> tuple[Hub, ...]:
-    """The hubs to read from, in order: those of `texts`, of the environment, of `config.toml`, or
-    the defaults; in offline mode only hubs in folders."""
-    return _hubs_to_read(load(texts, offline=offline))
-
-
-def _hubs_to_read(settings: HubSettings) -> tuple[Hub, ...]:
-    wanted = [text for text in settings.read if not (settings.offline and is_remote(text))]
-    return tuple(open_hub(text, network=settings.network) for text in wanted)
 
 
 def publishing_hubs(texts: Sequence[str] = ()) -> tuple[Hub, ...]:

@@ -444,9 +444,9 @@ def _is_ours(place: Path, root: Path) -> bool:
     return True
 
 
-def newest_files(path: str, root: Path | None = None) -> list[bytes]:
+def newest_files(path: str) -> list[bytes]:
     """The file `path` as it was last seen on every hub of which one is kept; asks no hub."""
-    folder, name = (root or paths.cache_dir()) / "hubs", f"files/{quote(path, safe='')}"
+    folder, name = paths.cache_dir() / "hubs", f"files/{quote(path, safe='')}"
     found = []
     with contextlib.suppress(OSError):
         for hub in sorted(folder.iterdir()):
