@@ -107,7 +107,6 @@ class Sliding:
 
     def describe(self) -> str:
         slot = self.nbytes // max(1, self.slots)
-        slot = self.nbytes // max(1, self.slots)
         return (
             f"{self.slots} sliding slots of {slot} bytes for the layers with a sliding window ="
             f" {self.nbytes / MB:.1f} MB, {self.ratio:.3f} per token slot (--swa-full-tokens-ratio)"

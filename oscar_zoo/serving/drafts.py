@@ -219,4 +219,4 @@ def _check_layers(flags: UserFlags, others: str | None) -> None:
         flag = flags.last(name)
         text = flag.value if flag else None
         setattr(config, name[2:].replace("-", "_"), 1 if text == "1" else text)
-    refusals.check_trees(config, others)
+    refusals.check_layers(config, others)

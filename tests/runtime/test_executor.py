@@ -23,9 +23,8 @@ from executor_pair import Both, PairShape
 from oscar_kernels.cache import BatchView, LayerCache
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime import int2_cache
-from oscar_zoo.runtime.dispatch import KERNELS, REFERENCES, Ops
+from oscar_zoo.runtime.dispatch import KERNELS, Ops
 from oscar_zoo.runtime.engine import Softmax
-from oscar_zoo.runtime.int2_cache import cache_bytes
 
 HEADS, GROUP, DIM, SINK, RECENT = 2, 3, 32, 4, 8
 SPEC = QuantSpec(DIM, DIM, 0.9, "float16")
@@ -124,18 +123,3 @@ def test_the_comparison_sees_a_partner_that_is_wrong() -> None:
     both.begin(1)
     both.step({1: 30})
     assert both.step({1: 1}, decode=True) > 1e-2
-
-
-@pytest.mark.parametrize("ops", [KERNELS, REFERENCES], ids=["kernels", "references"])
-def test_the_plan_counts_what_a_cache_allocates(ops: Ops) -> None:
-    made = pair(seed=7, kernels=ops, shape=replace(SHAPE, rows=3)).kernels
-    counted = cache_bytes(
-        made.slots.shape,
-        made.windows.shape,
-        ops,
-        num_q_heads=HEADS * GROUP,
-        max_tokens=SHAPE.longest,
-        piece_tokens=SHAPE.piece,
-        device="cpu",
-    )
-    assert made.cache.report() == {"scratch": counted}

@@ -139,14 +139,6 @@ def test_an_answer_completes_the_block_of_a_short_prompt() -> None:
     assert sinks.idle == 1 and sinks.reprefill_tail(prompt(LONG)) == RECENT
 
 
-def test_a_block_with_a_hole_is_not_shared() -> None:
-    sinks = blocks()
-    assert start(sinks, 1, LONG, prefix=2).sink_from == 2
-    assert start(sinks, 2, LONG, prefix=WIDTH) == Place(2, 2, WIDTH)
-    sinks.release(1, prompt(LONG))
-    assert (sinks.lost, sinks.idle, sinks.in_use) == (2, 0, 1)
-
-
 def test_a_hit_that_ends_among_the_sinks_starts_with_a_copy() -> None:
     sinks = blocks(idle=0)
     first = start(sinks, 1, LONG)
@@ -165,11 +157,6 @@ def test_without_sinks_nothing_is_given_away() -> None:
     assert start(sinks, 2, LONG, prefix=5) == Place(2, 0, 5)
     assert sinks.reprefill_tail(prompt(LONG)) == RECENT
     assert not any(sinks.counts().values())
-
-
-def test_hits_take_what_they_find_when_nothing_is_recomputed() -> None:
-    sinks = SinkBlocks(WIDTH, 5, None)
-    assert sinks.reprefill_tail(prompt(LONG)) == 0
 
 
 @dataclass

@@ -86,12 +86,6 @@ def test_small_states_leave_the_memory_to_the_tokens() -> None:
     )
 
 
-def test_few_requests_leave_states_to_cached_prefixes() -> None:
-    many, few = (replace(NEXT, requests=n).divide(45 * GB) for n in (64, 8))
-    assert (many.requests, few.requests) == (64, 8)
-    assert few.slots >= many.slots > 64 * NEXT.per_request
-
-
 @pytest.mark.parametrize("requests", [1, 16, 128])
 @pytest.mark.parametrize("state", [1, 10**5, 10**7, 10**8])
 def test_no_state_is_so_large_that_fewer_tokens_are_left(state: int, requests: int) -> None:

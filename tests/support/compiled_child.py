@@ -16,7 +16,6 @@ from oscar_kernels.ahead import recording
 from oscar_kernels.chips import Target
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime import rehearsal
-from oscar_zoo.runtime.batch import extend_batch
 from oscar_zoo.runtime.dispatch import KERNELS
 from oscar_zoo.runtime.engine import CacheConfig, SlotTable, Softmax, StepInput
 from oscar_zoo.runtime.int2_cache import Int2Cache, warm_up
@@ -49,7 +48,7 @@ def main() -> None:
     _print({(x.kernel.__name__, x.key) for x in rehearsal.jobs(rows, transforms, TARGET)})
     with recording(TARGET) as recorder:
         cache = _cache(transforms)
-        warm_up(cache.executor, cache.source, cache.config)
+        warm_up(cache)
         for requests in rehearsal.captured_batches(ROWS - 1):
             _decode(cache, requests)
     _print(set(recorder.launches))
@@ -97,14 +96,11 @@ def _extends(cache: Int2Cache) -> None:
         rows, total = torch.arange(requests) + choose.randrange(ROWS - requests), sum(lengths)
         # A chunk is a part of longer buffers, whose addresses are not round.
         written = torch.zeros(total + 3, dtype=torch.int64)[choose.randrange(3) :][:total]
-        executor = cache.executor
-        batch = extend_batch(
-            cache.source, rows, written, prefixes, lengths, executor.windows, piece_tokens=PIECE
-        )
-        executor.begin(batch)
-        fused = torch.zeros(total, HEADS * (GROUP + 2), DIM, dtype=torch.bfloat16)
-        q, k, v = fused.split([HEADS * GROUP, HEADS, HEADS], dim=1)
-        executor.forward(0, q, k, v, batch, softmax=Softmax(0.1))
+        ends = tuple(prefixes), tuple(lengths)
+        cache.begin(StepInput("extend", rows, tuple(rows.tolist()), rows, written, *ends))
+        widths = DIM * HEADS * GROUP, DIM * HEADS, DIM * HEADS
+        fused = torch.zeros(total, sum(widths), dtype=torch.bfloat16)
+        cache.forward(0, *fused.split(widths, dim=1))
 
 
 if __name__ == "__main__":

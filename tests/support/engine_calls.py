@@ -51,7 +51,7 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
             args.check_server_args()  # as the engine does in front of its workers
             config = server_arguments.resolved(args)
             chosen, artifact = worker.served()
-            ahead = json.loads(str(compile_ahead.request(args, config)))
+            ahead = json.loads(compile_ahead.request(args, config).model_dump_json())
         except OscarZooError as error:
             return {"error": error.message, "hint": error.hint}
         except SystemExit as error:
@@ -90,12 +90,11 @@ def parser(out: str) -> None:
 def names(out: str) -> None:
     """Which of the names in the table of releases this SGLang has; JSON in the file `out`."""
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
-    from sglang.srt.sampling.sampling_params import SamplingParams
     from sglang.srt.server_args import ServerArgs
 
-    from oscar_zoo.engines.sglang.compat.releases import ALLOCATE_ROWS, BEAM_WIDTH, RESOLVE
+    from oscar_zoo.engines.sglang.compat.releases import ALLOCATE_ROWS, RESOLVE
 
-    places = ((RESOLVE, ServerArgs), (ALLOCATE_ROWS, ReqToTokenPool), (BEAM_WIDTH, SamplingParams))
+    places = ((RESOLVE, ServerArgs), (ALLOCATE_ROWS, ReqToTokenPool))
     Path(out).write_text(json.dumps([row.name(place) for row, place in places]))
 
 
@@ -318,7 +317,7 @@ def layer(attributes: dict[str, Any]) -> str:
     for name, value in assigned.items():
         getattr(built, name)
         setattr(built, name, value)
-    return complaint(lambda: refusals.check_layers([built]))
+    return complaint(lambda: refusals.check_attention([built]))
 
 
 def complaint(check: Callable[[], None]) -> str:

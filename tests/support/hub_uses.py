@@ -16,11 +16,10 @@ from tiny_artifacts import artifact_files, write_folder
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.errors import StaleRevision, VersionExists
 from oscar_zoo.registry import publish as publishing
-from oscar_zoo.registry import pull as pulling
+from oscar_zoo.registry.fetch import PullJob, PullResult
 from oscar_zoo.registry.hubs.base import INDEX_NAME, Change, Hub
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.publish import Publishable, PublishResult
-from oscar_zoo.registry.pull import PullResult
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.view import ResolvedArtifact
 
@@ -83,22 +82,28 @@ OF_THE_HUB = ("propose", "dry_run", "create")
 
 def publish(folder: Path, hub: Hub, **options: Any) -> PublishResult:
     """Read `folder` and publish it; `options` are those of `Publishable.read` and of
-    `registry.publish.publish`."""
+    `registry.publish.publish_on`."""
     reading = {name: value for name, value in options.items() if name not in OF_THE_HUB}
     writing = {name: value for name, value in options.items() if name in OF_THE_HUB}
-    return publishing.publish(Publishable.read(folder, **reading), hub, **writing)
+    return publishing.publish_on(hub, Publishable.read(folder, **reading), **writing)
 
 
 def pull(name: str, hubs: Hub | Sequence[Hub], store: Store, **options: Any) -> PullResult:
-    """`registry.pull.pull` of what `name` means; `options` are its own."""
-    return pulling.pull(Reference.parse(name), hubs, store, **options)
+    """`PullJob.pull` of what `name` means; `options` are those of the job."""
+    return _job(name, hubs, store, **options).pull()
 
 
 def plan(
     name: str, hubs: Hub | Sequence[Hub], store: Store, **options: Any
 ) -> ResolvedArtifact | PullResult:
-    """`registry.pull.plan` of what `name` means; `options` are its own."""
-    return pulling.plan(Reference.parse(name), hubs, store, **options)
+    """`PullJob.plan` of what `name` means; `options` are those of the job."""
+    return _job(name, hubs, store, **options).plan()
+
+
+def _job(name: str, hubs: Hub | Sequence[Hub], store: Store, **options: Any) -> PullJob:
+    asked = hubs if isinstance(hubs, Sequence) else [hubs]
+    given = {key: value for key, value in options.items() if value is not None}
+    return PullJob(Reference.parse(name), asked, store, **given)
 
 
 FILES = 12

@@ -40,30 +40,11 @@ def main() -> None:
 def _decode(k: int, v: int) -> dict[str, int]:
     """One query token of a request; the tiles of `tuning.decode_tiles`."""
     constants = {
-        "H": HEADS,
-        "G": GROUP,
-        "DK": DIM,
-        "DV": DIM,
-        "GK": 1,
-        "GV": 1,
-        "BK": k,
-        "BV": v,
-        "SINK": SINK,
-        "RECENT": RECENT,
-        "RING": RECENT,
-        "REQUESTS": 64,
-        "TOKENS": 0,
-        "DRAFTS": 0,
-        "TREE": False,
-        "M": 8,
-        "BLOCK_N": 64,
-        "EXACT_BLOCK_N": 16,
-        "STAGES": 5,
-        "HALF": True,
-        "BF16": False,
-        "CAPPED": False,
-        "PDL": True,
-    }
+        "H": HEADS, "G": GROUP, "DK": DIM, "DV": DIM, "GK": 1, "GV": 1, "BK": k, "BV": v,
+        "SINK": SINK, "RECENT": RECENT, "RING": RECENT, "REQUESTS": 64, "TOKENS": 0, "DRAFTS": 0,
+        "TREE": False, "M": 8, "BLOCK_N": 64, "EXACT_BLOCK_N": 16, "STAGES": 5, "HALF": True,
+        "BF16": False, "CAPPED": False, "PDL": True,
+    }  # fmt: skip
     kinds = {"codes_ptr": "*i16", "affine_ptr": "*i32", "out_ptr": "*fp32", "lse_ptr": "*fp32"}
     return _assembled(_attention_stage1_kernel, constants, kinds, warps=1)
 
@@ -71,56 +52,23 @@ def _decode(k: int, v: int) -> dict[str, int]:
 def _read(k: int, v: int) -> dict[str, int]:
     quarter = DIM // 4
     constants = {
-        "HEADS": HEADS,
-        "DK": DIM,
-        "DV": DIM,
-        "QUARTER_K": quarter,
-        "QUARTER_V": quarter,
-        "GROUPS_K": 1,
-        "GROUPS_V": 1,
-        "BITS_K": k,
-        "BITS_V": v,
-        "RECENT": RECENT,
-        "RING": RECENT,
-        "SINK": SINK,
-        "FIRST": False,
-        "BLOCK_M": 16,
-    }
+        "HEADS": HEADS, "DK": DIM, "DV": DIM, "QUARTER_K": quarter, "QUARTER_V": quarter,
+        "GROUPS_K": 1, "GROUPS_V": 1, "BITS_K": k, "BITS_V": v, "RECENT": RECENT, "RING": RECENT,
+        "SINK": SINK, "FIRST": False, "BLOCK_M": 16,
+    }  # fmt: skip
     return _assembled(_materialize_prefix_kernel, constants, POINTERS, warps=1)
 
 
 def _write(k: int, v: int) -> dict[str, int]:
     quarter = DIM // 4
     constants = {
-        "HEADS": HEADS,
-        "GROUP": GROUP,
-        "DK": DIM,
-        "DV": DIM,
-        "QUARTER_K": quarter,
-        "QUARTER_V": quarter,
-        "GROUPS_K": 1,
-        "GROUPS_V": 1,
-        "BITS_K": k,
-        "BITS_V": v,
-        "RANK_K": 6,
-        "RANK_V": 11,
-        "PTX": True,
-        "LANE_COLUMNS": 8,
-        "RECENT": RECENT,
-        "RING": RECENT,
-        "SINK": SINK,
-        "LARGEST": 65504.0,
-        "MEAN": False,
-        "SLOTS": True,
-        "WINDOWS": True,
-        "ROWS_OUT": False,
-        "PARTS": 2,
-        "PRECISION": "ieee",
-        "BLOCK_M": 64,
-        "BLOCK_K_K": 128,
-        "BLOCK_K_V": 128,
-        "STAGES": 2,
-    }
+        "HEADS": HEADS, "GROUP": GROUP, "DK": DIM, "DV": DIM, "QUARTER_K": quarter,
+        "QUARTER_V": quarter, "GROUPS_K": 1, "GROUPS_V": 1, "BITS_K": k, "BITS_V": v, "RANK_K": 6,
+        "RANK_V": 11, "PTX": True, "LANE_COLUMNS": 8, "RECENT": RECENT, "RING": RECENT,
+        "SINK": SINK, "LARGEST": 65504.0, "MEAN": False, "SLOTS": True, "WINDOWS": True,
+        "ROWS_OUT": False, "PARTS": 2, "PRECISION": "ieee", "BLOCK_M": 64, "BLOCK_K_K": 128,
+        "BLOCK_K_V": 128, "STAGES": 2,
+    }  # fmt: skip
     kinds = POINTERS | dict.fromkeys(MATRICES, "*fp32")
     return _assembled(_write_kv_int2_kernel, constants, kinds, warps=4)
 

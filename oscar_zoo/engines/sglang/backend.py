@@ -53,7 +53,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
             os.environ,
             eager_only=worker.eager_only(runner.server_args),
         )
-        refusals.check_layers(geometry.full_attention_layers(runner))
+        refusals.check_attention(geometry.full_attention_layers(runner))
         if geometry.sliding_pool(runner.token_to_kv_pool) is not None:
             refusals.check_sliding_layers(geometry.sliding_layers(runner))
         chosen, artifact = worker.served()

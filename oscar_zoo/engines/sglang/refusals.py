@@ -56,8 +56,8 @@ def check_config(config: ConfigFile, model_id: str) -> None:
     model comes first. What `compute` and `eval` refuse is refused here in the same sentence."""
     check_cache(config, model_id)
     for part in (config.get_text_config(), config):
-        _check(part, CONFIG + MISREAD, UnsupportedModel)
-    _check(config, WHOLE, UnsupportedModel)
+        check_rows(part, CONFIG + MISREAD, UnsupportedModel)
+    check_rows(config, WHOLE, UnsupportedModel)
     if _is_a(*OWN_CODE)(config):
         raise UnsupportedModel(
             f"SGLang reads the configuration of {model_id} ({config.model_type}) with code that"
@@ -74,7 +74,7 @@ def check_config(config: ConfigFile, model_id: str) -> None:
 
 def check_server(config: Any, environ: Mapping[str, str], *, eager_only: bool) -> None:
     """Refuse a server by its resolved arguments and its environment."""
-    _check(config, (*SERVER, EAGER) if eager_only else SERVER, UsageError)
+    check_rows(config, (*SERVER, EAGER) if eager_only else SERVER, UsageError)
     for name, reason in ENVIRONMENT:
         if environ.get(name, "").lower() in TRUE:
             raise UsageError(
@@ -83,10 +83,10 @@ def check_server(config: Any, environ: Mapping[str, str], *, eager_only: bool) -
 
 
 def check_model(config: Any) -> None:
-    _check(config, MODEL, UnsupportedModel)
+    check_rows(config, MODEL, UnsupportedModel)
 
 
-def check_trees(config: Any, others: str | None) -> None:
+def check_layers(config: Any, others: str | None) -> None:
     """Refuse trees of drafts for a model whose other layers verify chains alone. `others`: what
     layers without full attention keep; see `geometry.other_layers`."""
     if not _algorithm(config) or others is None:
@@ -105,17 +105,17 @@ def has_draft_model(config: Any) -> bool:
     return _algorithm(config) not in ("", "NGRAM")
 
 
-def check_layers(layers: Iterable[Any]) -> None:
+def check_attention(layers: Iterable[Any]) -> None:
     """Refuse a model by the full-attention layers it was built from."""
     for layer in layers:
-        _check(layer, LAYER, UnsupportedModel)
+        check_rows(layer, LAYER, UnsupportedModel)
 
 
 def check_sliding_layers(layers: Iterable[Any]) -> None:
     """Refuse a model by its layers in the pool for sliding windows."""
     found = list(layers)
     for layer in found:
-        _check(layer, SLIDING, UnsupportedModel)
+        check_rows(layer, SLIDING, UnsupportedModel)
     if len({layer.sliding_window_size for layer in found}) > 1:
         raise UnsupportedModel(
             "a model with sliding windows of different sizes does not work with an INT2 KV cache:"
@@ -124,7 +124,8 @@ def check_sliding_layers(layers: Iterable[Any]) -> None:
         )
 
 
-def _check(config: Any, rows: Iterable[Refusal], error: type[OscarZooError]) -> None:
+def check_rows(config: Any, rows: Iterable[Refusal], error: type[OscarZooError]) -> None:
+    """Raise `error` for the first row that `config` uses."""
     for row in rows:
         if row.uses(config):
             raise error(row.sentence, hint=f"instead: {row.instead}")

@@ -8,7 +8,7 @@ ignored.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Generic, Literal, TypeVar
 
@@ -156,7 +156,7 @@ class PluginSettings:
 def read_settings(environ: Mapping[str, str], recipe: RecipeValues | None = None) -> PluginSettings:
     """Settings of an INT2 server. `recipe`: of the artifact; `None` before it is loaded (`source`
     says what to load)."""
-    warnings = list(check_names(environ))
+    warnings = list(check(environ))
     given = {name: _given(name, environ, warnings) for name in OPTIONS}
 
     def final(name: str, default: Any = None) -> Setting[Any]:
@@ -243,18 +243,21 @@ def present(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(name for name in environ if name.startswith(PREFIXES[1:])))
 
 
-def check_names(environ: Mapping[str, str]) -> Iterator[str]:
+def check(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Warnings about variables that are meant for an INT2 cache and that nobody reads. One that
     changes results on the fork must either have the same effect here or stop the start."""
     ours = {option.variable for option in OPTIONS.values()} | {FROM_FLAGS, MODEL}
     known = ours | {K_FILE, V_FILE, *FORK_NAMES.values()}
+    warnings = []
     for name, value in sorted(environ.items()):
         if name in known:
             continue
         if name in NO_EFFECT:
-            yield f"{name} has no effect here: it chooses how the fork computes, not what."
+            what = "it chooses how the published fork computes, not what"
+            warnings.append(f"{name} has no effect here: {what}.")
         elif name == SCALE_DTYPE and value != "float16":
-            yield f"{name}={value}: scales and offsets are stored in float16, 16 bit each."
+            stored = "scales and offsets are stored in float16, 16 bit each"
+            warnings.append(f"{name}={value}: {stored}.")
         elif name in ONLY and value.lower() not in ONLY[name][0]:
             why = ONLY[name][1]
             raise UsageError(f"{name}={value} is not supported: {why}.", hint=f"unset {name}")
@@ -265,3 +268,4 @@ def check_names(environ: Mapping[str, str]) -> Iterator[str]:
                 f"no setting is called {name}.",
                 hint=f"the nearest known name is {near[0]}; or unset it",
             )
+    return tuple(warnings)

@@ -122,7 +122,7 @@ def check_model(model_config: Any, args: Any = None) -> None:
     refusals.check_model(model_config)
     if args is not None:
         others = geometry.other_layers(model_config)
-        refusals.check_trees(args, others)
+        refusals.check_layers(args, others)
         if others == "windows" and refusals.has_draft_model(args):
             forward_batch.draft_model(args, args)
     served()[1].check_geometry(

@@ -12,20 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engine_calls import STEP
 from engines import RELEASES, Engines, needs_sglang
 
-from oscar_zoo.engines.sglang.compat.scheduling import early_place
-
 RECENT = 256
-
-
-@pytest.mark.parametrize(
-    ("prefix", "latest", "place"),
-    [(0, 744, 704), (640, 744, 704), (704, 744, None), (704, 500, None), (100, 744, 740)],
-)
-def test_the_last_place_in_whole_steps(prefix: int, latest: int, place: int | None) -> None:
-    assert early_place(prefix, latest, STEP) == place
 
 
 def case(prefix: int, *passes: int, branch: int | None = None) -> dict[str, Any]:
@@ -62,7 +51,7 @@ def engines(
 @pytest.mark.sglang
 def test_sglang_saves_the_state_there(engines: Engines) -> None:
     cases = [asked for asked, _ in CASES.values()]
-    found = engines.call("engine_calls:saved_places", cases=[*cases, OFF_GRID])
+    found = engines.call("checkpoint_child:saved_places", cases=[*cases, OFF_GRID])
     assert dict(zip(CASES, found, strict=False)) == {
         name: want for name, (_, want) in CASES.items()
     }
@@ -73,7 +62,7 @@ def test_sglang_saves_the_state_there(engines: Engines) -> None:
 @needs_sglang
 @pytest.mark.sglang
 def test_our_backend_goes_beside_linear_attention_on_blackwell(engines: Engines) -> None:
-    said = engines.call("engine_calls:wrapped")
+    said = engines.call("blackwell_child:wrapped")
     assert said["ours"] == ["full", "linear", [1, 3]]
     assert "backends are supported on Blackwell" in said["without"]
     assert said["names"] == ["oscar_int2"] * 3

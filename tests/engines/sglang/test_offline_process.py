@@ -151,15 +151,6 @@ def test_a_case_is_told_once_per_repeat_and_every_repeat_has_prompts_of_its_own(
     assert told[-1] == {"progress": REPEATED.total_tokens}
 
 
-def test_a_warm_up_has_one_long_prompt() -> None:
-    engine = Engine()
-    job = OfflineJob(arguments=(), cases=(), new_tokens=9, news="n")
-    bench = OfflineBench(engine, job, lambda **news: None)
-    bench.measure(Case(batch=3, context=500), ROOM)
-    engine.loop.close()
-    assert sorted(map(len, engine.prompts)) == [64, 64, 500, 500, 500, 500]
-
-
 def test_a_repeat_that_is_refused_ends_its_case_and_keeps_the_earlier_ones(
     told: list[dict[str, Any]],
 ) -> None:

@@ -156,7 +156,7 @@ def server(config: Any) -> None:
 TABLES: tuple[tuple[Any, dict[str, Any], Any, dict[str, Any]], ...] = (
     (refusals.SERVER, SERVER_CASES, server, NORMAL),
     (refusals.MODEL, MODEL_CASES, refusals.check_model, {}),
-    (refusals.LAYER, LAYER_CASES, lambda layer: refusals.check_layers([layer]), {}),
+    (refusals.LAYER, LAYER_CASES, lambda layer: refusals.check_attention([layer]), {}),
     (refusals.SLIDING, SLIDING_CASES, lambda layer: refusals.check_sliding_layers([layer]), {}),
 )
 
@@ -188,7 +188,7 @@ def test_an_ordinary_server_passes() -> None:
         xai_temperature_len=-1,
         attn_type=SimpleNamespace(value="decoder"),
     )
-    refusals.check_layers([decoder, SimpleNamespace()])
+    refusals.check_attention([decoder, SimpleNamespace()])
 
 
 def test_sliding_windows_have_one_size() -> None:
@@ -322,8 +322,8 @@ def test_drafts_beside_layers_that_keep_something_else(
     flag."""
     config = SimpleNamespace(**given)
     if hint is None:
-        refusals.check_trees(config, others)
+        refusals.check_layers(config, others)
         return
     with pytest.raises(UnsupportedModel) as caught:
-        refusals.check_trees(config, others)
+        refusals.check_layers(config, others)
     assert hint in str(caught.value.hint)

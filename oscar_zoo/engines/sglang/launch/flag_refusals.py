@@ -39,7 +39,7 @@ GRAPHS = re.compile(r"cuda_graph_backend_(?P<phase>prefill|decode)")
 def check_flags(flags: UserFlags, device: str) -> None:
     """Refuse engine flags that the server would refuse on `device`, `cpu` or `cuda`."""
     config = _configuration(flags, device)
-    refusals.check_server(config, {}, eager_only=False)
+    refusals.check_rows(config, refusals.SERVER, UsageError)
     _check_fraction(flags.text(MEMORY))
     _check_drafts(getattr(config, "speculative_algorithm", None), flags, device)
     for option in OPTIONS.values():
@@ -101,7 +101,7 @@ def needs_gpu(option: str) -> UnsupportedMachine:
 def check_environment(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Refuse variables that the server would refuse; `environ` is its whole environment."""
     refusals.check_server(SimpleNamespace(), environ, eager_only=False)
-    return tuple(settings.check_names(environ))
+    return settings.check(environ)
 
 
 def _configuration(flags: UserFlags, device: str) -> SimpleNamespace:
