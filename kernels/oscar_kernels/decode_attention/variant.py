@@ -83,33 +83,22 @@ class AttentionVariant:
         shares = sharing(self.rows, WARP_ROWS if self.whole else WIDE_WARP_ROWS)
         together = math.gcd(self.heads, WARPS // shares)
         wide = self.k_spec.head_dim + self.v_spec.head_dim > 256 or self.rows > 4
-        tiles = self.tiles
+        k_spec, v_spec, tiles = self.k_spec, self.v_spec, self.tiles
         return {
-            "DK": self.k_spec.head_dim,
-            "DV": self.v_spec.head_dim,
-            "GK": self.k_spec.num_groups,
-            "GV": self.v_spec.num_groups,
-            "BITS_K": self.k_spec.bits,
-            "BITS_V": self.v_spec.bits,
-            "GROUP": self.rows,
-            "DRAFTS": self.drafts,
-            "HB": together,
-            "VH": shares,
-            "TW": WARPS // shares // together,
+            "DK": k_spec.head_dim, "GK": k_spec.num_groups, "BITS_K": k_spec.bits,
+            "DV": v_spec.head_dim, "GV": v_spec.num_groups, "BITS_V": v_spec.bits,
+            "GROUP": self.rows, "DRAFTS": self.drafts,
+            "HB": together, "VH": shares, "TW": WARPS // shares // together,
             "STAGES": tiles.stages,
-            "SLOT_T": self.slot,
-            "INDPTR_T": self.indptr,
-            "ROW_T": self.row,
+            "SLOT_T": self.slot, "INDPTR_T": self.indptr, "ROW_T": self.row,
             "QUERY": self.query,
-            "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
+            "AFFINE_BF16": int(k_spec.scale_dtype == "bfloat16"),
             "CAPPED": int(self.capped),
             "LEARNED": int(self.learned_sinks),
             "BLOCKS": 1 if wide else self.resident,
-            "WINDOW_COST": tiles.window_cost,
-            "START": tiles.start,
+            "WINDOW_COST": tiles.window_cost, "START": tiles.start, "PLANNED": tiles.planned,
             "EARLY_UNITS": tiles.early if self.rows <= 8 else tiles.many_rows_early,
-            "PLANNED": tiles.planned,
-        }
+        }  # fmt: skip
 
 
 def sharing(rows: int, warp_rows: int) -> int:

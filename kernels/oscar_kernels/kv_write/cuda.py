@@ -57,19 +57,15 @@ class WriteVariant:
     @property
     def flags(self) -> dict[str, str | int]:
         """Values of the `-D` flags."""
+        k_spec, v_spec = self.k_spec, self.v_spec
         return {
-            "DK": self.k_spec.head_dim,
-            "DV": self.v_spec.head_dim,
-            "GK": self.k_spec.num_groups,
-            "GV": self.v_spec.num_groups,
-            "BITS_K": self.k_spec.bits,
-            "BITS_V": self.v_spec.bits,
-            "RANK_K": clip_rank(self.k_spec),
-            "RANK_V": clip_rank(self.v_spec),
+            "DK": k_spec.head_dim, "GK": k_spec.num_groups, "BITS_K": k_spec.bits,
+            "DV": v_spec.head_dim, "GV": v_spec.num_groups, "BITS_V": v_spec.bits,
+            "RANK_K": clip_rank(k_spec), "RANK_V": clip_rank(v_spec),
             "GROUPS": self.warpgroups,
-            "AFFINE_BF16": int(self.k_spec.scale_dtype == "bfloat16"),
+            "AFFINE_BF16": int(k_spec.scale_dtype == "bfloat16"),
             **dict(zip(("SLOT_T", "ROW_T", "POSITION_T", "END_T"), self.integers, strict=True)),
-        }
+        }  # fmt: skip
 
     @property
     def wide(self) -> bool:
