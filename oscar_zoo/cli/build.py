@@ -21,7 +21,6 @@ def command(
     *,
     run: str,
     view: str,
-    after: str | None = None,
     cls: type[click.Command] = click.Command,
     quiet: bool = True,
     then: str | None = None,
@@ -57,8 +56,6 @@ def command(
         if then is not None:
             code = named(then)(outcome, request, quiet=quiet or as_json) or 0
         if (failure := getattr(outcome, "error", None)) is not None:
-            from oscar_zoo.cli.main import exit_code
-
             return exit_code(failure)
         return getattr(outcome, "exit_code", 0) or code
 

@@ -278,8 +278,8 @@ def test_only_the_gpus_of_the_server_are_looked_at(
     free = (100, 300, 600, 1000)
     cards = [SimpleNamespace(memory=1000 << 20, free=one << 20) for one in free]
     chosen = [cards[int(n)] for n in visible.split(",")]
-    monkeypatch.setattr(load.nvidia_smi, "gpus", lambda: cards)
-    monkeypatch.setattr(load.nvidia_smi, "visible", lambda _: chosen)
+    monkeypatch.setattr(load.hardware, "gpus", lambda: cards)
+    monkeypatch.setattr(load.hardware, "visible", lambda _: chosen)
     assert gpu_memory(numbers) == used << 20 and gpu_memory(range(4, 5)) is None
 
 

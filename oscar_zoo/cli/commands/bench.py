@@ -47,7 +47,7 @@ serve_command = build.command(
     BenchServeParams,
     run="oscar_zoo.app.bench:compare",
     view="oscar_zoo.cli.render.bench:print_serve",
-    after=f"{__name__}:save",
+    then=f"{__name__}:save",
     cls=FlagsCommand,
 )
 serve_command.short_help = "Compare SGLang with BF16, FP8 and INT2 caches."

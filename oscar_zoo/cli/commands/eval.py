@@ -158,6 +158,6 @@ command = build.command(
     EvalParams,
     run=f"{__name__}:run",
     view=f"{__name__}:show",
-    after=f"{__name__}:after",
+    then=f"{__name__}:after",
     cls=FlagsCommand,
 )

@@ -45,5 +45,5 @@ command = build.command(
     RulerParams,
     run=f"{__name__}:run",
     view="oscar_zoo.cli.render.evaluation:print_ruler",
-    after=f"{__name__}:after",
+    then=f"{__name__}:after",
 )
