@@ -72,6 +72,14 @@ def test_it_is_the_mean_divergence_over_scored_positions(loaded: LoadedModel) ->
     assert found.value > 1e-3
 
 
+def test_a_cache_that_rounds_nothing_has_none(loaded: LoadedModel) -> None:
+    wide = RECIPE.override(recent=TOKENS)
+    found = measure_divergence(
+        loaded, exact_predictions(loaded, PROMPTS), CacheSpec(None, None, wide)
+    )
+    assert found.value < 1e-6
+
+
 def test_memory_for_the_sample_is_bounded_and_spread_over_the_prompts(loaded: LoadedModel) -> None:
     vocabulary = 2048
     exact = exact_predictions(loaded, PROMPTS, max_bytes=2 * vocabulary * 10)
@@ -131,3 +139,13 @@ def test_branches_that_run_together_give_the_same(
     assert max(batches) > 1
     for one, other in zip(together, alone, strict=True):
         assert one.value == pytest.approx(other.value, rel=1e-3)
+
+
+def test_layers_that_cannot_be_taken_apart_give_the_same(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = exact_predictions(loaded, PROMPTS)
+    change = [(1, cache(loaded, raised(1)))]
+    want = divergences_of_changes(loaded, exact, cache(loaded), change)
+    monkeypatch.setattr(changed_layers, "known_plan", lambda *given: None)
+    assert divergences_of_changes(loaded, exact, cache(loaded), change) == want
