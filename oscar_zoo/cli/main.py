@@ -21,7 +21,7 @@ from typing import NoReturn
 import click
 
 from oscar_zoo import errors
-from oscar_zoo.cli import help_format, options, streams
+from oscar_zoo.cli import help_format, options, streams, verbs
 from oscar_zoo.version import __version__
 
 EXIT_CODES: tuple[tuple[type[errors.OscarZooError], int], ...] = (
@@ -100,11 +100,6 @@ OTHER_WORDS = {
 """Words of other programs, and what they stand for here; `run` is two commands. No shell offers
 them."""
 
-OF_THE_ZOO = dict.fromkeys(
-    "list search leaderboard info compare card site yank unyank deprecate".split(), "zoo:verb"
-) | {"cache": "zoo:group", "scores": "zoo:group"}
-"""Commands that a function of a module makes: of all others it is the module's `command`."""
-
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when first used, so that `--help` needs no heavy
@@ -123,10 +118,13 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        place = OF_THE_ZOO.get(cmd_name, cmd_name.replace("-", "_"))
-        module = importlib.import_module(f"oscar_zoo.cli.commands.{place.partition(':')[0]}")
-        made = place.partition(":")[2]
-        command = getattr(module, made)(cmd_name) if made else module.command
+        if cmd_name in verbs.VERBS:
+            command = verbs.verb(cmd_name)
+        elif cmd_name in verbs.GROUPS:
+            command = verbs.group(cmd_name)
+        else:
+            place = f"oscar_zoo.cli.commands.{cmd_name.replace('-', '_')}"
+            command = importlib.import_module(place).command
         assert isinstance(command, click.Command)
         help_format.format_help(command)
         options.accept_quiet(command)

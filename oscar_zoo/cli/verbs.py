@@ -1,5 +1,5 @@
-"""The commands that show what the zoo has and change what it says: each from its parameters, its
-use case and its view. Needs no torch."""
+"""The table of verbs: commands that are nothing but their parameters, their use case and their view.
+Each is made when it is first used."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import NamedTuple
 import click
 
 from oscar_zoo.cli import build
-from oscar_zoo.site import params
 
 
 class Verb(NamedTuple):
-    """A command: its parameters, its use case below `oscar_zoo`, its view below `cli.render`; what
-    the help of its group says of it, and whether it has a `-q` of its own, which leaves out
-    progress or a next step."""
+    """A command: its parameters and its use case below `oscar_zoo`, its view below `cli.render`;
+    what the help of its group says of it, whether it has a `-q` of its own, which leaves out
+    progress or a next step, and what runs when its result was printed."""
 
-    params: type
+    params: str
     run: str
     view: str
     short: str | None = None
@@ -25,62 +24,86 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "list": Verb(params.ListParams, "site.listing:listing", "listing:print_listing"),
-    "search": Verb(params.SearchParams, "site.listing:found", "listing:print_found"),
-    "leaderboard": Verb(params.LeaderboardParams, "site.listing:ranked", "listing:print_board"),
-    "info": Verb(params.InfoParams, "cli.render.described:run", "described:print_facts"),
-    "compare": Verb(params.CompareParams, "site.compare:run", "comparison:print_comparison"),
-    "card": Verb(params.CardParams, "site.card:run", "site:print_card"),
+    "fit": Verb("compute.params:FitCommand", "app.fit:run", "computing:show_fit", quiet=True),
+    "merge-moments": Verb(
+        "compute.params:MergeParams", "app.fit:merge", "computing:show_merged", quiet=True
+    ),
+    "plot": Verb("compute.params:PlotParams", "app.fit:draw", "computing:show_drawn"),
+    "verify": Verb(
+        "registry.params:VerifyParams", "registry.verify:run", "outcomes:print_report", quiet=True
+    ),
+    "publish": Verb(
+        "registry.params:PublishParams",
+        "registry.publish:run",
+        "writing:print_published",
+        quiet=True,
+    ),
+    "login": Verb(
+        "registry.params:LoginParams", "registry.login:run", "writing:print_account", quiet=True
+    ),
+    "stop": Verb(
+        "serving.params:StopParams", "serving.servers:stop", "servers:print_stopped", quiet=True
+    ),
+    "list": Verb("site.params:ListParams", "site.listing:listing", "listing:print_listing"),
+    "search": Verb("site.params:SearchParams", "site.listing:found", "listing:print_found"),
+    "leaderboard": Verb(
+        "site.params:LeaderboardParams", "site.listing:ranked", "listing:print_board"
+    ),
+    "info": Verb("site.params:InfoParams", "cli.render.described:run", "described:print_facts"),
+    "compare": Verb("site.params:CompareParams", "site.compare:run", "comparison:print_comparison"),
+    "card": Verb("site.params:CardParams", "site.card:run", "site:print_card"),
     "site": Verb(
-        params.SiteParams,
+        "site.params:SiteParams",
         "site.build:run",
         "site:print_site",
         quiet=True,
         then="oscar_zoo.cli.render.site:serve",
     ),
-    "yank": Verb(params.YankParams, "site.status:run", "site:print_status", quiet=True),
-    "unyank": Verb(params.UnyankParams, "site.status:run", "site:print_status", quiet=True),
-    "deprecate": Verb(params.DeprecateParams, "site.status:run", "site:print_status", quiet=True),
+    "yank": Verb("site.params:YankParams", "site.status:run", "site:print_status", quiet=True),
+    "unyank": Verb("site.params:UnyankParams", "site.status:run", "site:print_status", quiet=True),
+    "deprecate": Verb(
+        "site.params:DeprecateParams", "site.status:run", "site:print_status", quiet=True
+    ),
     "scores show": Verb(
-        params.ScoresParams,
+        "site.params:ScoresParams",
         "site.scores:run",
         "scores:print_scores",
         "Show the scores of a model's artifacts, or of one.",
         quiet=True,
     ),
     "scores add": Verb(
-        params.AddScoresParams,
+        "site.params:AddScoresParams",
         "site.scores:add",
         "scores:print_added",
         "Attach the records of a score file to a published version.",
         quiet=True,
     ),
     "cache list": Verb(
-        params.CacheListParams,
+        "site.params:CacheListParams",
         "site.cache:stored",
         "site:print_stored",
         "Show what is stored, and how much room it takes.",
     ),
     "cache verify": Verb(
-        params.CacheVerifyParams,
+        "site.params:CacheVerifyParams",
         "site.cache:check",
         "site:print_checks",
         "Hash and verify every stored artifact again.",
     ),
     "cache gc": Verb(
-        params.CacheGcParams,
+        "site.params:CacheGcParams",
         "site.cache:collect",
         "site:print_freed",
         "Remove what no stored artifact needs.",
     ),
     "cache rm": Verb(
-        params.CacheRmParams,
+        "site.params:CacheRmParams",
         "site.cache:remove",
         "site:print_removed",
         "Remove artifacts from the store.",
     ),
     "cache dir": Verb(
-        params.CacheDirParams,
+        "site.params:CacheDirParams",
         "site.cache:folder",
         "site:print_folder",
         "Print the folder of the store.",
@@ -93,22 +116,13 @@ def verb(name: str) -> click.Command:
     row = VERBS[name]
     made = build.command(
         name.split()[-1],
-        row.params,
+        build.named(f"oscar_zoo.{row.params}"),
         run=f"oscar_zoo.{row.run}",
         view=f"oscar_zoo.cli.render.{row.view}",
         quiet=row.quiet,
         then=row.then,
     )
     made.short_help = row.short
-    return made
-
-
-def group(name: str) -> click.Group:
-    """One of the two groups with its commands."""
-    made = {"cache": _cache, "scores": _scores}[name]
-    for row in VERBS:
-        if row.startswith(f"{name} "):
-            made.add_command(verb(row))
     return made
 
 
@@ -143,3 +157,15 @@ def _scores() -> None:
       oscar-zoo scores Qwen3-8B:seq20000_prompt83_group128 --json
       oscar-zoo scores add Qwen3-8B:seq20000_prompt83_group128 gpqa.json
     """
+
+
+GROUPS = {"cache": _cache, "scores": _scores}
+
+
+def group(name: str) -> click.Group:
+    """One of the two groups with its commands."""
+    made = GROUPS[name]
+    for row in VERBS:
+        if row.startswith(f"{name} "):
+            made.add_command(verb(row))
+    return made
