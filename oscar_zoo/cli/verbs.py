@@ -1,4 +1,4 @@
-"""The table of verbs: commands that are nothing but their parameters, their use case and their view.
+"""The table of verbs: commands that are nothing but parameters, a use case and a view.
 Each is made when it is first used."""
 
 from __future__ import annotations
