@@ -14,9 +14,8 @@ import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
-PACKAGES = ("cli.commands", "cli.render", "app", "hubs", "registry", "artifact")
-"""Imported whole, but for what would import torch."""
-WITH_TORCH = ("oscar_zoo.app.evaluate",)
+PACKAGES = ("cli.commands", "cli.render", "app", "registry", "site", "artifact")
+"""Imported whole; none of them imports torch."""
 LATE = ("mmap", "rich._emoji_codes", "rich._spinners", "rich.live", "rich.progress")
 """What commands would import late."""
 
@@ -41,7 +40,7 @@ def _modules() -> Iterator[str]:
     for name in PACKAGES:
         package = importlib.import_module(f"oscar_zoo.{name}")
         found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-        yield from (module.name for module in found if module.name not in WITH_TORCH)
+        yield from (module.name for module in found)
 
 
 def _answer(job: dict[str, Any], faults: ctypes.CDLL) -> dict[str, int]:

@@ -211,7 +211,7 @@ def test_without_compute_the_next_step_is_one_line(
     assert (
         capsys.readouterr()
         .err.rstrip()
-        .endswith(f"oscar-zoo serve {NAME} --model {MODEL} --compute --print")
+        .endswith(f"oscar-zoo serve {NAME} --model {MODEL} --print --compute")
     )
 
 

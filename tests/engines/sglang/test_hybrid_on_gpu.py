@@ -51,7 +51,7 @@ def engines(
 @pytest.mark.sglang
 def test_sglang_saves_the_state_there(engines: Engines) -> None:
     cases = [asked for asked, _ in CASES.values()]
-    found = engines.call("checkpoint_child:saved_places", cases=[*cases, OFF_GRID])
+    found = engines.call("engine_calls:saved_places", cases=[*cases, OFF_GRID])
     assert dict(zip(CASES, found, strict=False)) == {
         name: want for name, (_, want) in CASES.items()
     }
@@ -62,7 +62,7 @@ def test_sglang_saves_the_state_there(engines: Engines) -> None:
 @needs_sglang
 @pytest.mark.sglang
 def test_our_backend_goes_beside_linear_attention_on_blackwell(engines: Engines) -> None:
-    said = engines.call("blackwell_child:wrapped")
+    said = engines.call("engine_calls:wrapped")
     assert said["ours"] == ["full", "linear", [1, 3]]
     assert "backends are supported on Blackwell" in said["without"]
     assert said["names"] == ["oscar_int2"] * 3
