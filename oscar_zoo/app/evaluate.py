@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from oscar_zoo.app.compute import check_device, check_model
 from oscar_zoo.artifact.names import ArtifactId, path_text
+from oscar_zoo.artifact.specs import read_clip
 from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.evaluate.ablation import TimeLeft, Values
 from oscar_zoo.evaluate.against_table import ALL, choices
-from oscar_zoo.evaluate.params import EvalParams, RulerParams, again, clip_of, numbers
+from oscar_zoo.evaluate.params import EvalParams, RulerParams, again, numbers
 from oscar_zoo.evaluate.shared import NAMES, Phase, duration, read_text
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import targets
@@ -185,7 +186,7 @@ def values_of(params: EvalParams) -> Values:
     return Values(
         sink=numbers("--sink", params.sink, least=0),
         recent=numbers("--recent", params.recent),
-        clip=tuple(filter(None, map(clip_of, params.clips))),
+        clip=tuple(filter(None, map(read_clip, params.clips))),
         group_size=numbers("--group-size", params.group_size),
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo.app.evaluate import DATA, TASKS, WINDOWS
-from oscar_zoo.artifact.specs import ServingRecipe, Windows
+from oscar_zoo.artifact.specs import ServingRecipe, Windows, read_clip
 from oscar_zoo.engines.requirements import require_serve
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.starting import WantedServer, log_file, own_server
@@ -20,7 +20,7 @@ from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags,
 from oscar_zoo.engines.sglang.served_artifact import recipe_values
 from oscar_zoo.engines.sglang.setting_flags import one_or_text
 from oscar_zoo.errors import FlagRefused, OscarZooError, ServerFailed, UsageError
-from oscar_zoo.evaluate.params import EvalParams, again, clip_of, flag_of, listed, numbers
+from oscar_zoo.evaluate.params import EvalParams, again, flag_of, listed, numbers
 from oscar_zoo.models import hardware
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import targets
@@ -66,7 +66,7 @@ class Served:
         named = targets.parse_given_model(params.model, observer, again=line)
         artifact = open_artifact(targets.parse(params.artifact), Sources(params.hubs), observer)
         choice = model_for(artifact, named, observer, again=line)
-        clip = clip_of(params.clips[0]) if params.clips else None
+        clip = read_clip(params.clips[0]) if params.clips else None
         recipe = ArtifactModel.of(artifact, choice).recipe.override(clip=clip)
         both_sides(artifact)
         device, gpu = hardware.pick_serving_device(params.device)

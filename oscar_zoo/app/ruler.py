@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+from oscar_zoo.artifact.specs import read_clip
 from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.params import CACHES, Family, RulerParams, clip_of, numbers
+from oscar_zoo.evaluate.params import CACHES, Family, RulerParams, numbers
 from oscar_zoo.evaluate.shared import Phase
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry.arguments import model_text
@@ -89,7 +90,7 @@ def ask_long_prompts(
 
 def ask(params: RulerParams, observer: Observer = SILENT) -> RulerReport:
     """Ask the model in this process under every cache, or the servers."""
-    lengths, clip = numbers("--lengths", params.lengths), clip_of(params.clip)
+    lengths, clip = numbers("--lengths", params.lengths), read_clip(params.clip)
     families, caches = params.families or FAMILIES, params.caches or DEFAULT_CACHES
     require_compute()
     from oscar_zoo.app.evaluate import find_subject, load_subject, recipe_of

@@ -133,6 +133,20 @@ class Clip(Spec):
     algorithm: Literal["none", "absrank-floor/1", "absrank-bisect7/1"] = "absrank-floor/1"
 
 
+def read_clip(text: str | None) -> Clip | None:
+    """What `--clip K,V` says, or `None` where it was not given."""
+    if text is None:
+        return None
+    try:
+        k, v = (float(part) for part in text.split(","))
+        return Clip(k=k, v=v)
+    except ValueError:
+        raise UsageError(
+            f"--clip {text!r} is not two ratios between 0 and 1.",
+            hint="for example --clip 0.96,0.92; 0 turns it off",
+        ) from None
+
+
 MOST_TOKENS = 1 << 20
 """Of one window. No other setting of a cache may be larger."""
 

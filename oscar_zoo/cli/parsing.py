@@ -3,29 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from oscar_zoo.errors import UsageError
 from oscar_zoo.serving.sizes import parse_memory as parse_memory
-
-if TYPE_CHECKING:
-    from oscar_zoo.artifact.specs import Clip
-
-
-def parse_clip(text: str | None) -> Clip | None:
-    """The value of `--clip K,V`, or `None` where the option was not given."""
-    from oscar_zoo.artifact.specs import Clip
-
-    if text is None:
-        return None
-    try:
-        k, v = (float(part) for part in text.split(","))
-        return Clip(k=k, v=v)
-    except ValueError:
-        raise UsageError(
-            f"--clip {text!r} is not two ratios between 0 and 1.",
-            hint="for example --clip 0.96,0.92; 0 turns it off",
-        ) from None
 
 
 def parse_bits(text: str | None) -> float | Literal["auto"] | None:

@@ -56,7 +56,7 @@ class Making:
         Opt(
             "Clip ratios to record for serving. [default: the recipe's, else 0.96,0.92]",
             "K,V",
-            read="oscar_zoo.cli.parsing:parse_clip",
+            read="oscar_zoo.artifact.specs:read_clip",
         ),
     ] = None
     group_size: Annotated[

@@ -17,7 +17,7 @@ from oscar_zoo.registry.hubs.table import FORMS
 from oscar_zoo.verb import Arg, Opt, parameters_of
 
 if TYPE_CHECKING:
-    from oscar_zoo.artifact.specs import Clip
+    pass
 
 Artifact = Annotated[str | Path, Arg("An artifact.", "NAME|DIR", complete="names_or_paths")]
 EngineFlags = Annotated[tuple[str, ...], Arg("Flags of the engine.", "[-- ENGINE FLAGS]")]
@@ -433,19 +433,3 @@ def numbers(option: str, text: str | None, *, least: int = 1) -> tuple[int, ...]
             hint=f"for example {option} 1,16",
         )
     return tuple(dict.fromkeys(map(int, parts)))
-
-
-def clip_of(text: str | None) -> Clip | None:
-    """The value of `--clip K,V`."""
-    from oscar_zoo.artifact.specs import Clip
-
-    if text is None:
-        return None
-    try:
-        k, v = (float(part) for part in text.split(","))
-        return Clip(k=k, v=v)
-    except ValueError:
-        raise UsageError(
-            f"--clip {text!r} is not two ratios between 0 and 1.",
-            hint="for example --clip 0.96,0.92; 0 turns it off",
-        ) from None

@@ -122,7 +122,7 @@ class ServeParams:
         Opt(
             "Clip ratios to use in place of the recipe's.",
             metavar="K,V",
-            read="oscar_zoo.cli.parsing:parse_clip",
+            read="oscar_zoo.artifact.specs:read_clip",
         ),
     ] = None
     drafts: Annotated[
