@@ -35,7 +35,3 @@ def _real(text: str, option: str, what: str, wanted: str) -> float:
     if not math.isfinite(value):
         raise UsageError(f"{option} {text!r} is not {what}.", hint=f"use {wanted}")
     return value
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 0 < int(text) < 1 << 24

@@ -64,16 +64,6 @@ def option_words(values: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def list_word(values: Sequence[int]) -> str | None:
-    """Numbers as options such as `--sink 0,64` take them; `None` without any."""
-    return ",".join(map(str, values)) or None
-
-
-def clip_word(clip: Clip | None) -> str | None:
-    """Clip ratios as `--clip` takes them."""
-    return None if clip is None else f"{clip.k},{clip.v}"
-
-
 def command_line(words: Sequence[str]) -> str:
     """The command line of `oscar-zoo` with these arguments, for a shell."""
     return f"oscar-zoo {shlex.join(words)}"

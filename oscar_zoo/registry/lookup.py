@@ -119,17 +119,6 @@ def served_entry(reference: Reference) -> Entry | None:
     return None
 
 
-def is_published(target: NameTarget | ModelTarget) -> bool:
-    """Whether this machine knows an artifact of this name, without a request."""
-    try:
-        known_entries([target], Sources(offline=True))
-    except AmbiguousName:
-        return True
-    except (ArtifactNotFound, NetworkError):
-        return False
-    return True
-
-
 def _named(
     target: NameTarget | ModelTarget,
     views: Sequence[HubView],

@@ -17,7 +17,6 @@ from oscar_zoo.observer import Note
 from oscar_zoo.serving.prepared import model_argument
 
 if TYPE_CHECKING:
-    from oscar_zoo.app.obtain import Computed
     from oscar_zoo.compute.outcome import ComputeResult, Drawn, FitResult, MergeResult
     from oscar_zoo.compute.params import ComputeCommand, FitParams, MergeParams, PlotParams
     from oscar_zoo.compute.select.decision import Choice
@@ -194,22 +193,6 @@ def plan_sentence(facts: Mapping[str, Any]) -> str:
         size = terminal.gigabytes(facts["fetched_bytes"])
         text += f" Its weights, {size}, are fetched first unless they are here."
     return text
-
-
-def computed_facts(computed: Computed | None) -> dict[str, Any]:
-    """What a computation adds to the JSON of `pull`; nothing where none was needed."""
-    if computed is None:
-        return {}
-    plan, result = computed.plan, computed.result
-    return {
-        "computed": True,
-        "model": plan.choice.source,
-        "seconds": dict(result.seconds),
-        "report": None if computed.report is None else str(computed.report),
-        "moments": None if computed.moments is None else str(computed.moments),
-        "estimated_seconds": plan.seconds,
-        "notes": [*(note.text for note in plan.notes), *result.notes],
-    }
 
 
 def show(result: ComputeResult, params: ComputeCommand, *, quiet: bool) -> None:

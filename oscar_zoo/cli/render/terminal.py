@@ -20,7 +20,6 @@ from rich.markup import escape
 from oscar_zoo.cli import streams
 from oscar_zoo.cli.render import fitting_table
 from oscar_zoo.cli.render.fitting_table import WIDEST, FittingTable
-from oscar_zoo.errors import OscarZooError
 from oscar_zoo.next_step import capitalized
 
 NOT_REPORTED = fitting_table.NOT_REPORTED
@@ -132,11 +131,6 @@ def _visible(character: str) -> str:
     if character.isascii() or unicodedata.category(character) not in (*HIDDEN, "Zl", "Zp"):
         return character
     return json.dumps(character)[1:-1]
-
-
-def error_facts(error: OscarZooError) -> dict[str, Any]:
-    """An error as JSON, for results of which some failed."""
-    return {"code": error.code, "message": error.message, "hint": error.hint}
 
 
 def print_error(code: str, message: str, hint: str | None, *, as_json: bool) -> None:

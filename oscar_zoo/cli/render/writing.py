@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from shlex import quote
-from typing import Any
 
 from oscar_zoo.artifact.outcome import warning_text
 from oscar_zoo.cli.render import terminal
-from oscar_zoo.errors import OscarZooError
 from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.login import Account
 from oscar_zoo.registry.mirror import MirrorReport, MirrorResult
 from oscar_zoo.registry.params import LoginParams, MirrorParams, PublishParams
 from oscar_zoo.registry.publish import PublishPlan, PublishReport, PublishResult
-
-
-def emit_report(
-    schema: str, rows: list[dict[str, Any]], error: OscarZooError | None, *, as_json: bool
-) -> None:
-    """Print the one JSON object with `rows`, or for people the error of a later hub."""
-    if as_json:
-        errors = [] if error is None else [terminal.error_facts(error)]
-        terminal.emit_json({"schema": schema, "hubs": rows, "errors": errors})
-    elif error is not None:
-        terminal.print_error(error.code, error.message, error.hint, as_json=False)
 
 
 def print_published(report: PublishReport, params: PublishParams, *, quiet: bool) -> None:
