@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from oscar_zoo.errors import UsageError
+from oscar_zoo.registry.params import DTYPE, OFFLINE, STREAM_WEIGHTS
 from oscar_zoo.verb import Arg, Opt
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ Bits = float | Literal["auto"] | None
 READ_BITS = "oscar_zoo.cli.parsing:parse_bits"
 BITS = "BITS"
 DEFAULT_TEXT = "manuals"
-Offline = Annotated[bool, Opt("Use what is on this machine; ask no hub.")]
+Offline = Annotated[bool, OFFLINE]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Making:
     ] = None
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        Opt("Type of the weights in memory; auto keeps the stored one.", shown=True),
+        DTYPE,
     ] = "auto"
     device: Annotated[
         str | None,
@@ -76,10 +77,7 @@ class Making:
     ] = None
     stream_weights: Annotated[
         bool | None,
-        Opt(
-            "Read weights layer by layer, so that one layer needs to fit. [default: when the model"
-            " does not fit]"
-        ),
+        STREAM_WEIGHTS,
     ] = None
     force: Annotated[bool, Opt("Replace an artifact that is already in the output folder.")] = False
     observer: Observer | None = None
@@ -239,7 +237,7 @@ class FitParams(Making):
 class FitCommand(FitParams):
     __doc__ = FitParams.__doc__
 
-    offline: Annotated[bool, Opt("Use what is on this machine; ask no hub.")] = False
+    offline: Annotated[bool, OFFLINE] = False
 
 
 @dataclass(frozen=True)

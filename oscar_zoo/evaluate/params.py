@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.benchmarks.tasks import NAMES
-from oscar_zoo.registry.hubs.table import FORMS
+from oscar_zoo.registry.params import (
+    ASKED_HUBS,
+    DEVICES,
+    DTYPE,
+    KEY_FILE,
+    OFFLINE,
+    REVISION,
+    SERVED_MODEL,
+    STREAM_WEIGHTS,
+)
 from oscar_zoo.verb import Arg, Opt, parameters_of
 
 if TYPE_CHECKING:
@@ -23,13 +32,9 @@ Artifact = Annotated[str | Path, Arg("An artifact.", "NAME|DIR", complete="names
 EngineFlags = Annotated[tuple[str, ...], Arg("Flags of the engine.", "[-- ENGINE FLAGS]")]
 Model = Annotated[
     str | None,
-    Opt(
-        "Model folder, zoo name or hub id. [default: the artifact's base model]",
-        metavar="MODEL",
-        complete="models",
-    ),
+    SERVED_MODEL,
 ]
-Revision = Annotated[str | None, Opt("Commit of a model on a hub.", metavar="COMMIT")]
+Revision = Annotated[str | None, REVISION]
 Clips = Annotated[
     tuple[str, ...],
     Opt("Clip ratios; can be repeated. [default: the recipe's]", metavar="K,V", flag="--clip"),
@@ -43,7 +48,7 @@ class Weights:
 
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        Opt("Type of the weights in memory; auto keeps the stored one.", shown=True),
+        DTYPE,
     ] = "auto"
     revision: Revision = None
 
@@ -52,16 +57,10 @@ class Weights:
 class Hubs:
     """Where the artifact comes from."""
 
-    offline: Annotated[bool, Opt("Use what is on this machine; ask no hub.")] = False
+    offline: Annotated[bool, OFFLINE] = False
     hubs: Annotated[
         tuple[str, ...],
-        Opt(
-            f"Hub to use instead of the configured ones: {FORMS}; REPO@REV is the hub at a"
-            " revision. Can be repeated: they are asked in order. [default: OSCAR_ZOO_HUB,"
-            " config.toml, else your own zoo and the public ones]",
-            metavar="HUB",
-            flag="--hub",
-        ),
+        ASKED_HUBS,
     ] = ()
 
 
@@ -71,18 +70,11 @@ class Devices:
 
     device: Annotated[
         str | None,
-        Opt(
-            "Where to run; auto spreads the model over all GPUs. [default: cuda if there is one,"
-            " else cpu]",
-            metavar="cpu|cuda[:N]|auto",
-        ),
+        DEVICES,
     ] = None
     stream_weights: Annotated[
         bool | None,
-        Opt(
-            "Read weights layer by layer, so that one layer needs to fit. [default: when the model"
-            " does not fit]"
-        ),
+        STREAM_WEIGHTS,
     ] = None
 
 
@@ -350,7 +342,7 @@ class RulerParams(Weights, Hubs, Devices):
             flag="--url",
         ),
     ] = ()
-    api_key_file: Annotated[File, Opt("File holding the API key.", metavar="FILE")] = None
+    api_key_file: Annotated[File, KEY_FILE] = None
     data: Annotated[
         str,
         Opt(

@@ -9,7 +9,16 @@ from typing import Annotated, Any, Literal
 
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.errors import UsageError
-from oscar_zoo.registry.hubs.table import FORMS
+from oscar_zoo.registry.params import (
+    ASKED_HUBS,
+    CALIB_DATA,
+    COMPUTE,
+    DEVICE,
+    KEY_FILE,
+    OFFLINE,
+    REVISION,
+    SERVED_MODEL,
+)
 from oscar_zoo.verb import Arg, Opt, parameters_of
 
 PORT = 30000
@@ -17,17 +26,11 @@ ON_A_TERMINAL = 100
 """Lines of a log that people get to see, unless they ask for another number."""
 Hubs = Annotated[
     tuple[str, ...],
-    Opt(
-        f"Hub to use instead of the configured ones: {FORMS}; REPO@REV is the hub at a revision."
-        " Can be repeated: they are asked in order. [default: OSCAR_ZOO_HUB, config.toml, else your"
-        " own zoo and the public ones]",
-        metavar="HUB",
-        flag="--hub",
-    ),
+    ASKED_HUBS,
 ]
-Offline = Annotated[bool, Opt("Use what is on this machine; ask no hub.")]
+Offline = Annotated[bool, OFFLINE]
 Named = Annotated[str | None, Arg("Port, model or artifact of a server.", "[NAME|PORT]")]
-KeyFile = Annotated[Path | None, Opt("File holding the API key.", metavar="FILE")]
+KeyFile = Annotated[Path | None, KEY_FILE]
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,9 @@ class ServeParams:
     flags: Annotated[tuple[str, ...], Arg("Flags of SGLang.", "[-- ENGINE FLAGS]")] = ()
     model: Annotated[
         str | None,
-        Opt(
-            "Model folder, zoo name or hub id. [default: the artifact's base model]",
-            metavar="MODEL",
-            complete="models",
-        ),
+        SERVED_MODEL,
     ] = None
-    revision: Annotated[str | None, Opt("Commit of a model on a hub.", metavar="COMMIT")] = None
+    revision: Annotated[str | None, REVISION] = None
     port: Annotated[
         int,
         Opt(
@@ -142,21 +141,16 @@ class ServeParams:
     print_only: Annotated[
         bool, Opt("Show the command and its variables instead of running it.", flag="--print")
     ] = False
-    compute: Annotated[
-        bool, Opt("Where no artifact exists, compute one and keep it in your zoo.")
-    ] = False
+    compute: Annotated[bool, COMPUTE] = False
     calib_data: Annotated[
         str | None,
-        Opt(
-            "With --compute: text to calibrate on, as for oscar-zoo compute. [default: manuals]",
-            metavar="SOURCE",
-        ),
+        CALIB_DATA,
     ] = None
     offline: Offline = False
     hubs: Hubs = ()
     device: Annotated[
         str | None,
-        Opt("Where to run. [default: cuda if there is one, else cpu]", metavar="cpu|cuda[:N]"),
+        DEVICE,
     ] = None
     ask: bool = False
     """Where no artifact exists, ask the observer whether to compute one."""

@@ -6,7 +6,8 @@ from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from oscar_zoo.registry.hubs.table import FORMS, WITHOUT_COMMITS
+from oscar_zoo.registry.hubs.table import FORMS
+from oscar_zoo.registry.params import ASKED_HUBS, CREATE_PR, OFFLINE, WRITTEN_HUBS
 from oscar_zoo.verb import Arg, Opt
 
 Sort = Literal["name", "gpqa", "perplexity", "recall", "size"]
@@ -18,7 +19,7 @@ Version = Annotated[str, Arg("Exactly one version.", "NAME:TAG", complete="versi
 NameOrFolder = Annotated[
     str | Path, Arg("A name or the folder of an artifact.", "NAME|DIR", complete="names_or_paths")
 ]
-Offline = Annotated[bool, Opt("Use what is on this machine; ask no hub.")]
+Offline = Annotated[bool, OFFLINE]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +29,7 @@ class Asked:
     offline: Offline = False
     hubs: Annotated[
         str | tuple[str, ...] | None,
-        Opt(
-            f"Hub to use instead of the configured ones: {FORMS}; REPO@REV is the hub at a"
-            " revision. Can be repeated: they are asked in order. [default: OSCAR_ZOO_HUB,"
-            " config.toml, else your own zoo and the public ones]",
-            metavar="HUB",
-            flag="--hub",
-        ),
+        ASKED_HUBS,
     ] = None
 
 
@@ -253,16 +248,10 @@ class ScoresParams(Asked):
 class WritingParams:
     """To which hubs something is written, and how."""
 
-    create_pr: Annotated[bool, Opt("Open a pull request instead of committing.")] = False
+    create_pr: Annotated[bool, CREATE_PR] = False
     hubs: Annotated[
         tuple[str, ...],
-        Opt(
-            f"Hub to write to: {FORMS}. Can be repeated: they are written in order, hubs without"
-            f" commits ({WITHOUT_COMMITS}) last. [default: OSCAR_ZOO_HUB, `publish` of config.toml,"
-            " else your own zoo]",
-            metavar="HUB",
-            flag="--hub",
-        ),
+        WRITTEN_HUBS,
     ] = ()
 
 

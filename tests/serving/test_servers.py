@@ -7,60 +7,19 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cli_output import parsed
+from served_model import identity, left, record, sleeping
 
 from oscar_zoo.cli.main import run
-from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.errors import ServerNotFound, UsageError
 from oscar_zoo.serving import records, servers
-from oscar_zoo.serving.records import ServerRecord, now
+from oscar_zoo.serving.records import ServerRecord
 from oscar_zoo.serving.servers import serve_log
-
-SLEEPER = "print('up', flush=True); import time; time.sleep(600)"
-
-
-@contextmanager
-def sleeping() -> Iterator[subprocess.Popen[str]]:
-    """A process that sleeps until a signal comes."""
-    process = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "up\n"
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
-
-
-def identity(process: subprocess.Popen[str]) -> Process:
-    """What a record keeps of a process that runs."""
-    found = Process.of(process.pid)
-    assert found is not None
-    return found
-
-
-def record(process: Process, port: int = 30000, model: str = "Qwen/Qwen3-8B") -> ServerRecord:
-    """The record of a server that is ready."""
-    url = f"http://127.0.0.1:{port}/v1"
-    label = "Qwen3-8B:seq20000_prompt83_group128"
-    log = str(records.folder() / f"{port}.log")  # there is none
-    return ServerRecord(process, port, url, model, label, log, now(), "ready")
-
-
-def left(one: ServerRecord) -> Path:
-    """The file of `one`, as a killed process leaves it."""
-    folder = records.folder()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{one.port}-{one.process.pid}.json"
-    path.write_text(json.dumps(asdict(one)))
-    return path
 
 
 @pytest.fixture

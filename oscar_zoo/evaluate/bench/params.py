@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from oscar_zoo.evaluate.params import EngineFlags, File, Hubs, Model, Revision
+from oscar_zoo.registry.params import DEVICE
 from oscar_zoo.verb import Arg, Opt
 
 
@@ -16,7 +17,7 @@ class BenchDevice:
 
     device: Annotated[
         str | None,
-        Opt("Where to run. [default: cuda if there is one, else cpu]", metavar="cpu|cuda[:N]"),
+        DEVICE,
     ] = None
 
 
