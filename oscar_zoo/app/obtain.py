@@ -36,12 +36,11 @@ from oscar_zoo.errors import (
 )
 from oscar_zoo.next_step import AddOption, Compute, DropOption
 from oscar_zoo.observer import Note, Observer
-from oscar_zoo.registry.compute_wish import ComputeWish
 from oscar_zoo.registry.fetch import PullJob, PullResult
 from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.publish import Publishable, publish_on
 from oscar_zoo.registry.store import Store
-from oscar_zoo.registry.targets import ModelChoice, check_made_for
+from oscar_zoo.registry.targets import ComputeWish, ModelChoice, check_made_for
 from oscar_zoo.registry.trust import Trust
 
 if TYPE_CHECKING:

@@ -11,10 +11,16 @@ from oscar_zoo.errors import OscarZooError
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry.arguments import clip_of
 from oscar_zoo.registry.artifacts import Artifact, open_pulled
-from oscar_zoo.registry.compute_wish import ComputeWish, model_to_compute, tell_of_folder
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.pins import PinFile
-from oscar_zoo.registry.targets import ModelChoice, ModelTarget, NameTarget
+from oscar_zoo.registry.targets import (
+    ComputeWish,
+    ModelChoice,
+    ModelTarget,
+    NameTarget,
+    model_to_compute,
+    tell_of_folder,
+)
 from oscar_zoo.registry.trust import Trust
 from oscar_zoo.serving.params import PORT, ServeParams
 from oscar_zoo.serving.running import RunningServer

@@ -17,7 +17,6 @@ from oscar_zoo.errors import ArtifactNotFound, OscarZooError, UsageError
 from oscar_zoo.next_step import Pull
 from oscar_zoo.observer import Note, Observer
 from oscar_zoo.registry.catalog import recipe_for
-from oscar_zoo.registry.compute_wish import computing, model_to_compute, tell_of_folder
 from oscar_zoo.registry.fetch import PullJob, PullResult
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import find_stored, stored_reference
@@ -30,7 +29,10 @@ from oscar_zoo.registry.targets import (
     PathTarget,
     Target,
     check_made_for,
+    computing,
     looking_up,
+    model_to_compute,
+    tell_of_folder,
 )
 from oscar_zoo.registry.trust import Trust
 from oscar_zoo.registry.verify import check_one, one_artifact, verify_stored

@@ -21,7 +21,6 @@ from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry import known_names, measured
 from oscar_zoo.registry.architectures import Answer, architecture
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.compute_wish import computing
 from oscar_zoo.registry.entries import known_scores
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import status_warnings
@@ -34,6 +33,7 @@ from oscar_zoo.registry.targets import (
     ModelTarget,
     NameTarget,
     PathTarget,
+    computing,
     looking_up,
     parse,
 )

@@ -25,8 +25,7 @@ from oscar_zoo.compute.params import ComputeCommand, ComputeParams, MethodName
 from oscar_zoo.errors import ArtifactNotFound, HubUnreachable, UsageError
 from oscar_zoo.evaluate.shared import Phase
 from oscar_zoo.observer import SILENT, Note, Silent
-from oscar_zoo.registry.compute_wish import ComputeWish
-from oscar_zoo.registry.targets import choose_model
+from oscar_zoo.registry.targets import ComputeWish, choose_model
 
 NOBODY = ArtifactNotFound("nobody has it")
 

@@ -20,8 +20,7 @@ from oscar_zoo.app.obtain import plan_computing
 from oscar_zoo.cli.main import run
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel
 from oscar_zoo.observer import SILENT
-from oscar_zoo.registry.compute_wish import ComputeWish
-from oscar_zoo.registry.targets import choose_model
+from oscar_zoo.registry.targets import ComputeWish, choose_model
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = str(ROOT / "examples" / "models" / "tiny-qwen3-hard")

@@ -81,8 +81,9 @@ def test_offline_leaves_hubs_in_folders_only(
     [
         ("hubs = 3", "hubs"),
         ("speed = 3", "speed"),
-        ("[network]\nanswer = -1", "network.answer"),
-        ("[network]\npatience = 1e9", "network.patience"),
+        ("[network]\nread = -1", "network.read"),
+        ("[network]\nconnect = 1e9", "network.connect"),
+        ("[network]\npatience = 2", "network.patience"),
         ("hubs = [", "cannot be read"),
         ("when = 2026-01-01", "cannot be read"),
     ],
@@ -96,8 +97,8 @@ def test_a_broken_file_is_one_line_that_names_it(text: str, named: str) -> None:
     assert "\n" not in caught.value.message
 
 
-def test_limits_of_requests_are_configured_and_those_of_earlier_versions_change_nothing() -> None:
-    write("[network]\nread = 6.0\ntries = 2\nanswer = 1.0\npatience = 2.0\nrate_window = 3.0\n")
+def test_limits_of_requests_are_configured() -> None:
+    write("[network]\nread = 6.0\ntries = 2\n")
     limits = address.load().network.limits()
     assert (limits.read, limits.connect, limits.tries) == (6.0, 10.0, 2)
 

@@ -199,7 +199,7 @@ TROUBLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
     ),
     "org/broken": ("status", "*/commit/*", {"code": 500}, BROKEN + "it answers with status 500."),
     "org/lost-reply": ("lose_reply", "*/commit/*", {}, BROKEN + "the connection broke off."),
-    "org/page": ("html", "*/commit/*", {}, BROKEN + "it sends something else instead of JSON."),
+    "org/page": ("html", "*/commit/*", {}, BROKEN + "its answer makes no sense."),
     "org/silent-commit": ("black_hole", "*/commit/*", {}, LATE),
     "org/silent-upload": ("black_hole", "/lfs/*", {}, LATE),
 }
@@ -278,7 +278,7 @@ def test_odd_answers_and_settings(server: HubServer, tmp_path: Path, version: in
     title = "Hugging Face org/there"
     broken = f"HubUnreachable: {title} cannot be reached: "
     assert found == {
-        "no proposal": broken + "its answer has no 'pullRequestUrl'.",
+        "no proposal": broken + "its answer makes no sense.",
         "no commit": broken.replace("there", "odd") + "its answer makes no sense.",
         "card": f"UsageError: {title} does not take the metadata at the top of README.md.",
         "clear": "UsageError: the hub's address, http://hub.example, is no https address.",

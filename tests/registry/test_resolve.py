@@ -18,12 +18,12 @@ from oscar_zoo.errors import (
     InvalidName,
     MalformedFile,
 )
+from oscar_zoo.registry.asking import first_answer
 from oscar_zoo.registry.catalog import Catalog, PayloadFile
 from oscar_zoo.registry.hubs.base import INDEX_NAME, Hub
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index, IndexEntry
-from oscar_zoo.registry.resolve import find, first_answer
-from oscar_zoo.registry.view import HubView, ResolvedArtifact
+from oscar_zoo.registry.view import HubView, ResolvedArtifact, find
 
 HARD = "tiny-qwen3-hard/seq512_prompt2_group64"
 PAIR = {"k.pt": b"keys", "v.pt": b"values"}

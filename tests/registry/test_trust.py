@@ -317,19 +317,6 @@ def test_silence_of_one_hub_and_absence_on_the_other_are_both_told(
     assert f"{empty.title} has no Qwen3-32B" in caught.value.message
 
 
-def test_hubs_that_are_silent_for_one_reason_share_a_clause(store: Store, tmp_path: Path) -> None:
-    why = "cannot be reached: its name cannot be resolved."
-    hubs = [troubled(tmp_path / name) for name in ("one", "two")]
-    for hub in hubs:
-        hub.trouble = HubUnreachable(f"{hub.title} {why}")
-    with pytest.raises(NetworkError) as caught:
-        pull("Qwen3-32B", hubs, store)
-    assert caught.value.message.endswith(
-        f"fetched: {hubs[0].title} and {hubs[1].title} cannot be reached: the name cannot be"
-        " resolved."
-    )
-
-
 def test_an_error_without_a_network_begins_with_what_is_not_here_and_ends_with_what_is(
     hub: LocalHub, store: Store, tmp_path: Path
 ) -> None:

@@ -3,45 +3,55 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from oscar_zoo.cli import build
 from oscar_zoo.registry.params import PullParams
 
 if TYPE_CHECKING:
+    from oscar_zoo.errors import OscarZooError
     from oscar_zoo.observer import Observer
     from oscar_zoo.registry.fetch import PullResult
-    from oscar_zoo.registry.pull import NotFound, Planned, PullReport
+    from oscar_zoo.registry.pull import Again, Planned, PullReport
+    from oscar_zoo.registry.targets import ModelChoice
+    from oscar_zoo.registry.trust import Trust
 
 
 def run(params: PullParams, observer: Observer) -> PullReport:
     """Pull, and compute what nobody has where that is wished."""
     from oscar_zoo.registry import pull
 
-    return pull.run(params, observer, _compute)
+    return pull.run(params, observer, partial(_compute, params, observer))
 
 
-def _compute(found: NotFound, observer: Observer) -> PullResult | Planned:
+def _compute(
+    params: PullParams,
+    observer: Observer,
+    choice: ModelChoice,
+    error: OscarZooError,
+    trust: Trust,
+    again: Again,
+) -> PullResult | Planned:
     from oscar_zoo.app.obtain import obtain, plan_instead
     from oscar_zoo.cli.render.computing import plan_sentence
-    from oscar_zoo.registry.compute_wish import ComputeWish
     from oscar_zoo.registry.hubs.address import Sources
     from oscar_zoo.registry.pull import Planned
+    from oscar_zoo.registry.targets import ComputeWish
 
-    params, choice = found.params, found.choice
     wish = ComputeWish(
         params.compute,
         calib_data=params.calib_data,
         device=params.device,
         offline=Sources(params.hubs, offline=params.offline).offline,
     )
-    if wish.may_compute(found.error):
-        choice.check_can_be_had(found.again(compute=True))
-    plan = plan_instead(choice, wish, found.error, observer, again=found.again)
+    if wish.may_compute(error):
+        choice.check_can_be_had(again(compute=True))
+    plan = plan_instead(choice, wish, error, observer, again=again)
     notes = tuple(note.text for note in plan.notes)
     if params.dry_run:
         return Planned(choice.source, notes, plan.seconds, plan_sentence(plan.facts))
-    obtained = obtain(plan, found.trust, observer)
+    obtained = obtain(plan, trust, observer)
     made = obtained.computed
     if made is None:
         return obtained.pulled

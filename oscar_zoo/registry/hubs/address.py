@@ -44,20 +44,14 @@ _Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
 class NetworkSettings(Spec):
-    """Limits of every request; see `http.Limits` for what each one means.
-
-    `answer`, `rate_window` and `patience` were limits of earlier versions and change nothing."""
+    """Limits of every request; see `http.Limits` for what each one means."""
 
     connect: _Seconds | None = None
     read: _Seconds | None = None
     min_rate: Annotated[int, Field(ge=1)] | None = None
     tries: Annotated[int, Field(ge=1, le=20)] | None = None
-    answer: Annotated[_Seconds | None, Field(exclude=True)] = None
-    rate_window: Annotated[_Seconds | None, Field(exclude=True)] = None
-    patience: Annotated[_Seconds | None, Field(exclude=True)] = None
 
     def limits(self) -> Limits:
-        """These limits, and the usual ones where nothing is said."""
         from oscar_zoo.registry.hubs.http import Limits
 
         return Limits(**self.model_dump(exclude_none=True))
@@ -72,34 +66,22 @@ class _File(Spec):
 
 @dataclass(frozen=True)
 class HubSettings:
-    """What is in force.
-
-    Attributes:
-        publish: where `publish` writes; without any, to the zoo of this user.
-        chosen: whether a flag, the environment or the file named the hubs; else they are the
-            defaults.
-        go_online: how to end offline mode.
-    """
+    """What is in force: the hubs to read, in order, those to publish to (without any, the zoo of
+    this user), whether no hub may be asked over the network, and how to end that."""
 
     read: tuple[str, ...]
     publish: tuple[str, ...]
-    chosen: bool
     offline: bool
     network: NetworkSettings
     go_online: str = WITHOUT_OPTION
 
 
 class Sources:
-    """The hubs that one verb asks, in order, and whether it may ask them.
+    """The hubs that one verb asks, in order, and whether it may ask them: those `named`, else those
+    of `OSCAR_ZOO_HUB`, of `config.toml`, or the zoo of this user and the public ones.
 
     Nothing is read or opened before it is needed, so that a verb which finds everything in a folder
-    needs no valid configuration.
-
-    Args:
-        named: hubs as people write them; without any, those of `OSCAR_ZOO_HUB`, of `config.toml`,
-            or the zoo of this user and the public ones.
-        offline: use hubs in folders only; the configuration and the environment may say so too.
-    """
+    needs no valid configuration."""
 
     def __init__(self, named: str | Sequence[str] | None = None, *, offline: bool = False) -> None:
         self.named: tuple[str, ...] = (named,) if isinstance(named, str) else tuple(named or ())
@@ -107,14 +89,14 @@ class Sources:
 
     @cached_property
     def settings(self) -> HubSettings:
-        """The configuration in force; raises `UsageError` when `config.toml` is malformed."""
+        """The configuration in force."""
         return load(self.named, offline=self.asked_offline)
 
     @cached_property
     def hubs(self) -> tuple[Hub, ...]:
-        """The opened hubs, in order; raises `UsageError` when one of the names is not a hub."""
-        texts, network = self.settings.read, self.settings.network
-        wanted = [text for text in texts if not (self.offline and is_remote(text))]
+        """The opened hubs, in order; offline only those in folders."""
+        read, network = self.settings.read, self.settings.network
+        wanted = [text for text in read if not (self.offline and is_remote(text))]
         return tuple(open_hub(text, network=network) for text in wanted)
 
     @property
@@ -130,28 +112,22 @@ class Sources:
 
     @property
     def offline(self) -> bool:
-        """Whether no hub may be asked over the network."""
         return self.settings.offline
 
     @property
     def go_online(self) -> str:
-        """How to end offline mode."""
         return self.settings.go_online
 
 
 def is_remote(text: str) -> bool:
-    """Whether asking the hub that `text` names needs the network."""
     kind = table.kind_of(text)
     return kind is not None and kind.is_remote
 
 
 def open_hub(text: str | None = None, *, network: NetworkSettings | None = None) -> Hub:
     """The hub that `text` names, or the zoo of this user, a folder that the first publish creates;
-    nothing is asked or created yet.
-
-    Args:
-        network: limits of requests; default those of the configuration, which a folder needs not.
-    """
+    nothing is asked or created yet. `network` is by default what the configuration says, which a
+    folder needs not."""
     if text is None:
         return LocalHub(paths.default_zoo_dir(), must_exist=False)
     kind = table.kind_of(text)
@@ -183,11 +159,7 @@ def _is_written_last(text: str) -> bool:
 
 
 def load(hubs: Sequence[str] = (), *, offline: bool = False) -> HubSettings:
-    """The settings in force.
-
-    Args:
-        hubs: what the command line names; each may hold several, separated by commas or spaces.
-    """
+    """The settings in force; each of `hubs` may hold several, separated by commas or spaces."""
     stored = _read()
     named = _split(hubs) or _split([os.environ.get("OSCAR_ZOO_HUB", "")])
     listed = named or stored.hubs
@@ -201,7 +173,7 @@ def load(hubs: Sequence[str] = (), *, offline: bool = False) -> HubSettings:
     if stored.offline:
         causes.append(f"set offline = false in {paths.config_dir() / FILE_NAME}")
     go_online = WITHOUT_OPTION if offline else "; ".join(causes)
-    return HubSettings(read, publish, bool(listed), bool(causes), stored.network, go_online)
+    return HubSettings(read, publish, bool(causes), stored.network, go_online)
 
 
 def _expand(listed: Sequence[str]) -> tuple[str, ...]:

@@ -34,10 +34,8 @@ def is_true(variable: str) -> bool:
 
 @dataclass(frozen=True, order=True)
 class HubFile:
-    """One file of an artifact as a hub lists it.
-
-    `sha256` is `None` if the hub does not report it; `git_oid` is the sha1 of the git blob, if the
-    hub reports only that."""
+    """One file as a hub lists it; `git_oid` is the sha1 of the git blob, if the hub reports only
+    that."""
 
     path: str
     size: int
@@ -47,14 +45,9 @@ class HubFile:
 
 @dataclass(frozen=True)
 class Change:
-    """What one publish, yank or mirror writes, all of it in one commit.
-
-    Attributes:
-        artifact: the new version, or `None` when only root files change.
-        files: its files by plain name; none of them may exist before.
-        root: files in the root of the hub to create or replace: `index.json`, `README.md`.
-        parent: `revision` of the view the change was made from.
-    """
+    """What one publish, yank or mirror writes, all of it in one commit: the files of a new version
+    by plain name, none of which may exist before, and files of the root to create or replace.
+    `parent` is the `revision` of the view that the change was made from."""
 
     artifact: ArtifactId | None
     files: Mapping[str, bytes]
@@ -90,7 +83,7 @@ class Hub(Protocol):
 
     @property
     def name(self) -> str:
-        """The hub as people write it and commands take it: `file:/srv/zoo`, `hf:org/name`."""
+        """As people write it and commands take it: `file:/srv/zoo`, `hf:org/name`."""
 
     @property
     def title(self) -> str:

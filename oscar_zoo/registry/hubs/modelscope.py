@@ -48,41 +48,43 @@ def open_modelscope(
     limits: Limits | None = None,
     endpoint: str | None = None,
 ) -> RemoteHub:
-    """The repository `repo` on ModelScope as a hub; nothing is asked yet.
-
-    Args:
-        revision: branch, tag or commit to look at; default `master`, the only branch that is
-            written.
-        endpoint: address of the hub; default `MODELSCOPE_ENDPOINT`, `MODELSCOPE_DOMAIN`, else the
-            public sites.
-    """
+    """The repository `repo` on ModelScope as a hub, at a branch, tag or commit, or at `master`, the
+    only branch that is written; nothing is asked yet. The default of `endpoint` is that of the
+    client."""
     return RemoteHub(ModelScopeSource(repo, limits=limits, endpoint=endpoint), revision=revision)
 
 
 class ModelScopeSource:
-    """One repository on ModelScope; see `remote.Source`, and `open_modelscope` for the
-    arguments."""
+    """One repository on ModelScope; see `remote.HubSource`, and `open_modelscope`."""
 
     def __init__(
         self, repo: str, *, limits: Limits | None = None, endpoint: str | None = None
     ) -> None:
         own = endpoint or _configured_endpoint()
-        addresses = (own,) if own else _public_sites()
+        second_first = is_true("MODELSCOPE_PREFER_AI_SITE")
+        addresses = (own,) if own else SITES[::-1] if second_first else SITES
         self.name = f"ms:{repo}"
         self.title = f"ModelScope {repo}"
         self.key = " ".join((self.name, *addresses))
         self._repo = repo
-        self._limits = limits or Limits()
-        tokens = (_token, *[_no_token] * (len(addresses) - 1))
-        self._sites = [self._site(*pair) for pair in zip(addresses, tokens, strict=True)]
+        self._sites = [
+            Transport(
+                self.title,
+                address,
+                token=_token if address == addresses[0] else lambda: None,
+                refusal=_refused,
+                cookie=_COOKIE,
+                limits=limits,
+            )
+            for address in addresses
+        ]
         self._home = self._sites[0] if own else None
         self._listed: Listing | None = None
 
     def resolve(self, revision: str | None) -> str:
         listed = self._listed
-        if revision is not None and (
-            wire.is_commit(revision) or (listed and listed.revision == revision)
-        ):
+        known = listed is not None and listed.revision == revision
+        if revision is not None and (known or wire.is_commit(revision)):
             return revision
         self._listed = self._list(revision or BRANCH)
         return self._listed.revision
@@ -164,26 +166,24 @@ class ModelScopeSource:
 
     def _find(self, revision: str) -> tuple[Transport, Listing]:
         """The site that has the repository, and its listing at `revision`."""
-        sites = [self._home] if self._home else self._sites
-        for site in sites[:-1]:
-            try:
-                return self._found(site, revision)
-            except RepositoryNotFound:
-                continue
-        return self._found(sites[-1], revision)
-
-    def _found(self, site: Transport, revision: str) -> tuple[Transport, Listing]:
         name = wire.name_of(revision)
-        listing = self._ask(site, name)
-        if name != revision and listing.revision != revision:
-            raise RevisionNotFound.for_hub(self.title, revision)
-        self._home = site
-        return site, listing
+        sites = [self._home] if self._home else self._sites
+        for site in sites:
+            try:
+                listing = self._ask(site, name)
+            except RepositoryNotFound:
+                if site is sites[-1]:
+                    raise
+                continue
+            if name != revision and listing.revision != revision:
+                raise RevisionNotFound.for_hub(self.title, revision)
+            self._home = site
+            return site, listing
+        raise AssertionError
 
     def _ask(self, site: Transport, name: str) -> Listing:
-        url = wire.address(
-            site.endpoint, self._repo, "repo", "files", Revision=name, Recursive="True"
-        )
+        asked = {"Revision": name, "Recursive": "True"}
+        url = wire.address(site.endpoint, self._repo, "repo", "files", **asked)
         try:
             reply = site.get(url, limit=wire.MAX_LISTING_BYTES, seconds=LISTING_SECONDS)
             return wire.parse_listing(wire.data_in(reply.body, self.title), name, self.title)
@@ -196,12 +196,9 @@ class ModelScopeSource:
         raise refusal.as_error(self.title, doing="reading")
 
     def _exists(self, site: Transport) -> bool:
+        url = wire.address(site.endpoint, self._repo)
         try:
-            site.get(
-                wire.address(site.endpoint, self._repo),
-                limit=wire.MAX_LISTING_BYTES,
-                seconds=LISTING_SECONDS,
-            )
+            site.get(url, limit=wire.MAX_LISTING_BYTES, seconds=LISTING_SECONDS)
         except Refused:
             return False
         return True
@@ -212,11 +209,6 @@ class ModelScopeSource:
             raise wire.login_required(self.title)
         return Client.opened(self._repo, title=self.title, endpoint=site.endpoint, token=token)
 
-    def _site(self, endpoint: str, token: Callable[[], str | None]) -> Transport:
-        return Transport(
-            self.title, endpoint, token=token, refusal=_refused, cookie=_COOKIE, limits=self._limits
-        )
-
 
 def _refused(reply: HttpReply, sent_token: bool) -> Refused:
     return Refused(reply.status, wire.code_in(reply.body), sent_token=sent_token)
@@ -226,10 +218,6 @@ def _token() -> str | None:
     return os.environ.get("MODELSCOPE_API_TOKEN", "").strip() or None
 
 
-def _no_token() -> None:
-    return None
-
-
 def _configured_endpoint() -> str | None:
     """As the client reads it: a name without a scheme means https."""
     for variable in ("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN"):
@@ -237,8 +225,3 @@ def _configured_endpoint() -> str | None:
         if text:
             return text if text.lower().startswith(("http://", "https://")) else f"https://{text}"
     return None
-
-
-def _public_sites() -> tuple[str, ...]:
-    second_first = is_true("MODELSCOPE_PREFER_AI_SITE")
-    return SITES[::-1] if second_first else SITES

@@ -62,22 +62,17 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 class Refused(Exception):
     """The hub said no; what that means depends on the question. `code` is the envelope's, where
-    there is one."""
+    there is one.
+
+    `is_missing` says whether there is no such repository, revision or file, or the hub will not say
+    that there is; `is_empty`, whether the repository is there, and nothing in it at that
+    revision."""
 
     def __init__(self, status: int, code: int | None, *, sent_token: bool) -> None:
         super().__init__(f"status {status}, code {code}")
         self.status, self.code, self.sent_token = status, code, sent_token
-
-    @property
-    def is_missing(self) -> bool:
-        """Whether there is no such repository, revision or file, or the hub will not say that there
-        is."""
-        return self.status == 404 and self.code != _NO_ACCESS
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the repository is there, and nothing in it at that revision."""
-        return self.status == 404 and self.code == _NO_TREE
+        self.is_missing = status == 404 and code != _NO_ACCESS
+        self.is_empty = status == 404 and code == _NO_TREE
 
     def as_error(self, title: str, *, doing: str) -> OscarZooError:
         """What to tell the user, without a word of the hub: its messages are long, Chinese, and not
@@ -104,12 +99,7 @@ def login_required(title: str) -> LoginRequired:
 
 @dataclass(frozen=True)
 class Listing:
-    """Every file at one revision.
-
-    Attributes:
-        name: the branch, tag or commit that was listed.
-        commit: its commit, or `None` where the hub does not tell.
-    """
+    """Every file at the branch, tag or commit `name`, and its commit where the hub tells it."""
 
     name: str
     commit: str | None
@@ -131,7 +121,6 @@ class Listing:
 
 
 def is_commit(revision: str) -> bool:
-    """Whether `revision` is a commit id, which never means anything else."""
     return _COMMIT.fullmatch(revision) is not None
 
 
@@ -141,7 +130,6 @@ def name_of(revision: str) -> str:
 
 
 def address(endpoint: str, repo: str, *path: str, **query: str) -> str:
-    """The address of something in the model repository `repo`."""
     parts = "/".join(quote(part, safe="") for part in (*repo.split("/"), *path))
     return f"{endpoint}/api/v1/models/{parts}" + (f"?{urlencode(query)}" if query else "")
 
@@ -162,27 +150,23 @@ def data_in(body: bytes, title: str) -> Json:
     try:
         envelope = strict_json.loads(body, what="the answer", max_bytes=MAX_LISTING_BYTES)
     except MalformedFile as error:
-        raise HubUnreachable.for_hub(
-            title, f"its answer is no JSON of its own ({error.reason})"
-        ) from None
-    if isinstance(envelope, dict) and (
-        envelope.get("Success") is False or envelope.get("Code", 200) != 200
-    ):
-        raise Refused(200, code_in(envelope), sent_token=False)
-    if not isinstance(envelope, dict) or "Data" not in envelope:
+        cause = f"its answer is no JSON of its own ({error.reason})"
+        raise HubUnreachable.for_hub(title, cause) from None
+    found = envelope if isinstance(envelope, dict) else {}
+    if found.get("Success") is False or found.get("Code", 200) != 200:
+        raise Refused(200, code_in(found), sent_token=False)
+    if "Data" not in found:
         raise HubUnreachable.for_hub(title, "its answer has no envelope")
-    return envelope["Data"]
+    return found["Data"]
 
 
 def parse_listing(data: Json, name: str, title: str) -> Listing:
-    """The listing in `data`."""
     entries = (data["Files"] or []) if isinstance(data, dict) and "Files" in data else None
     if not (isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)):
         raise HubUnreachable.for_hub(title, "its answer is no listing")
     if len(entries) >= MAX_ENTRIES:
-        raise HubUnreachable.for_hub(
-            title, f"it lists {len(entries):,} files and folders, and may leave out others"
-        )
+        cause = f"it lists {len(entries):,} files and folders, and may leave out others"
+        raise HubUnreachable.for_hub(title, cause)
     files: dict[str, HubFile] = {}
     for entry in entries:
         if entry.get("Type") == "tree":
@@ -191,20 +175,19 @@ def parse_listing(data: Json, name: str, title: str) -> Listing:
         if file.path in files:
             raise HubUnreachable.for_hub(title, "its listing names a file twice")
         files[file.path] = file
-    return Listing(
-        name, name if is_commit(name) else _commit(data.get("LatestCommitter"), entries), files
-    )
+    commit = name if is_commit(name) else _commit(data.get("LatestCommitter"), entries)
+    return Listing(name, commit, files)
 
 
 def _file(entry: Mapping[str, Json], title: str) -> HubFile:
     path, size, sha256 = entry.get("Path"), entry.get("Size"), entry.get("Sha256") or None
     if type(path) is not str or type(size) is not int or size < 0:
         raise HubUnreachable.for_hub(title, "its listing has a file without path or size")
-    if sha256 is not None and (
-        type(sha256) is not str or _SHA256.fullmatch(sha256.lower()) is None
-    ):
+    if sha256 is None:
+        return HubFile(path, size, None)
+    if type(sha256) is not str or _SHA256.fullmatch(sha256.lower()) is None:
         raise HubUnreachable.for_hub(title, "its listing has a sha256 that is none")
-    return HubFile(path, size, sha256.lower() if sha256 else None)
+    return HubFile(path, size, sha256.lower())
 
 
 def _commit(latest: Json, entries: Sequence[Mapping[str, Json]]) -> str | None:
@@ -212,18 +195,14 @@ def _commit(latest: Json, entries: Sequence[Mapping[str, Json]]) -> str | None:
     it changed."""
     if not isinstance(latest, dict):
         return None
-    told = next(
-        (text for key in ("Id", "ShortId") if isinstance(text := latest.get(key), str) and text), ""
-    )
-    if _ABBREVIATED.fullmatch(told) is None:
+    told = latest.get("Id") or latest.get("ShortId")
+    if type(told) is not str or _ABBREVIATED.fullmatch(told) is None:
         return None
-    known = {
-        text
-        for entry in entries
-        if isinstance(text := entry.get("Revision"), str) and is_commit(text)
-    }
-    found = {told} if is_commit(told) else {text for text in known if text.startswith(told)}
-    return found.pop() if len(found) == 1 else None
+    if is_commit(told):
+        return told
+    texts = {text for entry in entries if isinstance(text := entry.get("Revision"), str)}
+    found = [text for text in texts if is_commit(text) and text.startswith(told)]
+    return found[0] if len(found) == 1 else None
 
 
 T = TypeVar("T")
@@ -260,29 +239,23 @@ class Client:
         with tempfile.TemporaryDirectory(prefix="oscar-zoo-", ignore_cleanup_errors=True) as folder:
             own = Path(folder)
             api = HubApi(HubConfig(endpoint=endpoint, token=token, config_dir=own, cache_dir=own))
-            for session in vars(
-                api.legacy
-            ).values():  # made now, while the folder is there: it keeps an id in it
+            # Made now, while the folder is there: it keeps an id in it.
+            for session in vars(api.legacy).values():
                 if hasattr(session, "max_redirects"):
-                    session.max_redirects = (
-                        0  # its cookie would go to every port of the host, in the open too
-                    )
+                    # Its cookie would go to every port of the host, in the open too.
+                    session.max_redirects = 0
             yield cls(api, repo, title=title)
 
     def create(self, *, private: bool) -> None:
         """Create the repository; one that exists is success."""
         visibility = "private" if private else "public"
-        self._call(
-            _unless_it_exists(
-                partial(self._api.create_repo, self._repo, "model", visibility=visibility)
-            )
-        )
+        self._make(partial(self._api.create_repo, self._repo, "model", visibility=visibility))
 
     def commit(self, files: Mapping[str, bytes], message: str, branch: str) -> str | None:
         """Write `files` in one commit on `branch`; its id, where the hub tells it."""
-        large = {path for path, data in files.items() if _is_large(path, data)}
-        self._store({sha256_hex(files[path]): files[path] for path in large})
-        actions = [_action(path, data, large=path in large) for path, data in sorted(files.items())]
+        large = [data for path, data in files.items() if _is_large(path, data)]
+        self._store({sha256_hex(data): data for data in large})
+        actions = [_action(path, data) for path, data in sorted(files.items())]
         send = partial(
             self._api.legacy.create_commit, self._repo, "model", actions, message, revision=branch
         )
@@ -292,11 +265,17 @@ class Client:
 
     def tag(self, name: str, revision: str) -> None:
         """Put the tag `name` on `revision`; one of that name, wherever it is, stays as it is."""
-        self._call(
-            _unless_it_exists(
-                partial(self._api.create_repo_tag, self._repo, "model", name, revision=revision)
-            )
-        )
+        make = self._api.create_repo_tag
+        self._make(partial(make, self._repo, "model", name, revision=revision))
+
+    def _make(self, call: Callable[[], object]) -> None:
+        from modelscope_hub.errors import AlreadyExistsError
+
+        def run() -> None:
+            with contextlib.suppress(AlreadyExistsError):
+                call()
+
+        self._call(run)
 
     def _store(self, objects: Mapping[str, bytes]) -> None:
         """Have the hub keep the large files `objects`, by sha256."""
@@ -314,12 +293,10 @@ class Client:
         its subdomains."""
         home, target = _origin(self._api.legacy.endpoint), _origin(address)
         if not target.is_private:
-            raise HubUnreachable.for_hub(
-                self._title, "it wants files at an address without encryption"
-            )
-        below = target.scheme == "https" and target.host.endswith(
-            "." + home.host.removeprefix("www.")
-        )
+            cause = "it wants files at an address without encryption"
+            raise HubUnreachable.for_hub(self._title, cause)
+        domain = "." + home.host.removeprefix("www.")
+        below = target.scheme == "https" and target.host.endswith(domain)
         headers = {} if target == home or below else {"Authorization": None, "Cookie": None}
         send = partial(self._api.legacy.upload_blob, address, data, len(data), headers=headers)
         self._call(send, len(data) / WRITE_RATE)
@@ -337,9 +314,8 @@ class Client:
         except HubError as error:
             failure = _failure(error, self._title)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            failure = HubUnreachable.for_hub(
-                self._title, "its client does not understand the answer"
-            )
+            cause = "its client does not understand the answer"
+            failure = HubUnreachable.for_hub(self._title, cause)
         raise failure
 
 
@@ -357,18 +333,9 @@ def _failure(error: Any, title: str) -> OscarZooError:
     return HubUnreachable.for_hub(title, "the connection broke off")
 
 
-def _unless_it_exists(call: Callable[[], object]) -> Callable[[], None]:
-    from modelscope_hub.errors import AlreadyExistsError
-
-    def run() -> None:
-        with contextlib.suppress(AlreadyExistsError):
-            call()
-
-    return run
-
-
-def _action(path: str, data: bytes, *, large: bool) -> dict[str, object]:
+def _action(path: str, data: bytes) -> dict[str, object]:
     """One file of a commit, as the client writes it; `create` replaces, too."""
+    large = _is_large(path, data)
     content = "" if large else base64.b64encode(data).decode()
     return {
         "action": "create",

@@ -26,13 +26,8 @@ _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 
 @dataclass(frozen=True)
 class Credential:
-    """Where the token of a hub comes from, never the token itself.
-
-    Attributes:
-        source: name of a variable, or path of the file that the hub's client wrote.
-        is_variable: which of the two.
-        exposed: whether other users of this machine can read it there.
-    """
+    """Where the token of a hub comes from, never the token itself: name of a variable, or path of
+    the file that the hub's client wrote, which may be `exposed` to other users."""
 
     source: str
     is_variable: bool
@@ -44,14 +39,12 @@ class HubKind:
     """One kind of hub, written `<scheme>:<place>`.
 
     Attributes:
-        title: its name in sentences.
         place: what stands behind the colon, for messages.
         open: opens the hub at a place, within limits of requests; asks nothing.
         endpoints: variables that may hold its address, in the order they count; a kind without
             any is not reached over the network.
-        credential: where its token comes from, for a kind that has accounts.
-        token_step: how to give it a token.
-        tells_user: whether it says whose token it is.
+        credential: where its token comes from, and `token_step` how to give it one, for a kind
+            that has accounts; `tells_user` says whether it tells whose token it is.
         has_commits: whether a change is one step, so that a failed publish leaves nothing behind.
             Hubs without commits are written last.
     """
@@ -184,7 +177,6 @@ HUBS = {
         ),
     )
 }
-"""Every kind of hub, by its scheme."""
 _WRITTEN = [
     f"{kind.scheme}:{kind.place}"
     for kind in sorted(HUBS.values(), key=lambda kind: not kind.is_remote)
@@ -192,4 +184,3 @@ _WRITTEN = [
 FORMS = f"{', '.join(_WRITTEN[:-1])} or {_WRITTEN[-1]}"
 """How every kind is written, for messages and helps."""
 WITHOUT_COMMITS = ", ".join(kind.title for kind in HUBS.values() if not kind.has_commits)
-"""Names of the kinds that are written last."""
