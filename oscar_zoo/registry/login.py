@@ -24,7 +24,6 @@ from oscar_zoo.errors import (
 )
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry.hubs import address, table
-from oscar_zoo.registry.hubs.table import Credential
 from oscar_zoo.registry.params import LoginParams
 
 if TYPE_CHECKING:
@@ -50,8 +49,8 @@ def run(params: LoginParams, observer: Observer = SILENT) -> Account:
     Hugging Face's client asks on the terminal and keeps the token; that of ModelScope comes from a
     variable only."""
     if params.hub == "hf":
-        return _huggingface(observer, params.force, _can_ask())
-    found = _credential("ms")
+        return _huggingface(observer, params.force)
+    found = table.modelscope_credential()
     if found is None:
         raise UsageError(
             "MODELSCOPE_API_TOKEN is not set; the login that ModelScope's client saves is a pickle"
@@ -61,9 +60,9 @@ def run(params: LoginParams, observer: Observer = SILENT) -> Account:
     return Account("ms", None, found.source)
 
 
-def _huggingface(observer: Observer, force: bool, at_terminal: bool) -> Account:
-    before = _credential("hf")
-    if not at_terminal:
+def _huggingface(observer: Observer, force: bool) -> Account:
+    before = table.huggingface_credential()
+    if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
         hint = "set HF_TOKEN to a token of your Hugging Face account"
         if before is not None:
             hint = f"none is needed: a token comes from {before.source}; check it: oscar-zoo doctor"
@@ -77,22 +76,13 @@ def _huggingface(observer: Observer, force: bool, at_terminal: bool) -> Account:
             )
         _log_in()
         user = whoami()
-    after = _credential("hf")
+    after = table.huggingface_credential()
     if user is None or after is None:
         raise LoginRequired.for_hub(TITLE, sent_token=True)
     if force and after.is_variable:
         text = f"warning: {after.source} is set and wins over the login that was saved"
         observer.note(Note("login.hidden", text, {"source": after.source}, kind="step"))
     return Account("hf", user, after.source)
-
-
-def _can_ask() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
-
-
-def _credential(hub: str) -> Credential | None:
-    find = table.HUBS[hub].credential
-    return find() if find is not None else None
 
 
 def whoami() -> str | None:

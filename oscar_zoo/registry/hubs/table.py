@@ -122,7 +122,7 @@ def _folder(place: str) -> Path:
     return Path(place).expanduser().resolve()
 
 
-def _huggingface_credential() -> Credential | None:
+def huggingface_credential() -> Credential | None:
     """Where the token comes from, in the order of the hub's client."""
     if is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN"):
         return None
@@ -141,7 +141,7 @@ def _huggingface_credential() -> Credential | None:
     return Credential(str(path), False, exposed=bool(stat.S_IMODE(status.st_mode) & 0o077))
 
 
-def _modelscope_credential() -> Credential | None:
+def modelscope_credential() -> Credential | None:
     """A variable only: its client keeps a login in a pickle, which nothing here reads."""
     return _variable("MODELSCOPE_API_TOKEN")
 
@@ -161,7 +161,7 @@ HUBS = {
             "ORG/REPO",
             _open_huggingface,
             endpoints=("HF_ENDPOINT",),
-            credential=_huggingface_credential,
+            credential=huggingface_credential,
             token_step="oscar-zoo login",
             tells_user=True,
         ),
@@ -171,7 +171,7 @@ HUBS = {
             "ORG/REPO",
             _open_modelscope,
             endpoints=("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN"),
-            credential=_modelscope_credential,
+            credential=modelscope_credential,
             token_step="set MODELSCOPE_API_TOKEN",
             has_commits=False,
         ),
