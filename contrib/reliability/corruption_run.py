@@ -37,11 +37,19 @@ Damage = tuple[str, dict[str, Any]]
 def damages(chance: random.Random, size: int, name: str) -> dict[str, Damage]:
     """Every kind of damage to the file `name` of `size` bytes, as faults of the loopback hub."""
     other = f"{ONE}/{V_NAME if name == K_NAME else K_NAME}"
-    block = {"at": chance.randrange(size // 2, size - 64), "n": chance.randint(16, 64)}
+    at, n = chance.randrange(size // 2, size - 64), chance.randint(16, 64)
+
+    def hole(data: bytes) -> bytes:
+        return data[:at] + bytes(n) + data[at + n :]
+
+    def exchange(data: bytes) -> bytes:
+        return data[at : at + n] + data[n:at] + data[:n] + data[at + n :]
+
+    def repeat(data: bytes) -> bytes:
+        return data[: at + n] + data[at:]
+
     return {
-        "hole": ("hole", block),
-        "exchange": ("exchange", block),
-        "repeat": ("repeat", block),
+        **{each.__name__: ("edit", {"change": each}) for each in (hole, exchange, repeat)},
         "flip": ("flip", {"at": chance.randrange(size)}),
         "swap": ("swap", {"other": other}),
         "cut": ("cut", {"after": chance.randrange(size)}),

@@ -40,7 +40,7 @@ def server() -> Iterator[HubServer]:
 @pytest.fixture
 def cli(server: HubServer, tmp_path: Path) -> QuickCli:
     (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "config.toml").write_text("[network]\nanswer = 20\ntries = 1\n")
+    (tmp_path / "config" / "config.toml").write_text("[network]\nread = 20\ntries = 1\n")
     return QuickCli(server.environment(tmp_path / "hf"), tmp_path)
 
 

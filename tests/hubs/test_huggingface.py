@@ -14,13 +14,10 @@ from huggingface_zoo import CANARY, FILES, QWEN, K, running_hub
 from raw_server import RawServer, answer
 
 from oscar_zoo.errors import (
-    DigestMismatchError,
     GatedRepository,
     HubTimeout,
     HubUnreachable,
     LoginRequired,
-    MalformedFile,
-    OfflineError,
     OscarZooError,
     RepositoryNotFound,
     RevisionNotFound,
@@ -46,25 +43,6 @@ def source(**changes: Any) -> HuggingFaceSource:
 
 def listed(path: str) -> HubFile:
     return HubFile(path, len(FILES[path]), None)
-
-
-def test_names_and_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = open_huggingface("org/name", "v1")
-    assert (hub.name, hub.title) == ("hf:org/name@v1", "Hugging Face org/name")
-    plain = HuggingFaceSource("org/name")
-    for address in (
-        "https://one.example",
-        "https://two.example/",
-    ):  # read at every call, not when imported
-        monkeypatch.setenv("HF_ENDPOINT", address)
-        assert plain.endpoint == address.rstrip("/")
-        assert plain.key == f"hf:org/name {address.rstrip('/')}"
-    assert (
-        HuggingFaceSource("org/name", endpoint="https://three.example/").endpoint
-        == "https://three.example"
-    )
-    monkeypatch.delenv("HF_ENDPOINT")
-    assert plain.endpoint == "https://huggingface.co"
 
 
 def test_a_revision_is_resolved_to_its_commit(server: HubServer) -> None:
@@ -122,53 +100,19 @@ def test_files_are_read_wherever_the_hub_keeps_them(server: HubServer, redirect:
     commit = server.repository("org/name").commits[-1].oid
     for path, data in FILES.items():
         told: list[int] = []
-        assert (
-            source(token=CANARY).read(commit, listed(path), limit=len(data), progress=told.append)
-            == data
-        )
+        read = source(token=CANARY).read
+        assert read(commit, listed(path), limit=len(data), progress=told.append) == data
         assert told[-1] == len(data)
     assert all(not record.credentials for record in server.requests if record.host == "cdn")
     assert all(record.credentials for record in server.requests if record.host == "origin")
 
 
-def test_a_listing_without_sha256_still_checks_content(server: HubServer) -> None:
-    server.repository("org/name").no_sha256 = True
-    hub = RemoteHub(source())
-    assert hub.files(QWEN)[0].sha256 is None
-    assert hub.fetch(QWEN, "k.pt", limit=1 << 20) == K
-    server.fault("flip", path=f"{QWEN}/k.pt", at=-1)
-    with pytest.raises(DigestMismatchError, match="git oid"):
-        hub.fetch(QWEN, "k.pt", limit=1 << 20)
-
-
 @pytest.mark.parametrize(
-    "kind, arguments, words",
-    [
-        ("flip", {}, "arrived with git oid"),
-        ("swap", {"other": "index.json"}, "arrived as 2 bytes, not the 8 bytes listed"),
-        ("empty", {}, "arrived empty, not the 8 bytes listed"),
-        ("html", {}, "sends 9.* bytes where at most 8"),
-        ("lfs_pointer", {}, "sends .* bytes where at most 8"),
-        ("extra", {}, "sends 9 bytes where at most 8"),
-        ("wrong_length", {"by": -1}, "arrived as 7 bytes, not the 8 bytes listed"),
-    ],
+    "header", ["X-Repo-Commit", "ETag", "Content-Length", "X-Linked-Etag", "X-Linked-Size"]
 )
-def test_wrong_content_is_refused_and_not_kept(
-    server: HubServer, kind: str, arguments: dict[str, Any], words: str
-) -> None:
-    path = f"*{QWEN}/oscar.json"
-    once = server.fault(kind, path, 1, **arguments)
-    assert (
-        RemoteHub(source()).fetch(QWEN, "oscar.json", limit=99) == b'{"a": 1}'
-    )  # the second copy is good
-    assert once.hits == 1
-    server.repository("org/name").commit({"other": b"another commit, nothing of it is here yet"})
-    lying = server.fault(kind, path, **arguments)
-    with pytest.raises((DigestMismatchError, MalformedFile), match=words):
-        RemoteHub(source()).fetch(QWEN, "oscar.json", limit=99)
-    assert lying.hits == 2
-    lying.remove()
-    assert RemoteHub(source()).fetch(QWEN, "oscar.json", limit=99) == b'{"a": 1}'
+def test_no_header_that_a_proxy_may_drop_is_needed(server: HubServer, header: str) -> None:
+    server.fault("drop_header", "*", name=header)
+    assert RemoteHub(source()).fetch(QWEN, "k.pt", limit=1 << 20) == K
 
 
 @pytest.mark.parametrize(
@@ -222,24 +166,23 @@ def test_two_hundred_random_troubles_give_the_content_or_an_error(
     good = 0
     for _ in range(200):
         server.clear_faults()
-        kind, arguments = rng.choice(
-            [
-                ("flip", {"at": rng.randrange(8)}),
-                ("cut", {"after": rng.randrange(8)}),
-                ("reset", {"after": rng.randrange(8)}),
-                ("extra", {"n": 3, "honest": rng.random() < 0.5}),
-                ("wrong_length", {"by": rng.choice([-3, 2])}),
-                ("status", {"code": rng.choice([429, 500, 503]), "retry_after": 0}),
-                ("html", {}),
-                ("empty", {}),
-            ]
-        )
-        server.fault(
-            kind, rng.choice(["*/oscar.json", "*/tree/*", "*/v.pt"]), rng.randrange(4), **arguments
-        )
-        server.repository("org/name").commit(
-            {"again": rng.randbytes(8)}
-        )  # nothing of it is kept yet
+        faults: list[tuple[str, dict[str, Any]]] = [
+            ("flip", {"at": rng.randrange(8)}),
+            ("cut", {"after": rng.randrange(8)}),
+            ("reset", {"after": rng.randrange(8)}),
+            ("extra", {"n": 3, "honest": rng.random() < 0.5}),
+            ("wrong_length", {"by": rng.choice([-3, 2])}),
+            ("status", {"code": rng.choice([429, 500, 503]), "retry_after": 0}),
+            ("lfs_pointer", {}),
+            ("swap", {"other": "index.json"}),
+            ("html", {}),
+            ("empty", {}),
+        ]
+        kind, arguments = rng.choice(faults)
+        where = rng.choice(["*/oscar.json", "*/tree/*"])
+        server.fault(kind, where, rng.randrange(4), **arguments)
+        # Nothing of this commit is kept yet.
+        server.repository("org/name").commit({"again": rng.randbytes(8)})
         try:
             hub = RemoteHub(source())
             assert hub.fetch(QWEN, "oscar.json", limit=99) == b'{"a": 1}'
@@ -300,10 +243,3 @@ def test_where_the_token_comes_from(
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path))
     with pytest.raises(LoginRequired, match="the token for Hugging Face cannot be read"):
         HuggingFaceSource("org/name", limits=LIMITS).resolve(None)
-
-
-def test_offline_mode_asks_nobody(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(OfflineError, match="Hugging Face org/name"):
-        source().resolve(None)
-    assert server.requests == []

@@ -190,7 +190,7 @@ TROUBLE: dict[str, tuple[str, str, dict[str, Any], str]] = {
         "RepositoryNotFound: {}",
     ),
     "org/conflict": ("status", "*/commit/*", {"code": 409}, STALE),
-    "org/second-writer": ("second_writer", "*/commit/*", {}, STALE),
+    "org/second-writer": ("move", "*/commit/*", {}, STALE),
     "org/busy": (
         "status",
         "*/commit/*",
@@ -219,7 +219,7 @@ def test_every_trouble_of_writing_has_its_sentence(
     """Two uploads that never end are among them: they must not keep the process alive either."""
     for repo_id, (kind, path, arguments, _) in TROUBLE.items():
         repo = server.repository(repo_id)
-        if kind == "second_writer":
+        if kind == "move":
             arguments = {"call": partial(repo.commit, {"other": b"of somebody else"})}
         where = path.replace("/commit/", f"/{repo_id}/commit/").replace(
             "/preupload/", f"/{repo_id}/preupload/"

@@ -188,7 +188,7 @@ def test_what_the_hub_has_afterwards_is_compared_with_what_was_sent(
     def follow() -> None:
         server.fault("move", LISTING, times=1, call=lambda: writing.commit(later))
 
-    server.fault("second_writer", call=follow)
+    server.fault("move", COMMIT, call=follow)
     if error is None:
         assert hub.commit(addition(parent)).revision == writing.commits[1].oid
     else:
@@ -262,7 +262,7 @@ def test_a_tag_is_never_moved(server: HubServer, writing: Repository) -> None:
         hub.tag("oz-a", writing.head(), "A")
     hub.tag("oz-b", None, "B")
     assert writing.tags == {"oz-a": first, "oz-b": writing.head()}
-    server.fault("refuse_tag")
+    server.fault("status", "*/tag*", method="POST", code=403)
     with pytest.raises(Forbidden):
         hub.tag("oz-c", first, "C")
     server.fault("status", "*/tag", code=200)

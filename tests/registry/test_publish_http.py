@@ -132,7 +132,8 @@ def test_a_commit_of_somebody_else_in_between_is_kept(
 ) -> None:
     repo = server.repository("org/zoo")
     server.fault(
-        "second_writer",
+        "move",
+        "*/commit/*",
         times=1,
         call=lambda: repo.commit({"notes.txt": b"mine", "README.md": b"# New\n"}),
     )

@@ -51,9 +51,7 @@ def _api(hub: HubState, request: Request, repo_id: str, rest: list[str]) -> Repl
         case ("GET", "revision", revision):
             return _info(readable(hub, request, repo_id), revision, request)
         case ("GET", "refs"):
-            return _refs(readable(hub, request, repo_id), request)
-        case ("GET", "commits", revision):
-            return _log(readable(hub, request, repo_id), revision)
+            return _refs(readable(hub, request, repo_id))
         case ("GET", "tree", revision, *path):
             return _tree(hub, request, readable(hub, request, repo_id), revision, "/".join(path))
         case ("POST", "paths-info", revision):
@@ -64,10 +62,6 @@ def _api(hub: HubState, request: Request, repo_id: str, rest: list[str]) -> Repl
             return commit(hub, request, writable(hub, request, repo_id), branch)
         case ("POST", "tag", revision):
             return tag(request, writable(hub, request, repo_id), revision)
-        case ("DELETE", "tag", name):
-            return untag(writable(hub, request, repo_id), name)
-        case ("POST", "branch", branch):
-            return branch(request, writable(hub, request, repo_id), branch)
     return as_json({"error": "Not Found"}, 404)
 
 
@@ -119,49 +113,28 @@ def _info(repo: Repository, revision: str | None, request: Request) -> Reply:
     return as_json(about | flags | {"lastModified": _date(commit), "siblings": siblings})
 
 
-def _refs(repo: Repository, request: Request) -> Reply:
-    with repo.lock:
-        refs: dict[str, list[dict[str, str]]] = {
-            "branches": [
-                _ref(name, f"refs/heads/{name}", oid) for name, oid in repo.branches.items()
-            ],
-            "converts": [],
-            "tags": [_ref(name, f"refs/tags/{name}", oid) for name, oid in repo.tags.items()],
-        }
-        if request.query.get("include_prs") == "1":
-            refs["pullRequests"] = [
-                _ref(pull.branch, pull.branch, pull.commit.oid) for pull in repo.pulls
-            ]
-    return as_json(refs)
-
-
-def _ref(name: str, ref: str, oid: str) -> dict[str, str]:
-    return {"name": name, "ref": ref, "targetCommit": oid}
-
-
-def _log(repo: Repository, revision: str) -> Reply:
-    commits = repo.log(at(repo, revision).oid)[::-1]
-    entry = {"authors": [{"user": "tester"}], "message": ""}
-    return as_json(
-        [
-            entry | {"id": commit.oid, "date": _date(commit), "title": commit.message}
-            for commit in commits
+def _refs(repo: Repository) -> Reply:
+    def told(names: dict[str, str], kind: str) -> list[dict[str, str]]:
+        return [
+            {"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": oid}
+            for name, oid in names.items()
         ]
-    )
+
+    with repo.lock:
+        branches, tags = told(repo.branches, "heads"), told(repo.tags, "tags")
+    return as_json({"branches": branches, "converts": [], "tags": tags})
 
 
 def _tree(hub: HubState, request: Request, repo: Repository, revision: str, folder: str) -> Reply:
     commit = at(repo, revision)
     recursive = request.query.get("recursive", "").lower() in ("1", "true")
+    root = f"{folder}/" if folder else ""
     entries = [
         entry
         for entry in _entries(repo, commit)
-        if not folder or entry["path"].startswith(f"{folder}/")
-        if recursive or "/" not in entry["path"][len(folder) + 1 if folder else 0 :]
+        if entry["path"].startswith(root)
+        if recursive or "/" not in entry["path"].removeprefix(root)
     ]
-    if folder and not entries:
-        missing = f"{folder} does not exist on {revision!r}"
-        raise refuse(404, missing, "EntryNotFound", **{"X-Repo-Commit": commit.oid})
     start, size = int(request.query.get("cursor", "0")), hub.paged or len(entries) + 1
     headers = {"X-Repo-Commit": commit.oid}
     if start + size < len(entries):
@@ -345,7 +318,8 @@ def commit(hub: HubState, request: Request, repo: Repository, branch: str) -> Re
     header = lines[0]["value"]
     parent = header.get("parentCommit")
     with repo.lock:
-        changes = _changes(repo, at(repo, branch), lines[1:])
+        at(repo, branch)
+        changes = _changes(repo, lines[1:])
         if request.query.get("create_pr") == "1":
             base = at(repo, parent or branch).oid
             pull = repo.propose(changes, message=header["summary"], base=base)
@@ -371,9 +345,7 @@ def _committed(hub: HubState, repo: Repository, commit: Commit, more: dict[str, 
     )
 
 
-def _changes(
-    repo: Repository, base: Commit, lines: Iterable[dict[str, Any]]
-) -> dict[str, Blob | None]:
+def _changes(repo: Repository, lines: Iterable[dict[str, Any]]) -> dict[str, Blob | None]:
     changes: dict[str, Blob | None] = {}
     for line in lines:
         value, path = line["value"], line["value"]["path"]
@@ -385,16 +357,6 @@ def _changes(
             if (data := repo.objects.get(value["oid"])) is None:
                 raise refuse(400, f"LFS pointer of {path} points to an object that does not exist")
             changes[path] = Blob(data, lfs=True)
-        else:
-            folder = path.rstrip("/") + "/"
-            gone = [
-                old
-                for old in base.blobs
-                if old == path or (line["key"] == "deletedFolder" and old.startswith(folder))
-            ]
-            if not gone:
-                raise refuse(404, "A file with this name doesn't exist", "EntryNotFound")
-            changes |= dict.fromkeys(gone)
     return changes
 
 
@@ -410,21 +372,4 @@ def tag(request: Request, repo: Repository, revision: str) -> Reply:
         if name in repo.tags:
             raise refuse(409, f"Tag {name} already exists")
         repo.tags[name] = oid
-    return as_json({})
-
-
-def untag(repo: Repository, name: str) -> Reply:
-    """Delete a tag."""
-    if repo.tags.pop(name, None) is None:
-        raise refuse(404, f"Invalid rev id: {name}", "RevisionNotFound")
-    return as_json({})
-
-
-def branch(request: Request, repo: Repository, name: str) -> Reply:
-    """Start a branch."""
-    with repo.lock:
-        oid = at(repo, request.json.get("startingPoint") or repo.default_branch).oid
-        if name in repo.branches:
-            raise refuse(409, f"Reference already exists: {name}")
-        repo.branches[name] = oid
     return as_json({})
