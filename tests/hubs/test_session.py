@@ -168,9 +168,7 @@ print(http_client().get(f"http://[::1]:{port}/").status_code)
 """
 
 
-@pytest.mark.parametrize(
-    "value", ["[::1]", "::1", "localhost, [::1]", "[::1]:PORT", "[::1],fd00::/8,[fd00::]/8"]
-)
+@pytest.mark.parametrize("value", ["[::1]", "localhost, [::1]:PORT", "[::1],fd00::/8,[fd00::]/8"])
 @pytest.mark.parametrize("version", [1, 2])
 def test_an_ipv6_address_is_excepted_from_a_proxy(version: int, value: str) -> None:
     try:
