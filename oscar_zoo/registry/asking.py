@@ -103,41 +103,23 @@ def _as_options(hubs: Iterable[str]) -> str:
 def explained(error: OscarZooError, job: PullJob) -> OscarZooError:
     """`error` of hubs that could not help, with what was looked for and what the user can do: use
     the copy in the store, or fetch it again."""
-    if job.pin is not None and job.trust.lock is not None:
-        return _pinned_missing(error, job, job.pin, job.trust.lock.path)
-    record = find_installed(job.reference, job.store, job.catalog)
-    if record is None:
-        return _missing(error, job)
-    if (damaged := _damaged(error, job, record)) is not None:
+    pin, lock = job.pin, job.trust.lock
+    if pin is None or lock is None:
+        copy = find_installed(job.reference, job.store, job.catalog)
+    else:
+        there = [one for one in job.store.installed() if one.id.key == pin.artifact_id.key]
+        same = (one for one in there if pin.same_bytes(one.digest, one.manifest_sha256))
+        copy = next(same, None)
+    damaged = None if copy is None else _damaged(error, job, copy)
+    if damaged is not None:
         return damaged
+    if pin is not None and lock is not None:
+        return _pinned_missing(error, job, pin, lock.path)
+    if copy is None:
+        return _missing(error, job)
     if isinstance(error, NetworkError):
         again = f"oscar-zoo pull {job.reference} --offline"
-        error.advise(f"a copy of {record.fetched[:10]} is here; to use it: {again}")
-    return error
-
-
-def _pinned_missing(error: OscarZooError, job: PullJob, pin: Pin, lock: Path) -> OscarZooError:
-    """`error` about a version that a lock pins, with where the version was and which other versions
-    are here."""
-    if job.offline and not isinstance(error, NetworkError):
-        error = OfflineError.for_name(str(job.reference), go_online=job.go_online)
-    others = []
-    for record in job.store.installed():
-        if record.id.key == pin.artifact_id.key:
-            same = pin.same_bytes(record.digest, record.manifest_sha256)
-            if same and (damaged := _damaged(error, job, record)) is not None:
-                return damaged
-        elif record.id.model.casefold() == pin.artifact_id.model.casefold():
-            others.append(record.id.reference)
-    name = pin.artifact_id.reference
-    error.message = (
-        f"{lock} pins {job.reference} to {name}, which is not on this machine and could not be"
-        f" fetched: {error.message}"
-    )
-    error.args = (error.message,)
-    fetch = f"fetch it from where it was: oscar-zoo pull {name} --hub {quote(pin.hub)}"
-    use = f"; or name the version that is here: {sorted(others)[0]}" if others else ""
-    error.advise(f"{fetch}{use}")
+        error.advise(f"a copy of {copy.fetched[:10]} is here; to use it: {again}")
     return error
 
 
@@ -154,6 +136,24 @@ def _damaged(error: OscarZooError, job: PullJob, record: Record) -> IntegrityErr
         damage.advise(said)
         return damage
     return None
+
+
+def _pinned_missing(error: OscarZooError, job: PullJob, pin: Pin, lock: Path) -> OscarZooError:
+    """`error` about a version that a lock pins, with where the version was and which other versions
+    are here."""
+    if job.offline and not isinstance(error, NetworkError):
+        error = OfflineError.for_name(str(job.reference), go_online=job.go_online)
+    model, name = pin.artifact_id.model.casefold(), pin.artifact_id.reference
+    others = [one.id for one in job.store.installed() if one.id.key != pin.artifact_id.key]
+    here = sorted(one.reference for one in others if one.model.casefold() == model)
+    _say(
+        error,
+        f"{lock} pins {job.reference} to {name}, which is not on this machine and could not be"
+        f" fetched: {error.message}",
+    )
+    fetch = f"fetch it from where it was: oscar-zoo pull {name} --hub {quote(pin.hub)}"
+    error.advise(f"{fetch}; or name the version that is here: {here[0]}" if here else fetch)
+    return error
 
 
 def _missing(error: OscarZooError, job: PullJob) -> OscarZooError:
@@ -176,7 +176,11 @@ def _missing(error: OscarZooError, job: PullJob) -> OscarZooError:
         error.said = error.message
     unknown = HubUnreachable.for_unknown(str(reference), [error.message], error.suggestions)
     missing = f"{reference} is not on this machine and could not be fetched: {error.message}"
-    error.message = missing if knows(reference.name) else unknown.message
-    error.args = (error.message,)
+    _say(error, missing if knows(reference.name) else unknown.message)
     error.advice = f"{unknown.advice}; {here}"
     return error
+
+
+def _say(error: OscarZooError, message: str) -> None:
+    error.message = message
+    error.args = (message,)

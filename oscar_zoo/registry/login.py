@@ -95,7 +95,11 @@ def whoami() -> str | None:
 
     limits = replace(address.load().network.limits(), tries=1)
     endpoint = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
-    hub = Transport(TITLE, endpoint, token=user_token, refusal=_refusal, limits=limits)
+
+    def refusal(reply: HttpReply, sent_token: bool) -> Exception:
+        return _refused(reply.status)
+
+    hub = Transport(TITLE, endpoint, token=user_token, refusal=refusal, limits=limits)
     seconds = min(_WHOAMI_SECONDS, limits.read)
     try:
         reply = hub.get(f"{hub.endpoint}/api/whoami-v2", limit=1 << 20, seconds=seconds)
@@ -108,40 +112,33 @@ def whoami() -> str | None:
 
 def _log_in() -> None:
     """Run the dialogue of Hugging Face's client on this terminal; the client checks the token and
-    saves it in its own file. What it prints goes to stderr."""
+    saves it in its own file. What it prints goes to stderr, and what the hub did not accept is said
+    in our words."""
+    from huggingface_hub import login
+    from huggingface_hub.errors import DeviceCodeError, HfHubHTTPError
+
     from oscar_zoo.registry.hubs.http import Failed, http_client, reached
+
+    def dialogue() -> Exception | None:
+        try:
+            login(skip_if_logged_in=False)
+        except HfHubHTTPError as error:
+            return _refused(error.response.status_code)
+        except DeviceCodeError:
+            again = "run it again: oscar-zoo login"
+            return AccessError("Hugging Face did not confirm the login.", hint=again)
+        except ValueError:
+            own = "paste one of your own account"
+            return UsageError("Hugging Face takes no such token for a login.", hint=own)
+        return None
 
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            refusal = reached(TITLE, http_client(), _dialogue)
+            refusal = reached(TITLE, http_client(), dialogue)
     except Failed as failed:
         refusal = failed.error
     if refusal is not None:
         raise refusal
-
-
-def _dialogue() -> Exception | None:
-    """Run the dialogue; what the hub did not accept, in our words."""
-    from huggingface_hub import login
-    from huggingface_hub.errors import DeviceCodeError, HfHubHTTPError
-
-    try:
-        login(skip_if_logged_in=False)
-    except HfHubHTTPError as error:
-        return _refused(error.response.status_code)
-    except DeviceCodeError:
-        return AccessError(
-            "Hugging Face did not confirm the login.", hint="run it again: oscar-zoo login"
-        )
-    except ValueError:
-        return UsageError(
-            "Hugging Face takes no such token for a login.", hint="paste one of your own account"
-        )
-    return None
-
-
-def _refusal(reply: HttpReply, sent_token: bool) -> OscarZooError:
-    return _refused(reply.status)
 
 
 def _refused(status: int) -> OscarZooError:

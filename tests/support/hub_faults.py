@@ -12,7 +12,7 @@ import inspect
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
@@ -34,7 +34,6 @@ class Fault:
     methods: tuple[str, ...]
     arguments: dict[str, Any]
     files_only: bool
-    owner: Faults = field(repr=False)
     hits: int = 0
 
     def matches(self, request: Request) -> bool:
@@ -45,10 +44,6 @@ class Fault:
             return False
         names = (request.path, unquote(request.target), request.file or "")
         return any(fnmatch.fnmatchcase(name, self.path) for name in names)
-
-    def remove(self) -> None:
-        """Switch it off."""
-        self.owner.remove(self)
 
 
 class Faults:
@@ -72,15 +67,10 @@ class Faults:
         methods = (method.upper(),) if method else _READS if of_content else _ALL
         everywhere = path in (None, "*")
         where = "*" if path is None else path
-        fault = Fault(kind, where, times, methods, arguments, of_content and everywhere, self)
+        fault = Fault(kind, where, times, methods, arguments, of_content and everywhere)
         with self._lock:
             self._active.insert(0, fault)
         return fault
-
-    def remove(self, fault: Fault) -> None:
-        """Switch a fault off; twice is fine."""
-        with self._lock:
-            self._active = [other for other in self._active if other is not fault]
 
     def clear(self) -> None:
         """Switch all off."""

@@ -65,10 +65,6 @@ def _api(hub: HubState, request: Request, repo_id: str, rest: list[str]) -> Repl
     return as_json({"error": "Not Found"}, 404)
 
 
-def _date(commit: Commit) -> str:
-    return datetime.fromtimestamp(commit.time, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-
-
 def _whoami(request: Request) -> Reply:
     identified(request)
     access = {"displayName": "tests", "role": "write"}
@@ -84,33 +80,13 @@ def _whoami(request: Request) -> Reply:
 
 def _info(repo: Repository, revision: str | None, request: Request) -> Reply:
     commit = at(repo, revision or repo.default_branch)
-    siblings = []
-    for path, blob in commit.blobs.items():
-        sibling: dict[str, Any] = {"rfilename": path}
-        if request.query.get("blobs", "").lower() in ("1", "true"):
-            sibling |= {"size": len(blob.data), "blobId": blob.git_oid}
-            if blob.lfs and not repo.no_sha256:
-                sibling["lfs"] = {
-                    "sha256": blob.sha256,
-                    "size": len(blob.data),
-                    "pointerSize": len(blob.pointer),
-                }
-        siblings.append(sibling)
-    about = {
-        "id": repo.id,
-        "modelId": repo.id,
-        "author": repo.id.split("/")[0],
-        "sha": commit.oid,
-        "disabled": False,
-    }
-    flags: dict[str, Any] = {
-        "private": repo.private,
-        "gated": "manual" if repo.gated else False,
-        "tags": [],
-        "downloads": 0,
-        "likes": 0,
-    }
-    return as_json(about | flags | {"lastModified": _date(commit), "siblings": siblings})
+    names = {"id": repo.id, "modelId": repo.id, "author": repo.id.split("/")[0], "sha": commit.oid}
+    gated = "manual" if repo.gated else False
+    flags = {"private": repo.private, "gated": gated, "disabled": False, "tags": []}
+    date = datetime.fromtimestamp(commit.time, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+    siblings = [{"rfilename": path} for path in commit.blobs]
+    counts = {"downloads": 0, "likes": 0, "lastModified": date, "siblings": siblings}
+    return as_json(names | flags | counts)
 
 
 def _refs(repo: Repository) -> Reply:
@@ -131,7 +107,7 @@ def _tree(hub: HubState, request: Request, repo: Repository, revision: str, fold
     root = f"{folder}/" if folder else ""
     entries = [
         entry
-        for entry in _entries(repo, commit)
+        for entry in _entries(commit)
         if entry["path"].startswith(root)
         if recursive or "/" not in entry["path"].removeprefix(root)
     ]
@@ -143,38 +119,23 @@ def _tree(hub: HubState, request: Request, repo: Repository, revision: str, fold
     return as_json(entries[start : start + size], headers=headers)
 
 
-def _entries(repo: Repository, commit: Commit) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [
-        {
-            "type": "directory",
-            "oid": hashlib.sha1(path.encode(), usedforsecurity=False).hexdigest(),
-            "size": 0,
-            "path": path,
-        }
-        for path in commit.folders
-    ]
+def _entries(commit: Commit) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for path in commit.folders:
+        oid = hashlib.sha1(path.encode(), usedforsecurity=False).hexdigest()
+        found.append({"type": "directory", "oid": oid, "size": 0, "path": path})
     for path, blob in commit.blobs.items():
-        entry: dict[str, Any] = {
-            "type": "file",
-            "oid": blob.git_oid,
-            "size": len(blob.data),
-            "path": path,
-        }
-        if blob.lfs and not repo.no_sha256:
-            entry["lfs"] = {
-                "oid": blob.sha256,
-                "size": len(blob.data),
-                "pointerSize": len(blob.pointer),
-            }
-        found.append(entry)
+        size = len(blob.data)
+        found.append({"type": "file", "oid": blob.git_oid, "size": size, "path": path})
+        if blob.lfs:
+            pointer = len(blob.pointer)
+            found[-1]["lfs"] = {"oid": blob.sha256, "size": size, "pointerSize": pointer}
     return found
 
 
 def _paths_info(request: Request, repo: Repository, revision: str) -> Reply:
     wanted = set(request.form("paths"))
-    return as_json(
-        [entry for entry in _entries(repo, at(repo, revision)) if entry["path"] in wanted]
-    )
+    return as_json([entry for entry in _entries(at(repo, revision)) if entry["path"] in wanted])
 
 
 def _resolve(hub: HubState, request: Request, repo_id: str, revision: str, path: str) -> Reply:

@@ -127,7 +127,7 @@ def _listing(request: Request, repo: Repository) -> Reply:
     root = request.query.get("Root", "").strip("/")
     recursive = request.query.get("Recursive", "").lower() == "true"
     entries = []
-    for entry in _entries(repo, commit):
+    for entry in _entries(commit):
         inside = entry["Path"].removeprefix(f"{root}/") if root else entry["Path"]
         below = not root or inside != entry["Path"]
         if below and (recursive or "/" not in inside):
@@ -136,7 +136,7 @@ def _listing(request: Request, repo: Repository) -> Reply:
     return _success({"Files": entries, "LatestCommitter": {"Id": "", "ShortId": commit.oid[:8]}})
 
 
-def _entries(repo: Repository, commit: Commit) -> Iterable[dict[str, Any]]:
+def _entries(commit: Commit) -> Iterable[dict[str, Any]]:
     shared = {
         "Revision": commit.oid,
         "CommittedDate": commit.time,

@@ -100,7 +100,6 @@ class Repository:
         token: who reads must show it; without one a private repository takes any token.
         write_token: who writes must show it; without one any token may write.
         gated: content only for `token`; listings for everyone.
-        no_sha256: listings do not tell sha256.
         objects: stored large files by sha256.
         history: every commit that can be asked for.
         tags: commit by tag.
@@ -113,7 +112,6 @@ class Repository:
     gated: bool = False
     token: str | None = None
     write_token: str | None = None
-    no_sha256: bool = False
     objects: dict[str, bytes] = field(default_factory=dict, repr=False)
     history: dict[str, Commit] = field(default_factory=dict, repr=False)
     branches: dict[str, str] = field(default_factory=dict)
@@ -212,12 +210,6 @@ class Repository:
                 path: blob for path, blob in commit.blobs.items() if before.get(path) != blob
             }
             return self.commit_blobs(changed, message=commit.message).oid
-
-    def move(self, name: str, oid: str) -> None:
-        """Put a tag or a branch on another commit; a new name is a tag."""
-        with self.lock:
-            refs = self.branches if name in self.branches else self.tags
-            refs[name] = self.at(oid).oid
 
     def rewrite_history(self) -> str:
         """Force-push one commit with the same files: all other commits and all tags are gone.

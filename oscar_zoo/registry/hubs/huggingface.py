@@ -161,7 +161,7 @@ class HuggingFaceSource:
                 create_pr=change.propose,
             )
 
-        info = self._write("writing", send, size=sum(map(len, change.paths.values())))
+        info = self._write("writing", send, size=sum(len(data) for _, data in paths))
         if not COMMIT.fullmatch(str(info.oid)):
             raise HubUnreachable.for_hub(self.title, "its answer names no commit")
         if change.propose and not info.pr_url:  # nothing would change
@@ -171,7 +171,21 @@ class HuggingFaceSource:
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
         target = revision or self.resolve(None)
-        put = partial(_put_tag, self.repo, name, target, message)
+
+        def put(api: Any) -> str:
+            """Create the tag; the commit that it is on now, which may be another one."""
+            from huggingface_hub.errors import HfHubHTTPError
+
+            try:
+                api.create_tag(self.repo, tag=name, tag_message=message, revision=target)
+            except HfHubHTTPError as error:
+                if error.response.status_code != 409:
+                    raise
+                tags = api.list_repo_refs(self.repo).tags
+                found = [tag.target_commit for tag in tags if tag.name == name]
+                return str(found[0]) if found else "that nobody names"
+            return target
+
         found = self._write("tagging", put)
         if found != target:
             raise ConflictError(
@@ -262,20 +276,6 @@ def user_token() -> str | None:
     raise LoginRequired(
         "the token for Hugging Face cannot be read.", hint="log in again: oscar-zoo login"
     )
-
-
-def _put_tag(repo: str, name: str, target: str, message: str, api: Any) -> str:
-    """Create a tag, and tell which commit it is on: `target`, or where it was before."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        api.create_tag(repo, tag=name, tag_message=message, revision=target)
-    except HfHubHTTPError as error:
-        if error.response.status_code != 409:
-            raise
-        found = [tag.target_commit for tag in api.list_repo_refs(repo).tags if tag.name == name]
-        return str(found[0]) if found else "that nobody names"
-    return target
 
 
 @contextlib.contextmanager
