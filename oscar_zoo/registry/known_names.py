@@ -208,12 +208,12 @@ def _index(source: str, *, ask: bool) -> Index:
     with contextlib.suppress(OscarZooError):  # it may have been a hub of another time
         hub = address.open_hub(source)
         if isinstance(hub, RemoteHub):
-            age = hub.seconds_since_answer()
+            age = hub.cache.seconds_since_answer()
             if ask and (age is None or age > DAY):
                 with contextlib.suppress(OscarZooError):
                     late = OscarZooError("late")
                     within(PATIENCE, lambda: hub.root_file(INDEX_NAME), error=lambda: late)
-            documents += hub.kept_root_files(INDEX_NAME)
+            documents += hub.cache.copies(INDEX_NAME)
         else:
             documents.append(hub.root_file(INDEX_NAME))
     known = []

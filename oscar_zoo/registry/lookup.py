@@ -197,6 +197,4 @@ def _in_folder(target: PathTarget) -> Entry:
 
 def _means(reference: Reference, entry: Entry) -> bool:
     tagged = reference.tag is None or entry.id.tag.casefold() == reference.tag.casefold()
-    return tagged and (
-        reference.digest is None or (entry.digest or "").startswith(reference.digest)
-    )
+    return tagged and (entry.digest or "").startswith(reference.digest or "")

@@ -235,5 +235,5 @@ def _means(pin: Pin, reference: Reference, folder: str) -> bool:
     if artifact.key == reference.name.casefold():
         return True
     tagged = reference.tag is None or artifact.tag.casefold() == reference.tag.casefold()
-    digested = reference.digest is None or pin.digest.startswith(reference.digest)
+    digested = pin.digest.startswith(reference.digest or "")
     return artifact.model.casefold() == folder and tagged and digested

@@ -47,8 +47,7 @@ class ResolvedArtifact:
 
     @property
     def digest(self) -> str | None:
-        """Digest of what the hub offers by its listing, or `None` when the listing lacks a
-        sha256."""
+        """Of what the hub offers by its listing; `None` when the listing lacks a sha256."""
         known = [FileDigest(f.path, f.sha256, f.size) for f in self.files if f.sha256 is not None]
         return artifact_digest(known) if len(known) == len(self.files) else None
 

@@ -138,24 +138,17 @@ def open_hub(text: str | None = None, *, network: NetworkSettings | None = None)
         return kind.open(place, (network or load().network).limits())
     # The text may hold somebody's password, in an address of another kind.
     text = re.sub(r"//[^/@]*@", "//***@", text)
-    form = (
-        f"a hub in a folder is written file:{text}"
-        if os.path.lexists(text)
-        else f"a hub is written {table.FORMS}"
-    )
-    raise UsageError(f"{text[:120]!r} is not a hub.", hint=form)
+    form = f"in a folder is written file:{text}" if os.path.lexists(text) else None
+    hint = f"a hub {form or f'is written {table.FORMS}'}"
+    raise UsageError(f"{text[:120]!r} is not a hub.", hint=hint)
 
 
 def publishing_hubs(texts: Sequence[str] = ()) -> tuple[Hub, ...]:
     """The hubs to publish to, those without commits last; default the zoo of this user."""
     settings = load(texts)
-    wanted = sorted(settings.publish, key=_is_written_last)
+    last = [scheme for scheme, kind in table.HUBS.items() if not kind.has_commits]
+    wanted = sorted(settings.publish, key=lambda hub: hub.partition(":")[0].casefold() in last)
     return tuple(open_hub(text, network=settings.network) for text in wanted) or (open_hub(),)
-
-
-def _is_written_last(text: str) -> bool:
-    kind = table.kind_of(text)
-    return kind is not None and not kind.has_commits
 
 
 def load(hubs: Sequence[str] = (), *, offline: bool = False) -> HubSettings:
@@ -164,7 +157,9 @@ def load(hubs: Sequence[str] = (), *, offline: bool = False) -> HubSettings:
     named = _split(hubs) or _split([os.environ.get("OSCAR_ZOO_HUB", "")])
     listed = named or stored.hubs
     own = f"file:{paths.default_zoo_dir()}"
-    read = _expand(listed) if listed else (own, *PUBLIC)
+    read: tuple[str, ...] = (own, *PUBLIC)
+    if listed:
+        read = tuple(hub for text in listed for hub in (PUBLIC if text == "default" else (text,)))
     publish = named or ((stored.publish,) if stored.publish else ())
     offline = offline or os.environ.get("OSCAR_ZOO_OFFLINE") == OFFLINE_OPTION
     causes = [WITHOUT_OPTION] if offline else []
@@ -174,10 +169,6 @@ def load(hubs: Sequence[str] = (), *, offline: bool = False) -> HubSettings:
         causes.append(f"set offline = false in {paths.config_dir() / FILE_NAME}")
     go_online = WITHOUT_OPTION if offline else "; ".join(causes)
     return HubSettings(read, publish, bool(causes), stored.network, go_online)
-
-
-def _expand(listed: Sequence[str]) -> tuple[str, ...]:
-    return tuple(hub for text in listed for hub in (PUBLIC if text == "default" else (text,)))
 
 
 def _split(texts: Sequence[str]) -> tuple[str, ...]:
@@ -193,12 +184,10 @@ def _read() -> _File:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise UsageError(
-            f"{path}: {where}: {first['msg']}.", hint="the settings are listed in docs/hubs.md"
-        ) from None
+        hint = "the settings are listed in docs/hubs.md"
+        raise UsageError(f"{path}: {where}: {first['msg']}.", hint=hint) from None
     except OSError as error:
         raise StorageError.for_os(f"cannot read {path}", error) from None
     except (ValueError, TypeError) as error:
-        raise UsageError(
-            f"{path} cannot be read: {error}.", hint="repair it or move it away"
-        ) from None
+        hint = "repair it or move it away"
+        raise UsageError(f"{path} cannot be read: {error}.", hint=hint) from None

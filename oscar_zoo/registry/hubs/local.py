@@ -138,9 +138,8 @@ class LocalHub:
 
     def commit(self, change: Change) -> Commit:
         if change.propose:
-            raise UsageError(
-                f"{self.title} takes no proposals.", hint="publish without --create-pr"
-            )
+            text = f"{self.title} takes no proposals."
+            raise UsageError(text, hint="publish without --create-pr")
         for name in (*change.files, *change.root):
             check_part(name, "file name")
         if change.artifact is not None:

@@ -82,17 +82,16 @@ class ModelScopeSource:
         self._listed: Listing | None = None
 
     def resolve(self, revision: str | None) -> str:
-        listed = self._listed
-        known = listed is not None and listed.revision == revision
+        known = self._listed is not None and self._listed.revision == revision
         if revision is not None and (known or wire.is_commit(revision)):
             return revision
-        self._listed = self._list(revision or BRANCH)
+        self._listed = self._find(revision or BRANCH)[1]
         return self._listed.revision
 
     def listing(self, revision: str) -> Mapping[str, HubFile]:
         listed = self._listed
         if listed is None or listed.revision != revision:
-            listed = self._listed = self._list(revision)
+            listed = self._listed = self._find(revision)[1]
         return listed.files
 
     def read(
@@ -104,17 +103,15 @@ class ModelScopeSource:
         progress: Callable[[int], None] | None = None,
     ) -> bytes:
         site = self._home or self._find(revision)[0]
-        url = wire.address(
-            site.endpoint, self._repo, "repo", Revision=wire.name_of(revision), FilePath=file.path
-        )
+        asked = {"Revision": wire.name_of(revision), "FilePath": file.path}
+        url = wire.address(site.endpoint, self._repo, "repo", **asked)
         try:
             return site.get(url, limit=limit, size=file.size, progress=progress).body
         except Refused as refused:
             refusal = refused
         if refusal.is_missing:
-            raise NotFoundError(
-                f"{self.title} lists {file.path}, but does not have it.", hint="tell its owner"
-            )
+            text = f"{self.title} lists {file.path}, but does not have it."
+            raise NotFoundError(text, hint="tell its owner")
         raise refusal.as_error(self.title, doing="reading")
 
     def create(self, *, private: bool) -> None:
@@ -123,24 +120,23 @@ class ModelScopeSource:
 
     def commit(self, change: Change) -> Commit:
         if change.propose:
-            raise UsageError(
-                f"{self.title} takes no proposals.", hint="publish without --create-pr"
-            )
-        before = self._list(BRANCH)
+            text = f"{self.title} takes no proposals."
+            raise UsageError(text, hint="publish without --create-pr")
+        before = self._find(BRANCH)[1]
         new = change.paths.keys() - change.root.keys()
         if change.parent not in (None, before.revision) or not new.isdisjoint(before.files):
             raise StaleRevision.for_hub(self.title)
         with self._client() as client:
             made = client.commit(change.paths, change.message, BRANCH)
-        self._listed = after = self._list(BRANCH)
+        self._listed = after = self._find(BRANCH)[1]
         self._check_arrived(change, after)
         return Commit(made or after.revision)
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
-        wanted = self._list(revision or BRANCH)
+        wanted = self._find(revision or BRANCH)[1]
         with self._client() as client:
             client.tag(name, wanted.commit or wanted.name)
-        if not self._list(name).is_same(wanted):
+        if not self._find(name)[1].is_same(wanted):
             raise ConflictError(
                 f"{self.title} has the tag {name} on another commit.",
                 hint="a tag is never moved; ask its owner",
@@ -160,9 +156,6 @@ class ModelScopeSource:
                 f"{self.title} took the change, but does not have {path} as it was sent.",
                 hint="somebody else may have written at the same time: run it again, which is safe",
             )
-
-    def _list(self, revision: str) -> Listing:
-        return self._find(revision)[1]
 
     def _find(self, revision: str) -> tuple[Transport, Listing]:
         """The site that has the repository, and its listing at `revision`."""

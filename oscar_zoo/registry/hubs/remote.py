@@ -107,7 +107,7 @@ class RemoteHub:
             if self._pinned is None:
                 self._pinned = self._source.resolve(self._asked)
                 if self._asked is None:
-                    self._cache.note_answer()
+                    self.cache.note_answer()
             return self._pinned
 
     def at(self, revision: str) -> Self:
@@ -161,16 +161,6 @@ class RemoteHub:
         file = self._listing().get(check_part(path, "file name"))
         return self._kept(file, MAX_ROOT_BYTES) if file is not None else None
 
-    def kept_root_files(self, path: str) -> tuple[bytes, ...]:
-        """A root file as it is kept of every commit that was looked at on this machine; asks
-        nobody."""
-        return self._cache.copies(check_part(path, "file name"))
-
-    def seconds_since_answer(self) -> float | None:
-        """How long ago this hub told anybody on this machine where it stands; `None` if never. Asks
-        nobody."""
-        return self._cache.seconds_since_answer()
-
     def create(self, *, private: bool = False) -> None:
         self._source.create(private=private)
 
@@ -192,14 +182,15 @@ class RemoteHub:
         self._source.tag(name, revision, message)
 
     @property
-    def _cache(self) -> MetadataCache:
+    def cache(self) -> MetadataCache:
+        """What is kept of this hub; asks nobody."""
         return MetadataCache(self._source.key)
 
     def _listing(self) -> Listing:
         with self._lock:
             if self._listed is None:
                 fetch = partial(_listing_bytes, self._source, self.revision)
-                data = self._cache.listing(self.revision, fetch)
+                data = self.cache.listing(self.revision, fetch)
                 what = f"the listing of {self.title}"
                 rows = strict_json.loads(data, what=what, max_bytes=MAX_FILE_BYTES)
                 self._listed = {row[0]: HubFile(*row) for row in rows}
@@ -208,7 +199,7 @@ class RemoteHub:
     def _kept(self, file: HubFile, limit: int) -> bytes:
         """A small file, from the cache or through it; compared with the listing either way."""
         read = partial(self._read, file, limit, None, whole=True)
-        data = self._cache.file(self.revision, file.path, read)
+        data = self.cache.file(self.revision, file.path, read)
         if difference(file, data, whole=True) is not None or len(data) > limit:
             return read()
         return data

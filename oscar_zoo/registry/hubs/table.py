@@ -71,11 +71,6 @@ def kind_of(text: str) -> HubKind | None:
     return HUBS.get(scheme.casefold()) if colon else None
 
 
-def _open_folder(place: str, limits: Limits | None) -> Hub:
-    path = _folder(place)
-    return LocalHub(path, must_exist=path != paths.default_zoo_dir())
-
-
 def _open_huggingface(place: str, limits: Limits | None) -> Hub:
     from oscar_zoo.registry.hubs.huggingface import open_huggingface
 
@@ -90,25 +85,21 @@ def _open_modelscope(place: str, limits: Limits | None) -> Hub:
 
 def _repository(scheme: str, place: str) -> tuple[str, str | None]:
     """Repository and revision of `ORG/REPO[@REVISION]`."""
-    text = f"{scheme}:{place}"[:120]
     repository, at, revision = place.partition("@")
     organisation, _, name = repository.partition("/")
     try:
         check_part(organisation, "organisation")
         check_part(name, "repository")
+        if at and (_REVISION.fullmatch(revision) is None or ".." in revision):
+            raise InvalidName("there is no valid revision after @.")
     except InvalidName as error:
-        raise UsageError(
-            f"{text!r} is not a hub: {error.message}", hint=f"a hub is written {FORMS}"
-        ) from None
-    if at and (_REVISION.fullmatch(revision) is None or ".." in revision):
-        raise UsageError(
-            f"{text!r} has no valid revision after @.", hint="name a branch, a tag or a commit"
-        )
+        text = f"{f'{scheme}:{place}'[:120]!r} is not a hub: {error.message}"
+        raise UsageError(text, hint=f"a hub is written {FORMS}") from None
     return repository, revision or None
 
 
-def _folder(place: str) -> Path:
-    """The folder of `PATH` (absolute, relative or with `~`) or `///PATH`."""
+def _open_folder(place: str, limits: Limits | None) -> Hub:
+    """The hub in the folder `PATH` (absolute, relative or with `~`) or `///PATH`."""
     text = f"file:{place}"[:120]
     if place.startswith("//"):
         host, slash, path = place[2:].partition("/")
@@ -119,7 +110,8 @@ def _folder(place: str) -> Path:
         place = "/" + unquote(path)
     if not place or "\0" in place:
         raise UsageError(f"{text!r} has no path.", hint="a hub in a folder is written file:PATH")
-    return Path(place).expanduser().resolve()
+    path = Path(place).expanduser().resolve()
+    return LocalHub(path, must_exist=path != paths.default_zoo_dir())
 
 
 def huggingface_credential() -> Credential | None:
