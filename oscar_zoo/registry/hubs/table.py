@@ -102,12 +102,12 @@ def _open_folder(place: str, limits: Limits | None) -> Hub:
     """The hub in the folder `PATH` (absolute, relative or with `~`) or `///PATH`."""
     text = f"file:{place}"[:120]
     if place.startswith("//"):
-        host, slash, path = place[2:].partition("/")
+        host, slash, rest = place[2:].partition("/")
         if host not in ("", "localhost") or not slash:
             raise UsageError(
                 f"{text!r} names a host.", hint="write file:///absolute/path or file:relative/path"
             )
-        place = "/" + unquote(path)
+        place = "/" + unquote(rest)
     if not place or "\0" in place:
         raise UsageError(f"{text!r} has no path.", hint="a hub in a folder is written file:PATH")
     path = Path(place).expanduser().resolve()
