@@ -97,8 +97,7 @@ class PullResult:
     """The outcome, when the bytes were verified just now."""
     signature: SignatureReport = NOT_SIGNED
     pinned_by: Annotated[
-        Path | None,
-        says("The lock file that names it, so that no hub was asked; null otherwise."),
+        Path | None, says("The lock file that names it, so that no hub was asked; null otherwise.")
     ] = None
     computed: Annotated[bool, says("Whether it was computed now, because nobody had it.")] = False
     output: Annotated[

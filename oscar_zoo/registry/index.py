@@ -14,13 +14,7 @@ from pydantic import Field, model_validator
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import FileDigest, artifact_digest
-from oscar_zoo.artifact.manifest import (
-    FormatVersion,
-    HubLocation,
-    HubScheme,
-    Manifest,
-    Status,
-)
+from oscar_zoo.artifact.manifest import FormatVersion, HubLocation, HubScheme, Manifest, Status
 from oscar_zoo.artifact.names import ArtifactId, Reference
 from oscar_zoo.artifact.specs import Digest, Hex64, ModelId, Score, Spec, Text, validated
 from oscar_zoo.errors import MalformedFile, UsageError, malformed_hint

@@ -110,9 +110,7 @@ def served_entry(reference: Reference) -> Entry | None:
 
 
 def _named(
-    target: NameTarget | ModelTarget,
-    views: Sequence[HubView],
-    unreachable: Sequence[OscarZooError],
+    target: NameTarget | ModelTarget, views: Sequence[HubView], unreachable: Sequence[OscarZooError]
 ) -> Entry:
     catalog = Catalog.packaged()
     reference = known_names.expand(target.reference, views)

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 from typing import get_args
 
@@ -10,7 +8,7 @@ from hub_uses import put_version
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.manifest import HubScheme
-from oscar_zoo.errors import StorageError, UsageError
+from oscar_zoo.errors import UsageError
 from oscar_zoo.registry.hubs import address
 from oscar_zoo.registry.hubs.address import open_hub
 from oscar_zoo.registry.hubs.local import LocalHub
@@ -28,20 +26,6 @@ def write(text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return path
-
-
-def test_a_file_that_the_disk_refuses_is_no_mistake_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setenv("OSCAR_ZOO_CONFIG", str(tmp_path))
-    (tmp_path / "config.toml").write_text("offline = true")
-    monkeypatch.setattr(Path, "read_text", refuse)
-    with pytest.raises(StorageError, match=r"config\.toml: Input/output error") as caught:
-        address.load()
-    assert "permissions" not in (caught.value.hint or "")
 
 
 def test_the_defaults_are_the_users_zoo_then_the_public_ones() -> None:

@@ -16,13 +16,7 @@ from scripted_hub import Injection, killed_at, raise_error
 
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.errors import (
-    InvalidName,
-    MalformedFile,
-    PathNotFound,
-    StaleRevision,
-    StorageError,
-)
+from oscar_zoo.errors import InvalidName, MalformedFile, PathNotFound, StaleRevision, StorageError
 from oscar_zoo.registry.hubs import local
 from oscar_zoo.registry.hubs.base import Change, Commit
 from oscar_zoo.registry.hubs.local import LocalHub

@@ -299,10 +299,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers.setdefault("Content-Length", str(length))
         if self.close_connection:
             headers["Connection"] = "close"
-        lines = [
-            f"HTTP/1.1 {reply.status} Status",
-            *(f"{k}: {v}" for k, v in headers.items()),
-        ]
+        lines = [f"HTTP/1.1 {reply.status} Status", *(f"{k}: {v}" for k, v in headers.items())]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
     def _pour(self, data: memoryview, rate: float | None, record: Record | None = None) -> None:

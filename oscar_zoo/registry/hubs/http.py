@@ -243,12 +243,7 @@ class Transport:
         return reached(self.title, client, send), target, token is not None
 
     def _body(
-        self,
-        client: Any,
-        response: Any,
-        limit: int,
-        size: int | None,
-        told: Callable[[int], None],
+        self, client: Any, response: Any, limit: int, size: int | None, told: Callable[[int], None]
     ) -> bytes:
         length = response.headers.get("content-length", "")
         declared = int(length) if re.fullmatch("[0-9]{1,18}", length) else None
