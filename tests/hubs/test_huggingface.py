@@ -33,8 +33,7 @@ from oscar_zoo.errors import (
 from oscar_zoo.registry.hubs import huggingface
 from oscar_zoo.registry.hubs.base import HubFile
 from oscar_zoo.registry.hubs.http import Limits
-from oscar_zoo.registry.hubs.huggingface import HuggingFaceSource, open_huggingface
-from oscar_zoo.registry.hubs.remote import RemoteHub
+from oscar_zoo.registry.hubs.huggingface import HuggingFaceHub
 
 ROOT = Path(__file__).resolve().parents[2]
 CANARY = "hf_canaryCANARY"
@@ -64,8 +63,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         yield server
 
 
-def source(**changes: Any) -> HuggingFaceSource:
-    return HuggingFaceSource("org/name", limits=LIMITS, **changes)
+def hub(**changes: Any) -> HuggingFaceHub:
+    return HuggingFaceHub("org/name", limits=LIMITS, **changes)
 
 
 def listed(path: str) -> HubFile:
@@ -77,13 +76,13 @@ def test_a_revision_is_resolved_to_its_commit(server: HubServer) -> None:
     first = repo.commits[-1].oid
     repo.tags["oz-a"] = repo.branches["feature/x"] = first
     second = repo.commit({"new": b"new"})
-    assert source().resolve(None) == source().resolve("main") == second
-    assert source().resolve("oz-a") == source().resolve("feature/x") == first
+    assert hub().resolve(None) == hub().resolve("main") == second
+    assert hub().resolve("oz-a") == hub().resolve("feature/x") == first
     server.clear()
-    assert source().resolve(first) == first
+    assert hub().resolve(first) == first
     assert server.requests == []
     with pytest.raises(RevisionNotFound, match="Hugging Face org/name has no revision v9"):
-        source().resolve("v9")
+        hub().resolve("v9")
 
 
 @pytest.mark.parametrize("paged", [0, 1, 3])
@@ -91,7 +90,7 @@ def test_the_listing_has_every_file(server: HubServer, paged: int) -> None:
     server.paged = paged
     repo = server.repository("org/name")
     commit = repo.commits[-1]
-    files = source().listing(commit.oid)
+    files = hub().listing(commit.oid)
     assert {path: (file.path, file.size) for path, file in files.items()} == {
         path: (path, len(data)) for path, data in commit.files.items()
     }
@@ -99,7 +98,7 @@ def test_the_listing_has_every_file(server: HubServer, paged: int) -> None:
         assert files[path].sha256 == (blob.sha256 if blob.lfs else None)
         assert files[path].git_oid == (None if blob.lfs else blob.git_oid)
     with pytest.raises(RevisionNotFound):
-        source().listing("0" * 40)
+        hub().listing("0" * 40)
 
 
 def test_a_listing_of_too_many_pages_or_in_circles_ends(
@@ -109,16 +108,16 @@ def test_a_listing_of_too_many_pages_or_in_circles_ends(
     commit = server.repository("org/name").commits[-1].oid
     monkeypatch.setattr(huggingface, "MAX_PAGES", 3)
     with pytest.raises(HubUnreachable, match="more than 3 pages"):
-        source().listing(commit)
+        hub().listing(commit)
     row = '[{"type": "file", "path": "a", "size": 1, "oid": "%s"}]' % ("a" * 40)
     with RawServer(
         lambda c, _: c.sendall(answer(row.encode(), Link=f'<{circle.url}/a>; rel="next"'))
     ) as circle:
         with pytest.raises(HubUnreachable, match="names a file twice"):
-            source(endpoint=circle.url).listing(commit)
+            hub(endpoint=circle.url).listing(commit)
     monkeypatch.setattr(huggingface, "LISTING_SECONDS", 0)
     with pytest.raises(HubTimeout):
-        source().listing(commit)
+        hub().listing(commit)
 
 
 @pytest.mark.parametrize("redirect", [None, "same", "cdn"])
@@ -127,7 +126,7 @@ def test_files_are_read_wherever_the_hub_keeps_them(server: HubServer, redirect:
     commit = server.repository("org/name").commits[-1].oid
     for path, data in FILES.items():
         told: list[int] = []
-        read = source(token=CANARY).read
+        read = hub(token=CANARY).read
         assert read(commit, listed(path), limit=len(data), progress=told.append) == data
         assert told[-1] == len(data)
     assert all(not record.credentials for record in server.requests if record.host == "cdn")
@@ -139,7 +138,7 @@ def test_files_are_read_wherever_the_hub_keeps_them(server: HubServer, redirect:
 )
 def test_no_header_that_a_proxy_may_drop_is_needed(server: HubServer, header: str) -> None:
     server.fault("drop_header", "*", name=header)
-    assert RemoteHub(source()).fetch(QWEN, "k.pt", limit=1 << 20) == K
+    assert hub().fetch(QWEN, "k.pt", limit=1 << 20) == K
 
 
 @pytest.mark.parametrize(
@@ -158,14 +157,14 @@ def test_a_hub_that_makes_no_sense_counts_as_unreachable(
 ) -> None:
     server.fault(kind, path, **arguments)
     with pytest.raises(HubUnreachable, match="Hugging Face org/name"):
-        open_huggingface("org/name", limits=LIMITS).artifacts()
+        hub().artifacts()
 
 
 def test_a_listing_that_goes_on_elsewhere_gets_neither_request_nor_token(server: HubServer) -> None:
     server.paged = 1
     server.url, home = server.cdn_url, server.url  # as when a mirror passes on what the hub said
     with pytest.raises(HubUnreachable, match="goes on at another host"):
-        RemoteHub(source(endpoint=home, token=CANARY)).artifacts()
+        hub(endpoint=home, token=CANARY).artifacts()
     assert all(record.host == "origin" for record in server.requests)
 
 
@@ -197,8 +196,7 @@ def test_two_hundred_random_troubles_give_the_content_or_an_error(
         # Nothing of this commit is kept yet.
         server.repository("org/name").commit({"again": rng.randbytes(8)})
         try:
-            hub = RemoteHub(source())
-            assert hub.fetch(QWEN, "oscar.json", limit=99) == b'{"a": 1}'
+            assert hub().fetch(QWEN, "oscar.json", limit=99) == b'{"a": 1}'
             good += 1
         except OscarZooError as error:
             assert "Hugging Face org/name" in error.message
@@ -221,12 +219,12 @@ def test_private_gated_and_missing(
 ) -> None:
     if kind is not None:
         server.repository("org/other", files=FILES, **kind)
-    closed = HuggingFaceSource("org/other", token=token, limits=LIMITS)
+    closed = HuggingFaceHub("org/other", token=token, limits=LIMITS)
     with pytest.raises(error, match="Hugging Face org/other"):
-        RemoteHub(closed).fetch(QWEN, "k.pt", limit=1 << 20)
+        closed.fetch(QWEN, "k.pt", limit=1 << 20)
     if kind is not None:
-        right = HuggingFaceSource("org/other", token="hf_right", limits=LIMITS)
-        assert RemoteHub(right).fetch(QWEN, "k.pt", limit=1 << 20) == K
+        right = HuggingFaceHub("org/other", token="hf_right", limits=LIMITS)
+        assert right.fetch(QWEN, "k.pt", limit=1 << 20) == K
 
 
 def test_where_the_token_comes_from(
@@ -236,7 +234,7 @@ def test_where_the_token_comes_from(
 
     def opens(**changes: Any) -> bool:
         try:
-            return bool(HuggingFaceSource("org/closed", limits=LIMITS, **changes).resolve(None))
+            return bool(HuggingFaceHub("org/closed", limits=LIMITS, **changes).resolve(None))
         except LoginRequired:
             return False
 
@@ -255,7 +253,7 @@ def test_where_the_token_comes_from(
     assert opens()
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path))
     with pytest.raises(LoginRequired, match="the token for Hugging Face cannot be read"):
-        HuggingFaceSource("org/name", limits=LIMITS).resolve(None)
+        HuggingFaceHub("org/name", limits=LIMITS).resolve(None)
 
 
 START = """
@@ -270,7 +268,7 @@ LIMITS = Limits(connect=20, read=20)
 ID = ArtifactId("Qwen3-8B", "seq1_prompt1_group128")
 TOKEN = os.environ["HF_TOKEN"]
 def hub(repo="org/new", revision=None):
-    return huggingface.open_huggingface(repo, revision, limits=LIMITS)
+    return huggingface.HuggingFaceHub(repo, revision, limits=LIMITS)
 def change(parent, text="[]", artifact=ID, propose=False):
     files = {"k.pt": b"k" * 300_000, "v.pt": b"v" * 300_000, "oscar.json": b"{}"} if artifact else {}
     return Change(artifact, files, {"index.json": text.encode(), "README.md": b"# card"}, parent, "publish it", propose)

@@ -39,7 +39,7 @@ from oscar_zoo.errors import (
 from oscar_zoo.registry.hubs import modelscope, modelscope_wire
 from oscar_zoo.registry.hubs.base import Change
 from oscar_zoo.registry.hubs.http import Limits
-from oscar_zoo.registry.hubs.modelscope import open_modelscope
+from oscar_zoo.registry.hubs.modelscope import ModelScopeHub
 from oscar_zoo.registry.hubs.remote import RemoteHub
 
 ID = ArtifactId("Tiny", "seq8_prompt1_group8")
@@ -85,7 +85,7 @@ def token(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def open_zoo(revision: str | None = None, **limits: Any) -> RemoteHub:
     """The zoo as a hub that is asked once."""
-    return open_modelscope("org/zoo", revision, limits=Limits(**{"tries": 1, "read": 20} | limits))
+    return ModelScopeHub("org/zoo", revision, limits=Limits(**{"tries": 1, "read": 20} | limits))
 
 
 def addition(parent: str | None, **other: Any) -> Change:
@@ -181,9 +181,9 @@ def test_a_listing_that_does_not_come_is_an_error_of_ours(
 
 def test_what_is_missing_is_named(server: HubServer, repo: Repository) -> None:
     with pytest.raises(RepositoryNotFound):
-        open_modelscope("org/none").artifacts()
+        ModelScopeHub("org/none").artifacts()
     with pytest.raises(RepositoryNotFound):
-        open_modelscope("org/none", "v1").artifacts()
+        ModelScopeHub("org/none", "v1").artifacts()
     for revision in ("v1", "0" * 40):
         with pytest.raises(RevisionNotFound, match=revision):
             open_zoo(revision).artifacts()
@@ -203,13 +203,13 @@ def test_private_and_gated_repositories(server: HubServer, monkeypatch: pytest.M
         open_zoo().artifacts()
     assert "MODELSCOPE_API_TOKEN" in str(caught.value.hint)
     with pytest.raises(AccessError):
-        open_modelscope("org/gated").fetch(ID, "k.pt", limit=1 << 20)
+        ModelScopeHub("org/gated").fetch(ID, "k.pt", limit=1 << 20)
     monkeypatch.setenv("MODELSCOPE_API_TOKEN", "ms-wrong")
     with pytest.raises(LoginRequired, match="refused the token"):
         open_zoo().artifacts()
     monkeypatch.setenv("MODELSCOPE_API_TOKEN", CANARY)
     assert open_zoo().fetch(ID, "k.pt", limit=1 << 20) == ROTATION
-    assert open_modelscope("org/gated").fetch(ID, "k.pt", limit=1 << 20) == ROTATION
+    assert ModelScopeHub("org/gated").fetch(ID, "k.pt", limit=1 << 20) == ROTATION
 
 
 def test_the_second_public_site_is_asked_without_token_when_the_first_has_no_such_repository(
@@ -226,7 +226,7 @@ def test_the_second_public_site_is_asked_without_token_when_the_first_has_no_suc
             hub.commit(addition(hub.revision))
         assert not posts(first) and not posts(second)
         with pytest.raises(RepositoryNotFound):
-            open_modelscope("org/none").artifacts()
+            ModelScopeHub("org/none").artifacts()
         second.clear()
         first.fault("status", LISTING, code=503)
         with pytest.raises(HubUnreachable):
@@ -258,15 +258,15 @@ def test_the_address_is_that_of_the_client(
     hub_config = pytest.importorskip("modelscope_hub").HubConfig
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert modelscope.ModelScopeSource("org/zoo").key.split()[1] == hub_config(token="").endpoint
+    assert ModelScopeHub("org/zoo").key.split()[1] == hub_config(token="").endpoint
 
 
 PUBLISH = """
 import json, sys
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.registry.hubs.base import Change
-from oscar_zoo.registry.hubs.modelscope import open_modelscope
-hub, artifact = open_modelscope("org/zoo"), ArtifactId("Tiny", "seq8_prompt1_group8")
+from oscar_zoo.registry.hubs.modelscope import ModelScopeHub
+hub, artifact = ModelScopeHub("org/zoo"), ArtifactId("Tiny", "seq8_prompt1_group8")
 hub.create(private=False)
 hub.create(private=False)
 files = {"k.pt": bytes(range(256)) * 40, "v.pt": b"", "stats.bin": bytes(70_000), "oscar.json": b"{}"}
@@ -459,7 +459,7 @@ def test_nothing_is_sent_without_a_token_or_for_a_proposal(
         hub.commit(addition(None, propose=True))
     monkeypatch.setenv("MODELSCOPE_API_TOKEN", CANARY)
     with pytest.raises(UsageError, match="without encryption"):
-        open_modelscope("org/zoo", endpoint="http://hub.example").create(private=True)
+        ModelScopeHub("org/zoo", endpoint="http://hub.example").create(private=True)
     assert not posts(server)
 
 

@@ -13,7 +13,7 @@ from hub_uses import HARD, publish, pull
 from tiny_artifacts import artifact_files, write_folder
 
 from oscar_zoo.registry.fetch import PullResult
-from oscar_zoo.registry.hubs.huggingface import open_huggingface
+from oscar_zoo.registry.hubs.huggingface import HuggingFaceHub
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.known_names import locked_warnings, status_warnings
 from oscar_zoo.registry.pins import LOCK_NAME, PinFile
@@ -84,7 +84,7 @@ def test_a_remote_hub_is_asked_once_a_day_and_remembered(
         }
 
     def again(**options: bool) -> PullResult:
-        remote = open_huggingface("org/zoo")
+        remote = HuggingFaceHub("org/zoo")
         trust = Trust(lock=PinFile(tmp_path / "oscar-zoo.lock"))
         return pull(HARD.reference, remote, Store(), trust=trust, **options)
 

@@ -54,28 +54,20 @@ _SMALL = (".json", ".md")
 """Files that travel in the commit itself."""
 
 
-def open_huggingface(
-    repo: str, revision: str | None = None, *, limits: Limits | None = None
-) -> RemoteHub:
-    """The model repository `repo` (`org/name`) as a hub; nothing is asked yet."""
-    return RemoteHub(HuggingFaceSource(repo, limits=limits), revision=revision)
-
-
-class HuggingFaceSource:
-    """One model repository; see `remote.HubSource`. The defaults of endpoint and token are those of
-    the client."""
+class HuggingFaceHub(RemoteHub):
+    """The model repository `org/name`. The defaults of endpoint and token are those of the client;
+    nothing is asked yet."""
 
     def __init__(
         self,
         repo: str,
+        revision: str | None = None,
         *,
         endpoint: str | None = None,
         token: str | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.repo = repo
-        self.name = f"hf:{repo}"
-        self.title = f"Hugging Face {repo}"
+        super().__init__("hf", "Hugging Face", repo, revision)
         self._endpoint = endpoint
         self._own_token = token
         self._limits = limits or Limits()
@@ -91,7 +83,7 @@ class HuggingFaceSource:
 
     @property
     def key(self) -> str:
-        return f"{self.name} {self.endpoint}"
+        return f"{self.plain_name} {self.endpoint}"
 
     def resolve(self, revision: str | None) -> str:
         if revision is not None and COMMIT.fullmatch(revision):
@@ -134,12 +126,12 @@ class HuggingFaceSource:
         transport = self._transport(revision, file.path)
         return transport.get(address, limit=limit, size=file.size, progress=progress).body
 
-    def create(self, *, private: bool) -> None:
+    def create(self, *, private: bool = False) -> None:
         self._write(
             "creating it", lambda api: api.create_repo(self.repo, private=private, exist_ok=True)
         )
 
-    def commit(self, change: Change) -> Commit:
+    def write(self, change: Change) -> Commit:
         from huggingface_hub import CommitOperationAdd
 
         # Files in memory go the plain way of LFS: hubs without Xet take them too.

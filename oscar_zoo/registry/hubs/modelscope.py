@@ -41,32 +41,22 @@ LISTING_SECONDS = 60.0
 _COOKIE = "m_session_id"
 
 
-def open_modelscope(
-    repo: str,
-    revision: str | None = None,
-    *,
-    limits: Limits | None = None,
-    endpoint: str | None = None,
-) -> RemoteHub:
-    """The repository `repo` on ModelScope as a hub, at a branch, tag or commit, or at `master`, the
-    only branch that is written; nothing is asked yet. The default of `endpoint` is that of the
-    client."""
-    return RemoteHub(ModelScopeSource(repo, limits=limits, endpoint=endpoint), revision=revision)
-
-
-class ModelScopeSource:
-    """One repository on ModelScope; see `remote.HubSource`, and `open_modelscope`."""
+class ModelScopeHub(RemoteHub):
+    """The repository `repo` on ModelScope; `master` is the only branch that is written. The default
+    of `endpoint` is that of the client; nothing is asked yet."""
 
     def __init__(
-        self, repo: str, *, limits: Limits | None = None, endpoint: str | None = None
+        self,
+        repo: str,
+        revision: str | None = None,
+        *,
+        limits: Limits | None = None,
+        endpoint: str | None = None,
     ) -> None:
+        super().__init__("ms", "ModelScope", repo, revision)
         own = endpoint or _configured_endpoint()
         second_first = is_true("MODELSCOPE_PREFER_AI_SITE")
         addresses = (own,) if own else SITES[::-1] if second_first else SITES
-        self.name = f"ms:{repo}"
-        self.title = f"ModelScope {repo}"
-        self.key = " ".join((self.name, *addresses))
-        self._repo = repo
         self._sites = [
             Transport(
                 self.title,
@@ -79,19 +69,23 @@ class ModelScopeSource:
             for address in addresses
         ]
         self._home = self._sites[0] if own else None
-        self._listed: Listing | None = None
+        self._last: Listing | None = None
+
+    @property
+    def key(self) -> str:
+        return " ".join((self.plain_name, *(site.endpoint for site in self._sites)))
 
     def resolve(self, revision: str | None) -> str:
-        known = self._listed is not None and self._listed.revision == revision
+        known = self._last is not None and self._last.revision == revision
         if revision is not None and (known or wire.is_commit(revision)):
             return revision
-        self._listed = self._find(revision or BRANCH)[1]
-        return self._listed.revision
+        self._last = self._find(revision or BRANCH)[1]
+        return self._last.revision
 
     def listing(self, revision: str) -> Mapping[str, HubFile]:
-        listed = self._listed
+        listed = self._last
         if listed is None or listed.revision != revision:
-            listed = self._listed = self._find(revision)[1]
+            listed = self._last = self._find(revision)[1]
         return listed.files
 
     def read(
@@ -104,7 +98,7 @@ class ModelScopeSource:
     ) -> bytes:
         site = self._home or self._find(revision)[0]
         asked = {"Revision": wire.name_of(revision), "FilePath": file.path}
-        url = wire.address(site.endpoint, self._repo, "repo", **asked)
+        url = wire.address(site.endpoint, self.repo, "repo", **asked)
         try:
             return site.get(url, limit=limit, size=file.size, progress=progress).body
         except Refused as refused:
@@ -114,11 +108,11 @@ class ModelScopeSource:
             raise NotFoundError(text, hint="tell its owner")
         raise refusal.as_error(self.title, doing="reading")
 
-    def create(self, *, private: bool) -> None:
+    def create(self, *, private: bool = False) -> None:
         with self._client() as client:
             client.create(private=private)
 
-    def commit(self, change: Change) -> Commit:
+    def write(self, change: Change) -> Commit:
         if change.propose:
             text = f"{self.title} takes no proposals."
             raise UsageError(text, hint="publish without --create-pr")
@@ -128,7 +122,7 @@ class ModelScopeSource:
             raise StaleRevision.for_hub(self.title)
         with self._client() as client:
             made = client.commit(change.paths, change.message, BRANCH)
-        self._listed = after = self._find(BRANCH)[1]
+        self._last = after = self._find(BRANCH)[1]
         self._check_arrived(change, after)
         return Commit(made or after.revision)
 
@@ -176,7 +170,7 @@ class ModelScopeSource:
 
     def _ask(self, site: Transport, name: str) -> Listing:
         asked = {"Revision": name, "Recursive": "True"}
-        url = wire.address(site.endpoint, self._repo, "repo", "files", **asked)
+        url = wire.address(site.endpoint, self.repo, "repo", "files", **asked)
         try:
             reply = site.get(url, limit=wire.MAX_LISTING_BYTES, seconds=LISTING_SECONDS)
             return wire.parse_listing(wire.data_in(reply.body, self.title), name, self.title)
@@ -189,7 +183,7 @@ class ModelScopeSource:
         raise refusal.as_error(self.title, doing="reading")
 
     def _exists(self, site: Transport) -> bool:
-        url = wire.address(site.endpoint, self._repo)
+        url = wire.address(site.endpoint, self.repo)
         try:
             site.get(url, limit=wire.MAX_LISTING_BYTES, seconds=LISTING_SECONDS)
         except Refused:
@@ -200,7 +194,7 @@ class ModelScopeSource:
         site, token = self._home or self._sites[0], _token()
         if token is None or site is not self._sites[0]:
             raise wire.login_required(self.title)
-        return Client.opened(self._repo, title=self.title, endpoint=site.endpoint, token=token)
+        return Client.opened(self.repo, title=self.title, endpoint=site.endpoint, token=token)
 
 
 def _refused(reply: HttpReply, sent_token: bool) -> Refused:

@@ -1,5 +1,4 @@
-"""A hub behind HTTP, made of a source, which speaks its language, and a cache of what a commit says
-for ever.
+"""A hub behind HTTP, with a cache of what a commit says for ever.
 
 The first question resolves a name to a commit; every later answer comes from that commit. The
 listing at the commit is the only word on what exists: files are asked for by it, bounded by it, and
@@ -9,14 +8,16 @@ compared with it as far as it goes.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import re
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 from urllib.parse import quote
 
 from oscar_zoo import paths
@@ -42,26 +43,35 @@ Listing = Mapping[str, HubFile]
 """Every file of a repository by its full path, which is also its `HubFile.path`."""
 
 
-class HubSource(Protocol):
-    """One repository on one hub, asked anew every time. Name, title, errors and changes are those
-    of `base.Hub`; `key` tells it from all others by its name and address."""
+class RemoteHub(ABC):
+    """A repository of a hub over the network, at a branch, tag or commit, or at the main branch,
+    which alone is published to; see `base.Hub` for what the methods promise. Threads may share it.
+
+    A class of its own for each kind of hub asks for what is abstract here, anew every time."""
+
+    def __init__(self, scheme: str, kind: str, repo: str, revision: str | None) -> None:
+        self.repo = repo
+        self.plain_name, self.title = f"{scheme}:{repo}", f"{kind} {repo}"
+        self._asked = revision
+        self._lock = threading.RLock()
+        self._pinned: str | None = None
+        self._files: Listing | None = None
 
     @property
-    def name(self) -> str: ...
+    @abstractmethod
+    def key(self) -> str:
+        """What tells the repository from all others: its name and address."""
 
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def key(self) -> str: ...
-
+    @abstractmethod
     def resolve(self, revision: str | None) -> str:
         """What answers refer to: the commit of the branch, tag or commit `revision`, default of the
         main branch."""
 
+    @abstractmethod
     def listing(self, revision: str) -> Listing:
         """Every file at `revision`, which `resolve` returned."""
 
+    @abstractmethod
     def read(
         self,
         revision: str,
@@ -73,49 +83,40 @@ class HubSource(Protocol):
         """What the hub sends for `file` of `listing(revision)`, not compared with anything; more
         than `limit` bytes are refused as `file.size`, and `progress` is told how many arrived."""
 
-    def create(self, *, private: bool) -> None:
+    @abstractmethod
+    def create(self, *, private: bool = False) -> None:
         """Create the repository; one that exists stays as it is."""
 
-    def commit(self, change: Change) -> Commit: ...
+    @abstractmethod
+    def write(self, change: Change) -> Commit:
+        """Send a change that the listing of its parent allows."""
 
+    @abstractmethod
     def tag(self, name: str, revision: str | None, message: str) -> None: ...
-
-
-class RemoteHub:
-    """A hub over the network, at a branch, tag or commit, or at the main branch, which alone is
-    published to. Threads may share it; see `base.Hub` for what the methods promise."""
-
-    def __init__(self, source: HubSource, *, revision: str | None = None) -> None:
-        self._source = source
-        self._asked = revision
-        self._lock = threading.RLock()
-        self._pinned: str | None = None
-        self._listed: Listing | None = None
 
     @property
     def name(self) -> str:
         """With the revision that was asked for: `hf:org/name@v1`."""
-        return self._source.name + (f"@{self._asked}" if self._asked else "")
-
-    @property
-    def title(self) -> str:
-        return self._source.title
+        return self.plain_name + (f"@{self._asked}" if self._asked else "")
 
     @property
     def revision(self) -> str:
         with self._lock:
             if self._pinned is None:
-                self._pinned = self._source.resolve(self._asked)
+                self._pinned = self.resolve(self._asked)
                 if self._asked is None:
                     self.cache.note_answer()
             return self._pinned
 
     def at(self, revision: str) -> Self:
-        return type(self)(self._source, revision=revision)
+        view = copy.copy(self)
+        view._asked, view._lock = revision, threading.RLock()
+        view.refresh()
+        return view
 
     def refresh(self) -> None:
         with self._lock:
-            self._pinned = self._listed = None
+            self._pinned = self._files = None
 
     def artifacts(self) -> tuple[ArtifactId, ...]:
         """Every `<Model>/<tag>` that has a file, sorted; other files of the repository are left
@@ -161,13 +162,10 @@ class RemoteHub:
         file = self._listing().get(check_part(path, "file name"))
         return self._kept(file, MAX_ROOT_BYTES) if file is not None else None
 
-    def create(self, *, private: bool = False) -> None:
-        self._source.create(private=private)
-
     def commit(self, change: Change) -> Commit:
         if self._asked is not None:
             raise UsageError(
-                f"{self.name} is a view of one revision.", hint=f"publish to {self._source.name}"
+                f"{self.name} is a view of one revision.", hint=f"publish to {self.plain_name}"
             )
         if change.artifact is not None and change.parent is not None:
             key = change.artifact.key
@@ -176,25 +174,25 @@ class RemoteHub:
                 raise StaleRevision(
                     f"{change.artifact} is already on {self.title}.", hint="versions never change"
                 )
-        return self._source.commit(change)
-
-    def tag(self, name: str, revision: str | None, message: str) -> None:
-        self._source.tag(name, revision, message)
+        return self.write(change)
 
     @property
     def cache(self) -> MetadataCache:
         """What is kept of this hub; asks nobody."""
-        return MetadataCache(self._source.key)
+        return MetadataCache(self.key)
 
     def _listing(self) -> Listing:
         with self._lock:
-            if self._listed is None:
-                fetch = partial(_listing_bytes, self._source, self.revision)
-                data = self.cache.listing(self.revision, fetch)
+            if self._files is None:
+                data = self.cache.listing(self.revision, self._listing_bytes)
                 what = f"the listing of {self.title}"
                 rows = strict_json.loads(data, what=what, max_bytes=MAX_FILE_BYTES)
-                self._listed = {row[0]: HubFile(*row) for row in rows}
-            return self._listed
+                self._files = {row[0]: HubFile(*row) for row in rows}
+            return self._files
+
+    def _listing_bytes(self) -> bytes:
+        files = sorted(self.listing(self.revision).values())
+        return strict_json.canonical_bytes([[f.path, f.size, f.sha256, f.git_oid] for f in files])
 
     def _kept(self, file: HubFile, limit: int) -> bytes:
         """A small file, from the cache or through it; compared with the listing either way."""
@@ -221,7 +219,7 @@ class RemoteHub:
             )
         for last in (False, True):
             try:
-                data = self._source.read(self.revision, file, limit=file.size, progress=progress)
+                data = self.read(self.revision, file, limit=file.size, progress=progress)
             except MalformedFile:
                 if last:
                     raise
@@ -272,11 +270,6 @@ def _place(path: str) -> tuple[ArtifactId | None, str]:
     except InvalidName:
         return None, path
     return (ArtifactId(parts[0], parts[1]), parts[2]) if len(parts) == 3 else (None, path)
-
-
-def _listing_bytes(source: HubSource, revision: str) -> bytes:
-    files = sorted(source.listing(revision).values())
-    return strict_json.canonical_bytes([[f.path, f.size, f.sha256, f.git_oid] for f in files])
 
 
 MAX_FILE_BYTES = 16 << 20

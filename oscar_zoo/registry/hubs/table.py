@@ -72,15 +72,15 @@ def kind_of(text: str) -> HubKind | None:
 
 
 def _open_huggingface(place: str, limits: Limits | None) -> Hub:
-    from oscar_zoo.registry.hubs.huggingface import open_huggingface
+    from oscar_zoo.registry.hubs.huggingface import HuggingFaceHub
 
-    return open_huggingface(*_repository("hf", place), limits=limits)
+    return HuggingFaceHub(*_repository("hf", place), limits=limits)
 
 
 def _open_modelscope(place: str, limits: Limits | None) -> Hub:
-    from oscar_zoo.registry.hubs.modelscope import open_modelscope
+    from oscar_zoo.registry.hubs.modelscope import ModelScopeHub
 
-    return open_modelscope(*_repository("ms", place), limits=limits)
+    return ModelScopeHub(*_repository("ms", place), limits=limits)
 
 
 def _repository(scheme: str, place: str) -> tuple[str, str | None]:
