@@ -55,34 +55,19 @@ class Summary(Spec):
         )
 
 
-class IndexEntry(Spec):
-    """One artifact: its payload, which is without `oscar.json`, the sha256 of that, the hub id of
-    the base model where somebody says it, facts for listings where it has a manifest, and pinned
-    places of copies on other hubs."""
+class Listed(Spec):
+    """One artifact by its payload, which is without `oscar.json`, and the sha256 of that."""
 
     id: Text
     digest: Digest
     files: tuple[PayloadFile, ...]
     manifest_sha256: Hex64 | None
-    model: ModelId | None
-    summary: Summary | None = None
-    aliases: tuple[Text, ...] = ()
-    status: Status = Status()
-    scores: tuple[Score, ...] = ()
-    accepted: tuple[Accepted, ...] = ()
-    hubs: dict[HubScheme, HubLocation] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _consistent(self) -> Self:
+    def _of_its_files(self) -> Self:
         ArtifactId.parse(self.id)
-        paths = [file.path.casefold() for file in self.files]
-        if len(set(paths)) != len(paths) or not paths:
-            raise ValueError("file paths must be unique and at least one")
         if (digest := artifact_digest(self.file_digests)) != self.digest:
             raise ValueError(f"digest is not that of the file list ({digest})")
-        for alias in map(Reference.parse, self.aliases):
-            if alias.tag is not None or alias.digest is not None:
-                raise ValueError(f"the alias {alias} is not a plain name")
         return self
 
     @property
@@ -93,6 +78,29 @@ class IndexEntry(Spec):
     def file_digests(self) -> tuple[FileDigest, ...]:
         """The payload, sorted by path, in the form of `artifact.digest`."""
         return tuple(sorted(FileDigest(file.path, file.sha256, file.size) for file in self.files))
+
+
+class IndexEntry(Listed):
+    """An artifact of a hub: the hub id of its base model where somebody says it, facts for listings
+    where it has a manifest, and pinned places of copies on other hubs."""
+
+    model: ModelId | None
+    summary: Summary | None = None
+    aliases: tuple[Text, ...] = ()
+    status: Status = Status()
+    scores: tuple[Score, ...] = ()
+    accepted: tuple[Accepted, ...] = ()
+    hubs: dict[HubScheme, HubLocation] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        paths = [file.path.casefold() for file in self.files]
+        if len(set(paths)) != len(paths) or not paths:
+            raise ValueError("file paths must be unique and at least one")
+        for alias in map(Reference.parse, self.aliases):
+            if alias.tag is not None or alias.digest is not None:
+                raise ValueError(f"the alias {alias} is not a plain name")
+        return self
 
 
 class Index(Spec):

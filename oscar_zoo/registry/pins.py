@@ -17,12 +17,12 @@ from pydantic import Field, model_validator
 
 from oscar_zoo import paths
 from oscar_zoo.artifact import durable, strict_json
-from oscar_zoo.artifact.files import FileDigest, artifact_digest, read_file
+from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, Reference
-from oscar_zoo.artifact.specs import Digest, Hex64, Spec, Text, validated
-from oscar_zoo.errors import AmbiguousName, InvalidName, MalformedFile, PathNotFound, malformed_hint
-from oscar_zoo.registry.catalog import PayloadFile
+from oscar_zoo.artifact.specs import Hex64, Spec, Text, validated
+from oscar_zoo.errors import AmbiguousName, MalformedFile, PathNotFound, malformed_hint
 from oscar_zoo.registry.hubs import address
+from oscar_zoo.registry.index import Listed
 
 SCHEMA: Literal["oscar-zoo.lock/1"] = "oscar-zoo.lock/1"
 LOCK_NAME = "oscar-zoo.lock"
@@ -37,37 +37,14 @@ Source = Literal["index", "manifest", "listing", "content", "computed"]
 of the bytes)."""
 
 
-class Pin(Spec):
+class Pin(Listed):
     """One artifact as it was first used: `first_seen` (RFC 3339 UTC) on `hub`, at the commit
     `revision` where it has any; `source` says who promised the digest."""
 
-    id: Text
-    digest: Digest
-    files: tuple[PayloadFile, ...]
-    manifest_sha256: Hex64 | None
     hub: Text
     revision: Text | None
     first_seen: Text
     source: Source
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        try:
-            ArtifactId.parse(self.id)
-        except InvalidName as error:
-            raise ValueError(error.message) from None
-        if artifact_digest(self.file_digests) != self.digest:
-            raise ValueError("digest is not that of the file list")
-        return self
-
-    @property
-    def artifact_id(self) -> ArtifactId:
-        return ArtifactId.parse(self.id)
-
-    @property
-    def file_digests(self) -> tuple[FileDigest, ...]:
-        """The payload in the form of `artifact.digest`."""
-        return tuple(FileDigest(file.path, file.sha256, file.size) for file in self.files)
 
     def same_bytes(self, digest: str, manifest_sha256: str | None) -> bool:
         """Whether payload and `oscar.json` are those of this pin."""

@@ -37,11 +37,8 @@ class Record:
     method: str
     path: str
     host: str
-    range: str | None
-    content_type: str | None
     credentials: bool
     status: int = 0
-    sent: int = 0
 
 
 @dataclass
@@ -50,7 +47,6 @@ class Request:
 
     Attributes:
         host: `origin`, `cdn` or `plain`: which port it came to.
-        range: the Range header; a fault may forget it.
         content: a fault's filter for the content of the file that is asked for.
     """
 
@@ -59,7 +55,6 @@ class Request:
     host: str
     headers: Message
     body: bytes
-    range: str | None
     content: ContentFilter | None = None
     segments: tuple[str, ...] = field(init=False)
     query: dict[str, str] = field(init=False)
@@ -168,9 +163,10 @@ def serve_content(request: Request, data: bytes, read: ReadFile, headers: dict[s
         data = request.content(data, read)
     headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes"} | headers
     total, view = len(data), memoryview(data)
-    if not (request.range and request.range.startswith("bytes=")):
+    asked = request.headers.get("Range") or ""
+    if not asked.startswith("bytes="):
         return Reply(200, headers, view)
-    first, _, last = request.range.removeprefix("bytes=").partition("-")
+    first, _, last = asked.removeprefix("bytes=").partition("-")
     start = int(first) if first else max(total - int(last), 0)
     end = min(int(last), total - 1) if first and last else total - 1
     if start > end:
@@ -237,17 +233,9 @@ class _Handler(BaseHTTPRequestHandler):
         if body is None:  # the client went away while it was sending: nothing of it counts
             self.close_connection = True
             return
-        request = Request(
-            self.command, self.path, self.server.host, self.headers, body, self.headers.get("Range")
-        )
-        record = Record(
-            request.method,
-            request.target,
-            request.host,
-            request.range,
-            self.headers.get("Content-Type"),
-            request.token is not None or self.headers.get("Authorization") is not None,
-        )
+        request = Request(self.command, self.path, self.server.host, self.headers, body)
+        known = request.token is not None or self.headers.get("Authorization") is not None
+        record = Record(request.method, request.target, request.host, known)
         self.server.hub.arrive(record)
         reply = self.server.hub.answer(request)
         if reply.closes:
@@ -271,26 +259,15 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, reply: Reply, record: Record) -> None:
         if reply.hang:
             self.server.hub.pause(None)
-        if reply.hang or reply.silent or (reply.reset and reply.cut is None):
-            return self._end(reply)
-        body = memoryview(b"" if self.command == "HEAD" else reply.body)
-        if reply.cut is not None:
-            body = body[: reply.cut]
-        # On record before it leaves: who has read the reply may read the record.
-        record.status, record.sent = reply.status, len(body) + len(reply.extra)
-        head = self._head(reply)
-        if reply.rate is None and len(body) < 1 << 16:
-            self.connection.sendall(head + bytes(body) + reply.extra)
-        else:
-            self._pour(memoryview(head), reply.rate if reply.slow_head else None)
-            record.sent = 0
-            try:
-                self._pour(body, reply.rate, record)
-            finally:
-                record.sent = min(record.sent, len(body))
+        if not (reply.hang or reply.silent or (reply.reset and reply.cut is None)):
+            body = memoryview(b"" if self.command == "HEAD" else reply.body)
+            record.status = reply.status  # before it leaves: who has read it may read the record
+            self._pour(memoryview(self._head(reply)), reply.rate if reply.slow_head else None)
+            self._pour(body if reply.cut is None else body[: reply.cut], reply.rate)
             self.connection.sendall(reply.extra)
-            record.sent += len(reply.extra)
-        return self._end(reply)
+        if reply.reset:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
 
     def _head(self, reply: Reply) -> bytes:
         headers = dict(reply.headers)
@@ -302,25 +279,16 @@ class _Handler(BaseHTTPRequestHandler):
         lines = [f"HTTP/1.1 {reply.status} Status", *(f"{k}: {v}" for k, v in headers.items())]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
-    def _pour(self, data: memoryview, rate: float | None, record: Record | None = None) -> None:
+    def _pour(self, data: memoryview, rate: float | None) -> None:
         if rate is None:
-            if record is not None:
-                record.sent = len(data)
             self.connection.sendall(data)
             return
         step = max(int(rate / 20), 1)
         for start in range(0, len(data), step):
             piece = data[start : start + step]
-            if record is not None:
-                record.sent += len(piece)
             self.connection.sendall(piece)
             if self.server.hub.pause(len(piece) / rate):
                 break
-
-    def _end(self, reply: Reply) -> None:
-        if reply.reset:
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.connection.close()
 
 
 _SIGNED = "X-Amz-Signature=test"
