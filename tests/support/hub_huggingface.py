@@ -37,8 +37,6 @@ def answer(hub: HubState, request: Request) -> Reply:
             return _api(hub, request, f"{owner}/{name}", rest)
         case ("POST", owner, name, "info", "lfs", "objects", "batch") if name.endswith(".git"):
             return batch(hub, request, f"{owner}/{name.removesuffix('.git')}")
-        case ("POST", owner, name, "info", "lfs", "verify") if name.endswith(".git"):
-            return verify(request, readable(hub, request, f"{owner}/{name.removesuffix('.git')}"))
         case ("GET", owner, name, "resolve", revision, *path):
             return _resolve(hub, request, f"{owner}/{name}", revision, "/".join(path))
     return as_json({"error": "Not Found"}, 404)
@@ -148,17 +146,12 @@ def _resolve(hub: HubState, request: Request, repo_id: str, revision: str, path:
     if not blob.lfs:
         headers["ETag"] = f'"{blob.git_oid}"'
         return serve_content(request, blob.data, lambda other: commit.blobs[other].data, headers)
-    headers |= {
-        "X-Linked-Etag": f'"{blob.sha256}"',
-        "X-Linked-Size": str(len(blob.data)),
-        "ETag": f'"{blob.sha256}"',
-    }
+    headers |= {"X-Linked-Size": str(len(blob.data))}
+    headers |= dict.fromkeys(("ETag", "X-Linked-Etag"), f'"{blob.sha256}"')
     if hub.lfs_redirect is None or request.host == "cdn":
         return serve_content(request, blob.data, lambda other: commit.blobs[other].data, headers)
-    where = signed_address(hub, repo, commit, path)
-    return Reply(
-        302, headers | {"Location": where, "Content-Type": "text/plain"}, b"Found. Redirecting"
-    )
+    headers |= {"Location": signed_address(hub, repo, commit, path), "Content-Type": "text/plain"}
+    return Reply(302, headers, b"Found. Redirecting")
 
 
 _ANONYMOUS = "Invalid username or password."
@@ -174,22 +167,15 @@ def refuse(status: int, message: str, code: str | None = None, **headers: str) -
 def readable(hub: HubState, request: Request, repo_id: str, *, content: bool = False) -> Repository:
     """The repository, if the token of the request may read it; `content` is what gates close."""
     repo, token = hub.find("hf", repo_id), request.token
-    if repo is None:
-        raise refuse(
-            404 if token else 401, "Repository not found" if token else _ANONYMOUS, "RepoNotFound"
-        )
-    known = repo.token is None or token in (repo.token, repo.write_token)
-    if token and not known and not repo.gated:
+    if repo is None and token:
+        raise refuse(404, "Repository not found", "RepoNotFound")
+    access = "hidden" if repo is None else repo.access(token, content=content)
+    if access == "wrong token":
         raise refuse(401, _WRONG_TOKEN)
-    if not token and not repo.gated and (repo.private or repo.token is not None):
+    if repo is None or access == "hidden":
         raise refuse(401, _ANONYMOUS, "RepoNotFound")
-    if content and repo.gated and not (token and repo.token is not None and known):
-        restricted = f"Access to model {repo_id} is restricted"
-        if token:
-            raise refuse(403, f"{restricted} and you are not in the authorized list.", "GatedRepo")
-        raise refuse(
-            401, f"{restricted}. You must have access to it and be authenticated.", "GatedRepo"
-        )
+    if access == "gated":
+        raise refuse(403 if token else 401, f"Access to {repo_id} is restricted.", "GatedRepo")
     return repo
 
 
@@ -237,11 +223,8 @@ def preupload(request: Request, repo: Repository, revision: str) -> Reply:
     blobs, files = at(repo, revision).blobs, []
     for wanted in request.json["files"]:
         path, size = wanted["path"], wanted["size"]
-        entry = {
-            "path": path,
-            "uploadMode": "lfs" if is_lfs(path, size) else "regular",
-            "shouldIgnore": False,
-        }
+        mode = "lfs" if is_lfs(path, size) else "regular"
+        entry = {"path": path, "uploadMode": mode, "shouldIgnore": False}
         if blob := blobs.get(path):
             entry["oid"] = blob.sha256 if blob.lfs else blob.git_oid
         files.append(entry)
@@ -253,24 +236,8 @@ def batch(hub: HubState, request: Request, repo_id: str) -> Reply:
     repo = readable(hub, request, repo_id)
     identified(request)
     objects = batch_objects(repo, hub.cdn_url, request.json["objects"])
-    for entry in objects:
-        if "actions" in entry:
-            entry["actions"]["verify"] = {
-                "href": f"{hub.url}/{repo_id}.git/info/lfs/verify",
-                "header": {},
-            }
-    return as_json(
-        {"transfer": "basic", "objects": objects},
-        headers={"Content-Type": "application/vnd.git-lfs+json"},
-    )
-
-
-def verify(request: Request, repo: Repository) -> Reply:
-    """Say whether a large file has arrived."""
-    stored = repo.objects.get(request.json["oid"])
-    if stored is None or len(stored) != request.json["size"]:
-        raise refuse(404, "object is not stored, or of another size")
-    return as_json({})
+    kind = {"Content-Type": "application/vnd.git-lfs+json"}
+    return as_json({"transfer": "basic", "objects": objects}, headers=kind)
 
 
 def commit(hub: HubState, request: Request, repo: Repository, branch: str) -> Reply:
@@ -288,14 +255,11 @@ def commit(hub: HubState, request: Request, repo: Repository, branch: str) -> Re
             return _committed(hub, repo, pull.commit, {"pullRequestUrl": address})
         if branch not in repo.branches:
             raise refuse(404, f"Invalid rev id: {branch}", "RevisionNotFound")
+        message = header["summary"]
         try:
-            made = repo.commit_blobs(
-                changes, message=header["summary"], branch=branch, parent=parent
-            )
+            made = repo.commit_blobs(changes, message=message, branch=branch, parent=parent)
         except StaleParent:
-            raise refuse(
-                412, "A commit has happened since. Please refresh and try again."
-            ) from None
+            raise refuse(412, "A commit has happened since.") from None
     return _committed(hub, repo, made, {})
 
 
@@ -311,19 +275,12 @@ def _changes(repo: Repository, lines: Iterable[dict[str, Any]]) -> dict[str, Blo
     for line in lines:
         value, path = line["value"], line["value"]["path"]
         if line["key"] == "file":
-            _check_path(path)
             changes[path] = Blob(base64.b64decode(value["content"]), lfs=False)
-        elif line["key"] == "lfsFile":
-            _check_path(path)
-            if (data := repo.objects.get(value["oid"])) is None:
-                raise refuse(400, f"LFS pointer of {path} points to an object that does not exist")
+        elif (data := repo.objects.get(value["oid"])) is not None:
             changes[path] = Blob(data, lfs=True)
+        else:
+            raise refuse(400, f"LFS pointer of {path} points to an object that does not exist")
     return changes
-
-
-def _check_path(path: str) -> None:
-    if any(part in ("", ".", "..", ".git") for part in path.split("/")):
-        raise refuse(400, f"invalid path {path!r}")
 
 
 def tag(request: Request, repo: Repository, revision: str) -> Reply:

@@ -82,15 +82,13 @@ def _readable(
     repo, token = hub.find("ms", repo_id), request.token
     if repo is None:
         raise _refuse(404, _MISSING, f"model {repo_id} does not exist")
-    known = repo.token is None or token in (repo.token, repo.write_token)
-    if token and not known and not repo.gated:
+    access = repo.access(token, content=content)
+    if access == "wrong token":
         raise _refuse(401, _BAD_TOKEN, "access token is invalid or expired")
-    if not token and not repo.gated and (repo.private or repo.token is not None):
+    if access == "hidden":
         raise _refuse(404, _MISSING, f"model {repo_id} does not exist")
-    if content and repo.gated and not (token and repo.token is not None and known):
-        raise _refuse(
-            403 if token else 401, 403, "this model is gated; apply for access on its page"
-        )
+    if access == "gated":
+        raise _refuse(403 if token else 401, 403, "this model is gated")
     return repo
 
 

@@ -120,6 +120,18 @@ class Repository:
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
     _count: itertools.count[int] = field(default_factory=itertools.count, repr=False)
 
+    def access(
+        self, token: str | None, *, content: bool
+    ) -> Literal["granted", "wrong token", "hidden", "gated"]:
+        """Whether `token` may read it; `content` is what gates close."""
+        known = self.token is None or token in (self.token, self.write_token)
+        if self.gated:
+            named = token and self.token is not None and known
+            return "gated" if content and not named else "granted"
+        if token:
+            return "granted" if known else "wrong token"
+        return "hidden" if self.private or self.token is not None else "granted"
+
     @property
     def default_branch(self) -> str:
         return "main" if self.kind == "hf" else "master"
