@@ -71,8 +71,8 @@ def test_offline_leaves_hubs_in_folders_only(
     [
         ("hubs = 3", "hubs"),
         ("speed = 3", "speed"),
-        ("[network]\nread = -1", "network.read"),
-        ("[network]\nconnect = 1e9", "network.connect"),
+        ("[network]\nread = -1", "read"),
+        ("[network]\nconnect = 1e9", "connect"),
         ("[network]\npatience = 2", "network.patience"),
         ("hubs = [", "cannot be read"),
         ("when = 2026-01-01", "cannot be read"),
@@ -89,7 +89,7 @@ def test_a_broken_file_is_one_line_that_names_it(text: str, named: str) -> None:
 
 def test_limits_of_requests_are_configured() -> None:
     write("[network]\nread = 6.0\ntries = 2\n")
-    limits = address.load().network.limits()
+    limits = address.load().network
     assert (limits.read, limits.connect, limits.tries) == (6.0, 10.0, 2)
 
 

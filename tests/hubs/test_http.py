@@ -27,7 +27,8 @@ from oscar_zoo.errors import (
     RateLimited,
 )
 from oscar_zoo.registry.hubs import http
-from oscar_zoo.registry.hubs.http import HttpReply, Limits, Origin, Transport, asked_to_wait
+from oscar_zoo.registry.hubs.base import Limits
+from oscar_zoo.registry.hubs.http import HttpReply, Origin, Transport, asked_to_wait
 
 CANARY = "hf_canaryCANARY"
 PLENTY = 3600.0

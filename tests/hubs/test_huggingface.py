@@ -31,8 +31,7 @@ from oscar_zoo.errors import (
     RevisionNotFound,
 )
 from oscar_zoo.registry.hubs import huggingface
-from oscar_zoo.registry.hubs.base import HubFile
-from oscar_zoo.registry.hubs.http import Limits
+from oscar_zoo.registry.hubs.base import HubFile, Limits
 from oscar_zoo.registry.hubs.huggingface import HuggingFaceHub
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -263,7 +262,7 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.registry.hubs import huggingface
 from oscar_zoo.registry.hubs.base import Change
-from oscar_zoo.registry.hubs.http import Limits
+from oscar_zoo.registry.hubs.base import Limits
 LIMITS = Limits(connect=20, read=20)
 ID = ArtifactId("Qwen3-8B", "seq1_prompt1_group128")
 TOKEN = os.environ["HF_TOKEN"]

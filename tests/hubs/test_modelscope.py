@@ -37,8 +37,7 @@ from oscar_zoo.errors import (
     UsageError,
 )
 from oscar_zoo.registry.hubs import modelscope, modelscope_wire
-from oscar_zoo.registry.hubs.base import Change
-from oscar_zoo.registry.hubs.http import Limits
+from oscar_zoo.registry.hubs.base import Change, Limits
 from oscar_zoo.registry.hubs.modelscope import ModelScopeHub
 from oscar_zoo.registry.hubs.remote import RemoteHub
 

@@ -20,7 +20,8 @@ from raw_server import closed_port
 from raw_server import RawServer, answer, reset
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.registry.hubs.http import http_client
-from oscar_zoo.registry.hubs.http import Limits, Transport
+from oscar_zoo.registry.hubs.base import Limits
+from oscar_zoo.registry.hubs.http import Transport
 
 def ask(url, read=60):
     limits = Limits(connect=60, read=read, tries=1)

@@ -20,19 +20,15 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.specs import Spec
 from oscar_zoo.errors import OFFLINE_OPTION, WITHOUT_OPTION, StorageError, UsageError
 from oscar_zoo.registry.hubs import table
-from oscar_zoo.registry.hubs.base import Hub, is_true
+from oscar_zoo.registry.hubs.base import Hub, Limits, is_true
 from oscar_zoo.registry.hubs.local import LocalHub
-
-if TYPE_CHECKING:
-    from oscar_zoo.registry.hubs.http import Limits
 
 FILE_NAME = "config.toml"
 PUBLIC = ("hf:Zhongzhu/OSCAR-RotationZoo", "ms:togethercomputer/OSCAR-RotationZoo")
@@ -40,28 +36,13 @@ PUBLIC = ("hf:Zhongzhu/OSCAR-RotationZoo", "ms:togethercomputer/OSCAR-RotationZo
 
 _SEPARATOR = re.compile(rf"[,\s]+(?=(?:{'|'.join(table.HUBS)}):)", re.IGNORECASE)
 _OFFLINE = ("OSCAR_ZOO_OFFLINE", "HF_HUB_OFFLINE")
-_Seconds = Annotated[float, Field(gt=0, le=3600)]
-
-
-class NetworkSettings(Spec):
-    """Limits of every request; see `http.Limits` for what each one means."""
-
-    connect: _Seconds | None = None
-    read: _Seconds | None = None
-    min_rate: Annotated[int, Field(ge=1)] | None = None
-    tries: Annotated[int, Field(ge=1, le=20)] | None = None
-
-    def limits(self) -> Limits:
-        from oscar_zoo.registry.hubs.http import Limits
-
-        return Limits(**self.model_dump(exclude_none=True))
 
 
 class _File(Spec):
     hubs: tuple[str, ...] | None = None
     publish: str | None = None
     offline: bool = False
-    network: NetworkSettings = NetworkSettings()
+    network: Limits = Limits()
 
 
 @dataclass(frozen=True)
@@ -72,7 +53,7 @@ class HubSettings:
     read: tuple[str, ...]
     publish: tuple[str, ...]
     offline: bool
-    network: NetworkSettings
+    network: Limits
     go_online: str = WITHOUT_OPTION
 
 
@@ -124,7 +105,7 @@ def is_remote(text: str) -> bool:
     return kind is not None and kind.is_remote
 
 
-def open_hub(text: str | None = None, *, network: NetworkSettings | None = None) -> Hub:
+def open_hub(text: str | None = None, *, network: Limits | None = None) -> Hub:
     """The hub that `text` names, or the zoo of this user, a folder that the first publish creates;
     nothing is asked or created yet. `network` is by default what the configuration says, which a
     folder needs not."""
@@ -135,7 +116,7 @@ def open_hub(text: str | None = None, *, network: NetworkSettings | None = None)
         place = text.partition(":")[2]
         if not kind.is_remote:
             return kind.open(place, None)
-        return kind.open(place, (network or load().network).limits())
+        return kind.open(place, network or load().network)
     # The text may hold somebody's password, in an address of another kind.
     text = re.sub(r"//[^/@]*@", "//***@", text)
     form = f"in a folder is written file:{text}" if os.path.lexists(text) else None

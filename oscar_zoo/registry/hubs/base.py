@@ -8,10 +8,11 @@ commit until `refresh`.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 from oscar_zoo.artifact.names import ArtifactId
 
@@ -30,6 +31,26 @@ _TRUE = frozenset(("1", "true", "yes", "on"))
 def is_true(variable: str) -> bool:
     """Whether a variable of the environment says yes."""
     return os.environ.get(variable, "").strip().casefold() in _TRUE
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a hub may take: seconds to connect and without a byte, bytes per second that a whole
+    answer must reach beside a minute, and how often a request is sent that breaks off or meets a
+    busy server."""
+
+    connect: float = 10.0
+    read: float = 30.0
+    min_rate: int = 100_000
+    tries: int = 3
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    def __post_init__(self) -> None:
+        most = {"connect": 3600.0, "read": 3600.0, "min_rate": math.inf, "tries": 20}
+        for name, limit in most.items():
+            if not 0 < getattr(self, name) <= limit:
+                raise ValueError(f"{name} is more than 0, and at most {limit:g}")
 
 
 @dataclass(frozen=True, order=True)

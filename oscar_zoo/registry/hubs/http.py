@@ -37,6 +37,7 @@ from oscar_zoo.errors import (
     RateLimited,
     UnusableEnvironment,
 )
+from oscar_zoo.registry.hubs.base import Limits
 from oscar_zoo.registry.hubs.threads import within
 from oscar_zoo.version import __version__
 
@@ -63,18 +64,6 @@ _IPV6 = re.compile(
     r"(?P<range>/\d+)?"
 )
 _TOKEN = re.compile(r"[\x21-\x7e]+")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long a hub may take: seconds to connect and without a byte, bytes per second that a whole
-    answer must reach beside `LEAST_SECONDS`, and how often a request is sent that breaks off or
-    meets a busy server."""
-
-    connect: float = 10.0
-    read: float = 30.0
-    min_rate: int = 100_000
-    tries: int = 3
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ from oscar_zoo.errors import (
     UsageError,
 )
 from oscar_zoo.registry.hubs import http
-from oscar_zoo.registry.hubs.base import CARD_NAME, Change, Commit, HubFile, is_true
-from oscar_zoo.registry.hubs.http import HttpReply, Limits, Origin, Transport
+from oscar_zoo.registry.hubs.base import CARD_NAME, Change, Commit, HubFile, Limits, is_true
+from oscar_zoo.registry.hubs.http import HttpReply, Origin, Transport
 from oscar_zoo.registry.hubs.remote import Listing, RemoteHub
 from oscar_zoo.registry.hubs.threads import within
 

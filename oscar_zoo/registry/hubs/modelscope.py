@@ -29,8 +29,8 @@ from oscar_zoo.errors import (
     UsageError,
 )
 from oscar_zoo.registry.hubs import modelscope_wire as wire
-from oscar_zoo.registry.hubs.base import Change, Commit, HubFile, is_true
-from oscar_zoo.registry.hubs.http import HttpReply, Limits, Transport
+from oscar_zoo.registry.hubs.base import Change, Commit, HubFile, Limits, is_true
+from oscar_zoo.registry.hubs.http import HttpReply, Transport
 from oscar_zoo.registry.hubs.modelscope_wire import Client, Listing, Refused
 from oscar_zoo.registry.hubs.remote import RemoteHub
 

@@ -9,17 +9,13 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.errors import InvalidName, UsageError
-from oscar_zoo.registry.hubs.base import Hub, is_true
+from oscar_zoo.registry.hubs.base import Hub, Limits, is_true
 from oscar_zoo.registry.hubs.local import LocalHub
-
-if TYPE_CHECKING:
-    from oscar_zoo.registry.hubs.http import Limits
 
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 
