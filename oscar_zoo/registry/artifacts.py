@@ -81,12 +81,12 @@ class Artifact:
 
     @property
     def model(self) -> str | None:
-        """Folder of the base model in every hub, such as `Qwen3-8B`."""
+        """Such as `Qwen3-8B`."""
         return self.id.partition("/")[0] if self.id else None
 
     @property
     def tag(self) -> str | None:
-        """Version, such as `seq20000_prompt83_group128`."""
+        """Such as `seq20000_prompt83_group128`."""
         return self.id.partition("/")[2] if self.id else None
 
     @cached_property

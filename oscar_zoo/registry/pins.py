@@ -88,14 +88,13 @@ class Pins(Spec):
         return found[0] if found else None
 
     def key_of(self, hub: str) -> str | None:
-        """The fingerprint of the key that signs the index of `hub`, whatever revision of it is
-        named, or `None`."""
+        """The fingerprint of the key that signs the index of `hub`, at any revision."""
         found = (mark for name, mark in self.keys.items() if same_hub(name, hub))
         return self.keys.get(hub) or next(found, None)
 
     def with_pin(self, pin: Pin) -> Pins:
-        """These pins and `pin`, in place of an older one of the same id; a pin of the same bytes
-        stays as it is."""
+        """These pins and `pin`; an older one of the same id goes, unless it is of the same
+        bytes."""
         old = self.pin(pin.artifact_id)
         if old is not None and old.same_bytes(pin.digest, pin.manifest_sha256):
             return self

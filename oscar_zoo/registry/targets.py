@@ -55,8 +55,7 @@ class ModelChoice:
 
     Attributes:
         source: local folder or hub id, as the loaders take it.
-        model_id: identity recorded in manifests: the recipe's hub id, else the hub id or folder
-            name given.
+        model_id: recorded in manifests: the recipe's hub id, else the hub id or folder name given.
         name: folder-safe base name, first part of artifact ids.
         notes: one sentence where something else has the same name.
     """
@@ -194,7 +193,7 @@ def check_made_for(choice: ModelChoice, manifest: Manifest | None) -> None:
 
 
 def check_model_id(text: str) -> None:
-    """Refuse what cannot be the id of a model, `ORG/NAME` or `NAME`; raises `InvalidName`."""
+    """Refuse what cannot be the id of a model, `ORG/NAME` or `NAME`."""
     parts = text.split("/")
     if len(parts) > 2:
         raise InvalidName(f"{text[:120]!r} is not a model id.", hint="ids look like Qwen/Qwen3-8B")
@@ -283,8 +282,7 @@ def parse(text: str | Path) -> Target:
 
 
 def parse_named(text: str | Path) -> ModelTarget | NameTarget:
-    """Parse a target that names an artifact, by itself or by a folder with a model; raises
-    `UsageError` for any other path, and `PathNotFound` where nothing is there."""
+    """Parse a target that names an artifact, by itself or by a folder with a model."""
     target = parse(text)
     if isinstance(target, PathTarget):
         raise _takes_a_name(target)
@@ -292,7 +290,7 @@ def parse_named(text: str | Path) -> ModelTarget | NameTarget:
 
 
 def parse_name(text: str) -> NameTarget:
-    """Parse the name of an artifact; raises as `parse_named`, also for a folder with a model."""
+    """Parse the name of an artifact; a folder with a model is refused too."""
     target = parse(text)
     if not isinstance(target, NameTarget):
         raise _takes_a_name(target)
@@ -300,8 +298,7 @@ def parse_name(text: str) -> NameTarget:
 
 
 def parse_model(model: str | Path, observer: Observer) -> ModelChoice:
-    """Parse the name of a model, and note where something else has that name; raises as
-    `choose_model`."""
+    """`choose_model`, with a note where something else has that name."""
     choice = choose_model(model)
     for text in choice.notes:
         observer.note(Note("model.namesake", text, {"model": choice.source}))
@@ -383,13 +380,9 @@ def mention_namesake(place: Path | None, error: OscarZooError | None, observer: 
 
 @dataclass(frozen=True)
 class ComputeWish:
-    """What a caller wants when nobody has published an artifact.
-
-    Attributes:
-        ask: otherwise, ask the observer whether to compute one.
-        calib_data, device, revision: as in `ComputeParams`; `None` for its defaults.
-        to_serve: the artifact is wanted for a server, so a model that `serve` refuses is an error.
-    """
+    """What a caller wants when nobody has published an artifact: to compute one with these values
+    of `ComputeParams`, or else to `ask` the observer. With `to_serve` it is wanted for a server, so
+    a model that `serve` refuses is an error."""
 
     compute: bool = False
     ask: bool = False
@@ -400,11 +393,10 @@ class ComputeWish:
     to_serve: bool = False
 
     def may_compute(self, error: OscarZooError) -> bool:
-        """Whether to compute one, or to ask for that, after a search gave `error`."""
+        """After a search gave `error`."""
         return self.compute or (self.ask and isinstance(error, ArtifactNotFound | OfflineError))
 
     def check(self) -> None:
-        """Raise `UsageError` when the wish makes no sense."""
         if self.calib_data and not self.compute:
             raise UsageError(
                 "--calib-data goes with --compute.", hint="add --compute, or leave it out"

@@ -96,11 +96,9 @@ class Commit:
 
 
 class Hub(Protocol):
-    """A place to read artifacts from and to publish them to.
-
-    Every method that asks a hub over the network may raise `NetworkError` (it did not answer;
-    another hub may be asked), `AccessError` (it refused; no other hub may be asked) or
-    `RepositoryNotFound`."""
+    """A place to read artifacts from and to publish them to. Who asks a hub over the network may
+    get a `NetworkError` (it did not answer; another hub may be asked), an `AccessError` (it refused;
+    no other hub may be asked) or `RepositoryNotFound`."""
 
     @property
     def name(self) -> str:
@@ -130,7 +128,7 @@ class Hub(Protocol):
     def fetch(
         self, artifact: ArtifactId, path: str, *, limit: int, progress: Progress | None = None
     ) -> bytes:
-        """The bytes of one file, as they are."""
+        """The bytes of one file, as they are; more than `limit` are refused."""
 
     def root_file(self, path: str) -> bytes | None:
         """`index.json` or `README.md` of the hub, or `None` when it has none."""
