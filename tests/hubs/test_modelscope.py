@@ -36,7 +36,7 @@ from oscar_zoo.errors import (
     StaleRevision,
     UsageError,
 )
-from oscar_zoo.registry.hubs import modelscope, modelscope_wire
+from oscar_zoo.registry.hubs import modelscope
 from oscar_zoo.registry.hubs.base import Change, Limits
 from oscar_zoo.registry.hubs.modelscope import ModelScopeHub
 from oscar_zoo.registry.hubs.remote import RemoteHub
@@ -420,7 +420,7 @@ def test_a_refused_commit_is_an_error_of_ours_and_writes_nothing(
 def test_a_hub_that_falls_silent_is_given_up(
     server: HubServer, writing: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(modelscope_wire, "_ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(modelscope, "_ANSWER_SECONDS", 0.3)
     server.fault("black_hole", "*/objects/batch")
     with pytest.raises(HubTimeout):
         open_zoo().commit(addition(None))

@@ -19,9 +19,9 @@ from oscar_zoo.errors import (
     RepositoryNotFound,
     StaleRevision,
 )
+from oscar_zoo.registry.hubs.modelscope import ModelScopeHub
 from oscar_zoo.registry.hubs.modelscope_wire import (
     MAX_ENTRIES,
-    Client,
     Listing,
     Refused,
     address,
@@ -226,7 +226,7 @@ class Library:
 
 def commit(library: Library, files: Mapping[str, bytes]) -> str | None:
     pytest.importorskip("modelscope_hub")
-    return Client(library, "org/zoo", title="ModelScope org/zoo").commit(files, "Add", "master")
+    return ModelScopeHub("org/zoo").send(library, files, "Add")
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,9 @@ class Commit:
 
 
 class Hub(Protocol):
-    """A place to read artifacts from and to publish them to. Who asks a hub over the network may
-    get a `NetworkError` (it did not answer; another hub may be asked), an `AccessError` (it refused;
-    no other hub may be asked) or `RepositoryNotFound`."""
+    """A place to read artifacts from and to publish them to. Who asks one over the network may get
+    a `NetworkError` (it did not answer; another hub may be asked), an `AccessError` (it refused; no
+    other hub may be asked) or `RepositoryNotFound`."""
 
     @property
     def name(self) -> str:

@@ -13,32 +13,51 @@ the other's entry until that is published once more.
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import logging
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.errors import (
     ConflictError,
     DigestMismatchError,
+    HubTimeout,
+    HubUnreachable,
+    MissingDependency,
     NetworkError,
     NotFoundError,
+    OscarZooError,
+    RateLimited,
     RepositoryNotFound,
     RevisionNotFound,
     StaleRevision,
     UsageError,
 )
 from oscar_zoo.registry.hubs import modelscope_wire as wire
-from oscar_zoo.registry.hubs.base import Change, Commit, HubFile, Limits, is_true
-from oscar_zoo.registry.hubs.http import HttpReply, Transport
-from oscar_zoo.registry.hubs.modelscope_wire import Client, Listing, Refused
+from oscar_zoo.registry.hubs.base import CARD_NAME, Change, Commit, HubFile, Limits, is_true
+from oscar_zoo.registry.hubs.http import WRITE_RATE, HttpReply, Origin, Transport
+from oscar_zoo.registry.hubs.modelscope_wire import Listing, Refused
 from oscar_zoo.registry.hubs.remote import RemoteHub
+from oscar_zoo.registry.hubs.threads import within
+
+T = TypeVar("T")
 
 BRANCH = "master"
 SITES = ("https://modelscope.cn", "https://www.modelscope.ai")
 """The public hub, in the order the client asks."""
 LISTING_SECONDS = 60.0
 _COOKIE = "m_session_id"
+_ANSWER_SECONDS = 90.0
+"""How long the hub may take for a request, with the tries the client makes."""
+_INLINE_BYTES = 64 << 10
+"""Up to here a file travels inside the commit, as the client does it; rotations and their like
+never do."""
 
 
 class ModelScopeHub(RemoteHub):
@@ -109,8 +128,9 @@ class ModelScopeHub(RemoteHub):
         raise refusal.as_error(self.title, doing="reading")
 
     def create(self, *, private: bool = False) -> None:
-        with self._client() as client:
-            client.create(private=private)
+        visibility = "private" if private else "public"
+        with self._client() as api:
+            self._make(partial(api.create_repo, self.repo, "model", visibility=visibility))
 
     def write(self, change: Change) -> Commit:
         if change.propose:
@@ -120,16 +140,17 @@ class ModelScopeHub(RemoteHub):
         new = change.paths.keys() - change.root.keys()
         if change.parent not in (None, before.revision) or not new.isdisjoint(before.files):
             raise StaleRevision.for_hub(self.title)
-        with self._client() as client:
-            made = client.commit(change.paths, change.message, BRANCH)
+        with self._client() as api:
+            made = self.send(api, change.paths, change.message)
         self._last = after = self._find(BRANCH)[1]
         self._check_arrived(change, after)
         return Commit(made or after.revision)
 
     def tag(self, name: str, revision: str | None, message: str) -> None:
         wanted = self._find(revision or BRANCH)[1]
-        with self._client() as client:
-            client.tag(name, wanted.commit or wanted.name)
+        at = wanted.commit or wanted.name
+        with self._client() as api:  # a tag of that name, wherever it is, stays as it is
+            self._make(partial(api.create_repo_tag, self.repo, "model", name, revision=at))
         if not self._find(name)[1].is_same(wanted):
             raise ConflictError(
                 f"{self.title} has the tag {name} on another commit.",
@@ -190,11 +211,87 @@ class ModelScopeHub(RemoteHub):
             return False
         return True
 
-    def _client(self) -> AbstractContextManager[Client]:
+    @contextlib.contextmanager
+    def _client(self) -> Iterator[Any]:
+        """The hub's own client, while it is needed."""
         site, token = self._home or self._sites[0], _token()
         if token is None or site is not self._sites[0]:
             raise wire.login_required(self.title)
-        return Client.opened(self.repo, title=self.title, endpoint=site.endpoint, token=token)
+        log = logging.getLogger("modelscope_hub")
+        if not log.handlers:  # else it makes one, which writes to stderr
+            log.addHandler(logging.NullHandler())
+        try:
+            from modelscope_hub import HubApi, HubConfig
+        except ImportError:
+            raise MissingDependency.for_extra("modelscope-hub", "modelscope") from None
+        if not _origin(site.endpoint).is_private:
+            text = f"{self.title} has an address without encryption; no token is sent there."
+            raise UsageError(text, hint="use https")
+        with tempfile.TemporaryDirectory(prefix="oscar-zoo-", ignore_cleanup_errors=True) as folder:
+            own = {"config_dir": Path(folder), "cache_dir": Path(folder)}
+            api = HubApi(HubConfig(endpoint=site.endpoint, token=token, **own))
+            # Made now, while the folder is there: it keeps an id in it.
+            for session in vars(api.legacy).values():
+                if hasattr(session, "max_redirects"):
+                    # Its cookie would go to every port of the host, in the open too.
+                    session.max_redirects = 0
+            yield api
+
+    def send(self, api: Any, files: Mapping[str, bytes], message: str) -> str | None:
+        """Write `files` in one commit with the client `api`; its id, where the hub tells it."""
+        large = [data for path, data in files.items() if _is_large(path, data)]
+        objects = {sha256_hex(data): data for data in large}
+        if objects:
+            asked = [{"oid": oid, "size": len(data)} for oid, data in objects.items()]
+            addresses = self._call(partial(api.legacy.validate_blobs, self.repo, "model", asked))
+            for oid, data in objects.items():
+                if addresses.get(oid) is not None:  # else the hub has it
+                    self._put(api, str(addresses[oid]), data)
+        actions = [_action(path, data) for path, data in sorted(files.items())]
+        commit = api.legacy.create_commit
+        reply = self._call(partial(commit, self.repo, "model", actions, message, revision=BRANCH))
+        told = [reply.get(key) for key in ("oid", "CommitId")] if isinstance(reply, dict) else []
+        return next((text for text in told if isinstance(text, str) and wire.is_commit(text)), None)
+
+    def _put(self, api: Any, address: str, data: bytes) -> None:
+        """Send a file to where the hub wants it. The token goes along only to the hub itself and
+        its subdomains."""
+        home, target = _origin(api.legacy.endpoint), _origin(address)
+        if not target.is_private:
+            cause = "it wants files at an address without encryption"
+            raise HubUnreachable.for_hub(self.title, cause)
+        domain = "." + home.host.removeprefix("www.")
+        below = target.scheme == "https" and target.host.endswith(domain)
+        headers = {} if target == home or below else {"Authorization": None, "Cookie": None}
+        upload = partial(api.legacy.upload_blob, address, data, len(data), headers=headers)
+        self._call(upload, len(data) / WRITE_RATE)
+
+    def _make(self, call: Callable[[], object]) -> None:
+        """`call`, to which a thing that exists is success."""
+        from modelscope_hub.errors import AlreadyExistsError
+
+        def run() -> None:
+            with contextlib.suppress(AlreadyExistsError):
+                call()
+
+        self._call(run)
+
+    def _call(self, call: Callable[[], T], least: float = 0) -> T:
+        """What `call` of the client returns, in time."""
+        from modelscope_hub.errors import HubError
+
+        seconds = max(_ANSWER_SECONDS, least)
+        late = HubTimeout.for_hub(self.title, f"did not finish within {seconds:.0f} s")
+        try:
+            return within(seconds, call, error=lambda: late)
+        except OscarZooError:
+            raise
+        except HubError as error:
+            failure = _failure(error, self.title)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            cause = "its client does not understand the answer"
+            failure = HubUnreachable.for_hub(self.title, cause)
+        raise failure
 
 
 def _refused(reply: HttpReply, sent_token: bool) -> Refused:
@@ -212,3 +309,47 @@ def _configured_endpoint() -> str | None:
         if text:
             return text if text.lower().startswith(("http://", "https://")) else f"https://{text}"
     return None
+
+
+def _failure(error: Any, title: str) -> OscarZooError:
+    from modelscope_hub import errors
+
+    status = getattr(error, "status_code", None)
+    if isinstance(error, errors.RateLimitError):
+        return RateLimited.for_hub(title, getattr(error, "retry_after", None))
+    if isinstance(error, errors.RequestTimeoutError):
+        return HubTimeout.for_hub(title, "did not answer in time")
+    if isinstance(status, int):
+        code = wire.code_in(getattr(error, "response_body", None))
+        return Refused(status, code, sent_token=True).as_error(title, doing="writing")
+    return HubUnreachable.for_hub(title, "the connection broke off")
+
+
+def _action(path: str, data: bytes) -> dict[str, object]:
+    """One file of a commit, as the client writes it; `create` replaces, too."""
+    large = _is_large(path, data)
+    content = "" if large else base64.b64encode(data).decode()
+    return {
+        "action": "create",
+        "path": path,
+        "type": "lfs" if large else "normal",
+        "size": len(data),
+        "sha256": sha256_hex(data) if large else "",
+        "content": content,
+        "encoding": "" if large else "base64",
+    }
+
+
+def _is_large(path: str, data: bytes) -> bool:
+    return path != CARD_NAME and (path.endswith(".pt") or len(data) > _INLINE_BYTES)
+
+
+def _origin(address: str) -> Origin:
+    """The origin of an address as the client's HTTP library reads it; of what is none, one that is
+    not private."""
+    from urllib3.util import parse_url
+
+    try:
+        return Origin.of(parse_url(address))
+    except ValueError:
+        return Origin("", "", None)

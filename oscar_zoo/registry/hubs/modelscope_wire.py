@@ -12,17 +12,10 @@ at 3,000 entries.
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import logging
 import re
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from oscar_zoo.artifact import strict_json
@@ -30,20 +23,14 @@ from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.strict_json import Json
 from oscar_zoo.errors import (
     Forbidden,
-    HubTimeout,
     HubUnreachable,
     LoginRequired,
     MalformedFile,
-    MissingDependency,
     OscarZooError,
-    RateLimited,
     RepositoryNotFound,
     StaleRevision,
-    UsageError,
 )
-from oscar_zoo.registry.hubs.base import CARD_NAME, HubFile
-from oscar_zoo.registry.hubs.http import WRITE_RATE, Origin
-from oscar_zoo.registry.hubs.threads import within
+from oscar_zoo.registry.hubs.base import HubFile
 
 MAX_LISTING_BYTES = 8 << 20
 MAX_ENTRIES = 3000
@@ -203,161 +190,3 @@ def _commit(latest: Json, entries: Sequence[Mapping[str, Json]]) -> str | None:
     texts = {text for entry in entries if isinstance(text := entry.get("Revision"), str)}
     found = [text for text in texts if is_commit(text) and text.startswith(told)]
     return found[0] if len(found) == 1 else None
-
-
-T = TypeVar("T")
-
-_ANSWER_SECONDS = 90.0
-"""How long the hub may take for a request, with the tries the client makes."""
-_INLINE_BYTES = 64 << 10
-"""Up to here a file travels inside the commit, as the client does it; rotations and their like
-never do."""
-
-
-class Client:
-    """The client, for one repository; `opened` makes it."""
-
-    def __init__(self, api: Any, repo: str, *, title: str) -> None:
-        self._api, self._repo, self._title = api, repo, title
-
-    @classmethod
-    @contextmanager
-    def opened(cls, repo: str, *, title: str, endpoint: str, token: str) -> Iterator[Self]:
-        """The client while it is needed."""
-        log = logging.getLogger("modelscope_hub")
-        if not log.handlers:  # else it makes one, which writes to stderr
-            log.addHandler(logging.NullHandler())
-        try:
-            from modelscope_hub import HubApi, HubConfig
-        except ImportError:
-            raise MissingDependency.for_extra("modelscope-hub", "modelscope") from None
-        if not _origin(endpoint).is_private:
-            raise UsageError(
-                f"{title} has an address without encryption; no token is sent there.",
-                hint="use https",
-            )
-        with tempfile.TemporaryDirectory(prefix="oscar-zoo-", ignore_cleanup_errors=True) as folder:
-            own = Path(folder)
-            api = HubApi(HubConfig(endpoint=endpoint, token=token, config_dir=own, cache_dir=own))
-            # Made now, while the folder is there: it keeps an id in it.
-            for session in vars(api.legacy).values():
-                if hasattr(session, "max_redirects"):
-                    # Its cookie would go to every port of the host, in the open too.
-                    session.max_redirects = 0
-            yield cls(api, repo, title=title)
-
-    def create(self, *, private: bool) -> None:
-        """Create the repository; one that exists is success."""
-        visibility = "private" if private else "public"
-        self._make(partial(self._api.create_repo, self._repo, "model", visibility=visibility))
-
-    def commit(self, files: Mapping[str, bytes], message: str, branch: str) -> str | None:
-        """Write `files` in one commit on `branch`; its id, where the hub tells it."""
-        large = [data for path, data in files.items() if _is_large(path, data)]
-        self._store({sha256_hex(data): data for data in large})
-        actions = [_action(path, data) for path, data in sorted(files.items())]
-        send = partial(
-            self._api.legacy.create_commit, self._repo, "model", actions, message, revision=branch
-        )
-        reply = self._call(send)
-        told = [reply.get(key) for key in ("oid", "CommitId")] if isinstance(reply, dict) else []
-        return next((text for text in told if isinstance(text, str) and is_commit(text)), None)
-
-    def tag(self, name: str, revision: str) -> None:
-        """Put the tag `name` on `revision`; one of that name, wherever it is, stays as it is."""
-        make = self._api.create_repo_tag
-        self._make(partial(make, self._repo, "model", name, revision=revision))
-
-    def _make(self, call: Callable[[], object]) -> None:
-        from modelscope_hub.errors import AlreadyExistsError
-
-        def run() -> None:
-            with contextlib.suppress(AlreadyExistsError):
-                call()
-
-        self._call(run)
-
-    def _store(self, objects: Mapping[str, bytes]) -> None:
-        """Have the hub keep the large files `objects`, by sha256."""
-        if not objects:
-            return
-        asked = [{"oid": oid, "size": len(data)} for oid, data in objects.items()]
-        addresses = self._call(partial(self._api.legacy.validate_blobs, self._repo, "model", asked))
-        for oid, data in objects.items():
-            address = addresses.get(oid)
-            if address is not None:  # else the hub has it
-                self._put(str(address), data)
-
-    def _put(self, address: str, data: bytes) -> None:
-        """Send a file to where the hub wants it. The token goes along only to the hub itself and
-        its subdomains."""
-        home, target = _origin(self._api.legacy.endpoint), _origin(address)
-        if not target.is_private:
-            cause = "it wants files at an address without encryption"
-            raise HubUnreachable.for_hub(self._title, cause)
-        domain = "." + home.host.removeprefix("www.")
-        below = target.scheme == "https" and target.host.endswith(domain)
-        headers = {} if target == home or below else {"Authorization": None, "Cookie": None}
-        send = partial(self._api.legacy.upload_blob, address, data, len(data), headers=headers)
-        self._call(send, len(data) / WRITE_RATE)
-
-    def _call(self, call: Callable[[], T], least: float = 0) -> T:
-        """What `call` returns, in time."""
-        from modelscope_hub.errors import HubError
-
-        seconds = max(_ANSWER_SECONDS, least)
-        late = HubTimeout.for_hub(self._title, f"did not finish within {seconds:.0f} s")
-        try:
-            return within(seconds, call, error=lambda: late)
-        except OscarZooError:
-            raise
-        except HubError as error:
-            failure = _failure(error, self._title)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            cause = "its client does not understand the answer"
-            failure = HubUnreachable.for_hub(self._title, cause)
-        raise failure
-
-
-def _failure(error: Any, title: str) -> OscarZooError:
-    from modelscope_hub import errors
-
-    status = getattr(error, "status_code", None)
-    if isinstance(error, errors.RateLimitError):
-        return RateLimited.for_hub(title, getattr(error, "retry_after", None))
-    if isinstance(error, errors.RequestTimeoutError):
-        return HubTimeout.for_hub(title, "did not answer in time")
-    if isinstance(status, int):
-        code = code_in(getattr(error, "response_body", None))
-        return Refused(status, code, sent_token=True).as_error(title, doing="writing")
-    return HubUnreachable.for_hub(title, "the connection broke off")
-
-
-def _action(path: str, data: bytes) -> dict[str, object]:
-    """One file of a commit, as the client writes it; `create` replaces, too."""
-    large = _is_large(path, data)
-    content = "" if large else base64.b64encode(data).decode()
-    return {
-        "action": "create",
-        "path": path,
-        "type": "lfs" if large else "normal",
-        "size": len(data),
-        "sha256": sha256_hex(data) if large else "",
-        "content": content,
-        "encoding": "" if large else "base64",
-    }
-
-
-def _is_large(path: str, data: bytes) -> bool:
-    return path != CARD_NAME and (path.endswith(".pt") or len(data) > _INLINE_BYTES)
-
-
-def _origin(address: str) -> Origin:
-    """The origin of an address as the client's HTTP library reads it; of what is none, one that is
-    not private."""
-    from urllib3.util import parse_url
-
-    try:
-        return Origin.of(parse_url(address))
-    except ValueError:
-        return Origin("", "", None)
