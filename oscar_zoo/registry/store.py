@@ -129,23 +129,14 @@ class Store:
         present = self._present(record)
         if present is not None:
             return present
-        with (
-            durable.storage_errors(f"cannot store {artifact} in {self.root}", cache=True),
-            self._tidy(digests),
-        ):
-            self._prepare()
-            with durable.staged_folder(self.artifacts, mode=0o700) as staged:
-                for entry in digests:
-                    self._link(entry, files[entry.path], staged / entry.path)
-                for name in beside:
-                    durable.write_new(staged / name, files[name], mode=0o444)
-                durable.write_new(staged / RECORD_NAME, record.to_bytes(), mode=0o444)
-                durable.write_new(staged / COMPLETE, b"", mode=0o444)
-                while not self._place(staged, target):
-                    present = self._present(record)
-                    if present is not None:  # another process stored the same just now
-                        return present
-                    self._retire(target)
+        try:
+            with durable.storage_errors(f"cannot store {artifact} in {self.root}", cache=True):
+                self._add(record, files)
+        except BaseException:
+            # Nothing links the blobs of an entry that is not there, and the disk may be full.
+            with contextlib.suppress(OSError):
+                self._drop_blobs(digests)
+            raise
         return self.open(digest, artifact)
 
     def open(self, digest: str, artifact: ArtifactId | None = None) -> StoredArtifact:
@@ -221,16 +212,24 @@ class Store:
             with contextlib.suppress(OSError):
                 durable.sweep(folder)
 
-    @contextlib.contextmanager
-    def _tidy(self, files: Sequence[FileDigest]) -> Iterator[None]:
-        """Remove the blobs of an entry that could not be stored: nothing links them, and the disk
-        may be full."""
-        try:
-            yield
-        except BaseException:
-            with contextlib.suppress(OSError):
-                self._drop_blobs(files)
-            raise
+    def _add(self, record: Record, files: Mapping[str, bytes]) -> None:
+        """Put an entry in its place, unless another process does so just now."""
+        self.check_owner()
+        for folder in (self.root, self.blobs, self.artifacts):
+            durable.make_folders(folder, mode=0o700)
+            durable.sweep(folder)
+        with durable.staged_folder(self.artifacts, mode=0o700) as staged:
+            for entry in record.files:
+                self._link(entry, files[entry.path], staged / entry.path)
+            for name in BESIDE:
+                if name in files:
+                    durable.write_new(staged / name, files[name], mode=0o444)
+            durable.write_new(staged / RECORD_NAME, record.to_bytes(), mode=0o444)
+            durable.write_new(staged / COMPLETE, b"", mode=0o444)
+            while not self._place(staged, record.path):
+                if self._present(record) is not None:
+                    break
+                self._retire(record.path)
 
     def _drop_blobs(self, files: Sequence[FileDigest]) -> None:
         """Remove those blobs of `files` that no entry links."""
@@ -273,12 +272,6 @@ class Store:
         there = stored.record
         signed = wanted.signature_sha256 in (None, there.signature_sha256)
         return stored if there.manifest_sha256 == wanted.manifest_sha256 and signed else None
-
-    def _prepare(self) -> None:
-        self.check_owner()
-        for folder in (self.root, self.blobs, self.artifacts):
-            durable.make_folders(folder, mode=0o700)
-            durable.sweep(folder)
 
     def check_owner(self) -> None:
         """Raise where others could write; `put`, `installed` and `remove` do so first."""
