@@ -108,8 +108,7 @@ class Store:
         payload = {name: data for name, data in files.items() if name not in BESIDE}
         digests = tuple(sorted(file_digest(name, data) for name, data in payload.items()))
         digest = artifact_digest(digests)
-        folder = check_digest(digest).removeprefix("sha256:")
-        target = self.artifacts / folder / sha256_hex(artifact.key.encode())[:12]
+        folder = self.artifacts / check_digest(digest).removeprefix("sha256:")
         beside = {name: sha256_hex(files[name]) for name in BESIDE if name in files}
         record = Record(
             id=artifact,
@@ -118,7 +117,7 @@ class Store:
             manifest_sha256=beside.get(FILE_NAME),
             source=source,
             fetched=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            path=target,
+            path=folder / sha256_hex(artifact.key.encode())[:12],
             revision=revision,
             level=level,
             warnings=warnings,
@@ -247,18 +246,14 @@ class Store:
         for name, want in expected.items():
             if want is None:
                 continue
-            got, cause = None, None
-            try:
+            got = None
+            with contextlib.suppress(PathNotFound, MalformedFile):
                 files[name] = read_file(record.path / name, max_bytes=MAX_PAYLOAD_BYTES)
                 got = sha256_hex(files[name])
-            except (PathNotFound, MalformedFile) as error:
-                cause = error
             if got != want:
                 what = f"{name} of {record.id} in the store"
                 hint = f"fetch it again: {record.fetch_again}"
-                raise DigestMismatchError.for_content(
-                    what, want=want, got=got, hint=hint
-                ) from cause
+                raise DigestMismatchError.for_content(what, want=want, got=got, hint=hint)
         manifest = Manifest.from_bytes(files[FILE_NAME]) if FILE_NAME in files else None
         return StoredArtifact(record, files, manifest)
 
@@ -287,13 +282,7 @@ class Store:
         except (MalformedFile, PathNotFound):
             intact = False
         if not intact:
-            fresh = durable.temp_path(self.blobs)
-            try:
-                durable.write_new(fresh, data, mode=0o444)
-                os.replace(fresh, blob)  # noqa: PTH105
-            finally:
-                fresh.unlink(missing_ok=True)
-            durable.sync_folder(self.blobs)
+            durable.replace_file(blob, data, mode=0o444)
         try:
             os.link(blob, place)
         except OSError:

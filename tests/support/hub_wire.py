@@ -17,10 +17,11 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
+from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Protocol
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from typing import Any
+from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
 
 from hub_repositories import Commit, HubState, Kind, Repository
 
@@ -62,9 +63,7 @@ class Request:
     def __post_init__(self) -> None:
         parts = urlsplit(self.target)
         self.segments = tuple(unquote(part) for part in parts.path.split("/")[1:])
-        self.query = {
-            key: values[-1] for key, values in parse_qs(parts.query, keep_blank_values=True).items()
-        }
+        self.query = dict(parse_qsl(parts.query, keep_blank_values=True))
 
     @property
     def verb(self) -> str:
@@ -90,11 +89,8 @@ class Request:
         scheme, _, token = (self.headers.get("Authorization") or "").partition(" ")
         if scheme.lower() == "bearer" and token:
             return token
-        for part in (self.headers.get("Cookie") or "").split(";"):
-            name, _, value = part.strip().partition("=")
-            if name == "m_session_id" and value:
-                return value
-        return None
+        cookie = SimpleCookie(self.headers.get("Cookie") or "").get("m_session_id")
+        return cookie.value if cookie else None
 
     @property
     def json(self) -> Any:
@@ -176,23 +172,13 @@ def serve_content(request: Request, data: bytes, read: ReadFile, headers: dict[s
     )
 
 
-class Answering(Protocol):
-    """What a port needs of the server it belongs to."""
-
-    def arrive(self, record: Record) -> None: ...
-
-    def answer(self, request: Request) -> Reply: ...
-
-    def pause(self, seconds: float | None) -> bool: ...
-
-
 class Port(ThreadingHTTPServer):
     """One listening port; closes its connections when it stops."""
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, hub: Answering, host: str, context: ssl.SSLContext | None = None) -> None:
+    def __init__(self, hub: Any, host: str, context: ssl.SSLContext | None = None) -> None:
         self.hub, self.host = hub, host
         self._open: set[socket.socket] = set()
         super().__init__(("127.0.0.1", 0), _Handler)
