@@ -6,7 +6,7 @@ another hub's answer would hide a wrong digest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, TypeVar
@@ -86,18 +86,14 @@ def _nobody(name: str, troubles: Sequence[tuple[Hub, OscarZooError]]) -> OscarZo
     if close:
         return close[0]
     asked = ", ".join(hub.title for hub, _ in troubles)
+    options = "".join(f" --hub {quote(hub.name)}" for hub, _ in troubles)
+    if {hub.name for hub, _ in troubles} <= set(address.load().read):
+        options = ""  # it lists them anyway
     return ArtifactNotFound(
         f"{name} is on none of the hubs asked: {asked}.",
-        hint=f"see what they have: oscar-zoo list{_as_options(hub.name for hub, _ in troubles)}",
+        hint=f"see what they have: oscar-zoo list{options}",
         next_step=Compute("MODEL", "oscar-zoo pull MODEL --compute"),
     )
-
-
-def _as_options(hubs: Iterable[str]) -> str:
-    """`hubs` as options of a command; nothing where it asks them anyway."""
-    names = list(hubs)
-    usual = set(names) <= set(address.load().read)
-    return "" if usual else "".join(f" --hub {quote(name)}" for name in names)
 
 
 def explained(error: OscarZooError, job: PullJob) -> OscarZooError:

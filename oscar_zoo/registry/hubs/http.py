@@ -178,10 +178,13 @@ class Transport:
         """The answer, whatever its status, and whether a token went along."""
         response, sent_token = self._open(client, url)
         with contextlib.closing(response):
+            chunks = self._chunks(client, response)
             if response.status_code == 200:
-                body = self._body(client, response, limit, size, told)
+                body = self._body(response, chunks, limit, size, told)
             else:
-                body = self._refused_body(client, response)
+                body = b""
+                while len(body) < MAX_REFUSAL_BYTES and (chunk := next(chunks, b"")):
+                    body += chunk
         headers = {name.lower(): value for name, value in response.headers.items()}
         return HttpReply(response.status_code, headers, body, str(response.url)), sent_token
 
@@ -232,7 +235,12 @@ class Transport:
         return reached(self.title, client, send), target, token is not None
 
     def _body(
-        self, client: Any, response: Any, limit: int, size: int | None, told: Callable[[int], None]
+        self,
+        response: Any,
+        chunks: Iterator[bytes],
+        limit: int,
+        size: int | None,
+        told: Callable[[int], None],
     ) -> bytes:
         length = response.headers.get("content-length", "")
         declared = int(length) if re.fullmatch("[0-9]{1,18}", length) else None
@@ -241,22 +249,13 @@ class Transport:
         if response.headers.get("content-encoding", "identity") != "identity":
             raise self._failed("it compresses what was to be sent as it is")
         body = bytearray()
-        for chunk in self._chunks(client, response):
+        for chunk in chunks:
             body += chunk
             if len(body) > limit:
                 raise self._too_long(len(body), limit)
             told(len(body))
         if len(body) < (declared if declared is not None else size or 0):
             raise self._failed("the connection broke off", again=True)
-        return bytes(body)
-
-    def _refused_body(self, client: Any, response: Any) -> bytes:
-        """The beginning of what a hub says of an error."""
-        body = bytearray()
-        for chunk in self._chunks(client, response):
-            body += chunk
-            if len(body) >= MAX_REFUSAL_BYTES:
-                break
         return bytes(body)
 
     def _chunks(self, client: Any, response: Any) -> Iterator[bytes]:
