@@ -37,13 +37,13 @@ if TYPE_CHECKING:
     from oscar_zoo.site.card import card
     from oscar_zoo.site.compare import compare
     from oscar_zoo.site.listing import leaderboard, list_artifacts, search
-    from oscar_zoo.site.scores import add_scores, scores
-    from oscar_zoo.site.status import deprecate, unyank, yank
+    from oscar_zoo.site.scores import scores
+    from oscar_zoo.site.status import add_scores, deprecate, unyank, yank
 
 _CALLS = {
     "Artifact": "registry.artifacts",
     "RunningServer": "serving.running",
-    "add_scores": "site.scores",
+    "add_scores": "site.status",
     "benchmark_artifact": "app.benchmark",
     "build_site": "site.build",
     "card": "site.card",

@@ -39,7 +39,7 @@ from oscar_zoo.site.card import Card
 from oscar_zoo.site.compare import Comparison
 from oscar_zoo.site.info import Description
 from oscar_zoo.site.listing import Found, Leaderboard, Listing
-from oscar_zoo.site.status import StatusReport
+from oscar_zoo.site.status import AddedScores, StatusReport
 from oscar_zoo.verb import schema_of
 
 HERE = Path(__file__).resolve().parent
@@ -143,7 +143,7 @@ GENERATED: dict[str, tuple[str, type]] = {
     "info-1": ("A model or artifact", Description),
     "leaderboard-1": ("A leaderboard", Leaderboard),
     "list-1": ("Artifacts", Listing),
-    "scores-added-1": ("Attached scores", scores.AddedScores),
+    "scores-added-1": ("Attached scores", AddedScores),
     "scores-of-1": ("Scores", scores.ScoresReport),
     "search-1": ("Found artifacts", Found),
     "site-1": ("A built page", BuiltSite),

@@ -73,7 +73,7 @@ VERBS = {
     ),
     "scores add": Verb(
         "site.params:AddScoresParams",
-        "site.scores:add",
+        "site.status:add",
         "scores:print_added",
         "Attach the records of a score file to a published version.",
         quiet=True,

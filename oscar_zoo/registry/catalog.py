@@ -274,7 +274,7 @@ def packaged_digests() -> KnownDigests:
 
 KEYS_NAME: Final = "trusted_keys.json"
 """Name of the file in the package `oscar_zoo.manifests`."""
-_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+TIME_FORMAT: Final = "%Y-%m-%dT%H:%M:%SZ"
 _Time = Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$")]
 
 
@@ -308,7 +308,7 @@ class TrustedKey(Spec):
         """`expires` as a time, or `None`."""
         if self.expires is None:
             return None
-        return datetime.strptime(self.expires, _FORMAT).replace(tzinfo=UTC)
+        return datetime.strptime(self.expires, TIME_FORMAT).replace(tzinfo=UTC)
 
 
 class TrustedKeys(Spec):

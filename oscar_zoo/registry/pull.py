@@ -28,6 +28,7 @@ from oscar_zoo.models.config_file import ConfigFile, check_cache
 from oscar_zoo.observer import SILENT, Observer, Silent
 from oscar_zoo.registry.arguments import command_line, option_words
 from oscar_zoo.registry.artifacts import Artifact, pulled_artifact
+from oscar_zoo.registry.changes import ErrorFacts, facts_of
 from oscar_zoo.registry.compute_wish import (
     ComputeWish,
     model_to_compute,
@@ -52,7 +53,6 @@ from oscar_zoo.registry.targets import (
     parse_named,
 )
 from oscar_zoo.registry.trust import Trust
-from oscar_zoo.registry.writing import ErrorFacts, facts_of
 
 Named = ModelTarget | NameTarget
 PARALLEL_ARTIFACTS = 4

@@ -20,7 +20,14 @@ from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.artifact.specs import Digest, HistoryEntry, Score, Spec, Text, validated
-from oscar_zoo.errors import InvalidName, MalformedFile, PathNotFound, malformed_hint
+from oscar_zoo.errors import (
+    DigestMismatchError,
+    InvalidName,
+    MalformedFile,
+    PathNotFound,
+    UsageError,
+    malformed_hint,
+)
 
 PERPLEXITY, RECALL = "perplexity", "recall"
 FORCED: Final = (PERPLEXITY, RECALL)
@@ -239,6 +246,22 @@ class ScoreFile(Spec):
     def artifact_id(self) -> ArtifactId:
         """`artifact`, parsed."""
         return ArtifactId.parse(self.artifact)
+
+    def check_same(self, artifact: ArtifactId, digest: str, *, what: str, where: str) -> None:
+        """Refuse to be attached to another artifact than this one; `what` is the file's name."""
+        if self.artifact_id.key != artifact.key:
+            own = self.artifact_id.reference
+            raise UsageError(
+                f"{what} has scores of {own}, not of {artifact.reference}.",
+                hint=f"name the artifact that was measured: {own}",
+            )
+        if self.digest != digest:
+            raise DigestMismatchError.for_content(
+                f"{artifact} in {where}",
+                want=f"{self.digest} by {what}",
+                got=digest,
+                hint=f"measure these bytes: oscar-zoo eval {artifact.reference}",
+            )
 
     def to_bytes(self) -> bytes:
         """The file form: sorted keys, one space of indent, final newline."""

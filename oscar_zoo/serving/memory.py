@@ -20,8 +20,12 @@ from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.models.other_layers import OtherLayers, other_layers
 from oscar_zoo.models.weight_count import quantization, weights_of_config, weights_of_name
 from oscar_zoo.models.weight_files import stored_weights
-from oscar_zoo.registry.recipe import ModelRecipe, serving_recipe
-from oscar_zoo.registry.recipe_config import config_of_recipe, others_of_recipe
+from oscar_zoo.registry.recipe import (
+    ModelRecipe,
+    config_of_recipe,
+    others_of_recipe,
+    serving_recipe,
+)
 from oscar_zoo.registry.targets import ModelChoice, holds_model
 
 

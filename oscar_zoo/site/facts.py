@@ -7,7 +7,6 @@ which takes the place of `x-ref`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -53,46 +52,6 @@ Score = Annotated[InstanceOf[specs.Score], WithJsonSchema({"x-ref": "Score"})]
 Measured = Annotated[InstanceOf[measured.Measured], WithJsonSchema({"x-ref": "Measured"})]
 MeasuredFacts = Annotated[Mapping[str, Any], WithJsonSchema({"x-ref": "Measured"})]
 """The same as plain JSON values."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Written:
-    """What was written to one hub."""
-
-    hub: str
-    id: Name
-    digest: Digest
-    changed: Annotated[bool, says("Whether anything was written.")]
-    serial: Annotated[Size, says("Of the index.")]
-    revision: Annotated[
-        str | None,
-        says("Where the hub stands now; null for a proposal, or a hub without commits."),
-    ]
-    proposal: Annotated[str | None, says("Address of the pull request that has to be merged.")]
-
-
-class ErrorFacts(TypedDict):
-    """Why a command, or a part of it, failed."""
-
-    code: Annotated[
-        str,
-        says("What went wrong, in a word that does not change, such as not_found.artifact."),
-    ]
-    message: Annotated[str, says("The cause, in a sentence for people.")]
-    hint: Annotated[str | None, says("What to do next, for people; null where nobody can say.")]
-
-
-def _failure(error: OscarZooError | None) -> list[ErrorFacts]:
-    if error is None:
-        return []
-    return [{"code": error.code, "message": error.message, "hint": error.hint}]
-
-
-Failure = Annotated[
-    InstanceOf[OscarZooError] | None,
-    PlainSerializer(_failure, return_type=list[ErrorFacts]),
-    Field(serialization_alias="errors", description="The failure that ended it, if any."),
-]
 
 
 class ScoreSummary(TypedDict):

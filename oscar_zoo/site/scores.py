@@ -1,4 +1,4 @@
-"""Scores of artifacts: attach those of a score file, and show all that are known."""
+"""All that is known about the scores of artifacts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,14 @@ from oscar_zoo.artifact.outcome import HIDDEN, says
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import measured as known
 from oscar_zoo.registry import score_file
-from oscar_zoo.registry import status as registry
 from oscar_zoo.registry.hubs.address import Sources
-from oscar_zoo.registry.hubs.base import Hub
 from oscar_zoo.registry.known_names import status_warnings
 from oscar_zoo.registry.score_file import key
-from oscar_zoo.registry.status import AttachResult
 from oscar_zoo.registry.store import Record
 from oscar_zoo.registry.targets import PathTarget, looking_up, parse
-from oscar_zoo.registry.writing import WriteReport
-from oscar_zoo.site.facts import Failure, Measured, Score, Written
+from oscar_zoo.site.facts import Measured, Score
 from oscar_zoo.site.info import describe, describe_folder
-from oscar_zoo.site.params import AddScoresParams, ScoresParams
-from oscar_zoo.site.status import to_each
+from oscar_zoo.site.params import ScoresParams
 
 
 @dataclass(frozen=True)
@@ -142,66 +137,3 @@ def _own(artifact: ArtifactId, published: Sequence[Score]) -> tuple[tuple[Score,
     known = {key(score): score.value for score in published}
     own = [s for s in (file.scores if file else ()) if known.get(key(s)) != s.value]
     return tuple(own), path
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScoredVersion(Written):
-    """A version of which one hub took scores."""
-
-    scores: Annotated[
-        tuple[Score, ...],
-        says("All that the version has now, or will have once the proposal is merged."),
-    ]
-
-
-@dataclass(frozen=True)
-class AddedScores:
-    """What oscar-zoo scores add prints."""
-
-    hubs: Annotated[
-        tuple[ScoredVersion, ...],
-        says("In the order in which they were written; those after a failure are missing."),
-    ]
-    error: Failure = None
-    schema: Literal["oscar-zoo.scores-added/1"] = "oscar-zoo.scores-added/1"
-
-
-def add(params: AddScoresParams, observer: Observer = SILENT) -> AddedScores:
-    """Attach the scores of a file on one hub after the other."""
-    report = _added(params, observer)
-    hubs = [ScoredVersion(hub=one.hub, **vars(one.result)) for one in report.done]
-    return AddedScores(tuple(hubs), report.error)
-
-
-def _added(params: AddScoresParams, observer: Observer) -> WriteReport[AttachResult]:
-    file, what = score_file.load(params.file), path_text(params.file)
-
-    def write(hub: Hub) -> AttachResult:
-        name, propose = params.name, params.create_pr
-        return registry.attach_scores(hub, name, file, what=what, propose=propose)
-
-    return to_each(params, write, observer)
-
-
-def add_scores(
-    name: str, file: str | Path, *, hub: str | None = None, propose: bool = False
-) -> AttachResult:
-    """Attach the scores of a score file to exactly one published version, `NAME:TAG`.
-
-    Its digest and its `oscar.json` stay. A value that is there already goes to the history of the
-    new one.
-
-    Args:
-        name: the version; its digest must be that of the file.
-        file: a score file, as `eval` writes it.
-        hub: where; default the zoo of this user.
-        propose: open a pull request instead.
-
-    Raises:
-        MalformedFile: the file is no score file.
-        DigestMismatchError: the file is about other bytes.
-        ArtifactNotFound: the hub has no such version.
-    """
-    hubs = (hub,) if hub else ()
-    params = AddScoresParams(name, Path(file), hubs=hubs, create_pr=propose)
-    return _added(params, SILENT).done[0].result

@@ -22,7 +22,7 @@ from oscar_zoo.registry.index import Index, IndexEntry
 from oscar_zoo.registry.mirror import copy_all
 from oscar_zoo.registry.publish import Publishable
 from oscar_zoo.registry.score_file import ScoreFile
-from oscar_zoo.registry.status import AttachResult, attach_scores
+from oscar_zoo.site.status import ScoredVersion, attach_scores
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def entry_of(hub: LocalHub, artifact: ArtifactId = HARD) -> IndexEntry:
     return entry
 
 
-def attach(hub: Hub, digest: str, *scores: Score, name: str = HARD.reference) -> AttachResult:
+def attach(hub: Hub, digest: str, *scores: Score, name: str = HARD.reference) -> ScoredVersion:
     file = ScoreFile.of(HARD, digest, scores)
     return attach_scores(hub, name, file, what="scores.json")
 

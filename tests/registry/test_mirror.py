@@ -22,7 +22,7 @@ from oscar_zoo.registry.hubs.base import Change
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.mirror import MirrorResult, copy_all
-from oscar_zoo.registry.status import set_status
+from oscar_zoo.site.status import set_status
 
 BARE = ArtifactId("Bare", "tag")
 

@@ -17,9 +17,9 @@ from oscar_zoo.registry.hubs.huggingface import open_huggingface
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.known_names import locked_warnings, status_warnings
 from oscar_zoo.registry.pins import LOCK_NAME, PinFile
-from oscar_zoo.registry.status import set_status
 from oscar_zoo.registry.store import Store
 from oscar_zoo.registry.trust import Trust
+from oscar_zoo.site.status import set_status
 
 SENTENCE = f"{HARD.reference} is yanked: wrong data; use tiny-qwen3-hard:better"
 

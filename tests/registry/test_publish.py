@@ -24,7 +24,7 @@ from oscar_zoo.errors import (
 from oscar_zoo.registry import changes
 from oscar_zoo.registry.card import BEGIN
 from oscar_zoo.registry.hubs.local import LocalHub
-from oscar_zoo.registry.status import set_status
+from oscar_zoo.site.status import set_status
 
 HARD = ArtifactId.parse("tiny-qwen3-hard/seq512_prompt2_group64")
 TAG = "oz-tiny-qwen3-hard-seq512_prompt2_group64"

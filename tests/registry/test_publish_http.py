@@ -19,8 +19,7 @@ from oscar_zoo.artifact.manifest import SIGNATURE_NAME
 from oscar_zoo.errors import ArtifactSignatureError
 from oscar_zoo.registry.hubs.address import open_hub
 from oscar_zoo.registry.index import Index
-from oscar_zoo.registry.signatures import SignatureWish, sign
-from oscar_zoo.registry.signing_key import SigningKey
+from oscar_zoo.registry.signatures import SignatureWish, SigningKey, sign
 from oscar_zoo.registry.store import Store
 
 HUB = "hf:org/zoo"

@@ -9,8 +9,7 @@ from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.geometry import FULL_KINDS, layer_kinds
 from oscar_zoo.models.weight_count import weights_of_config, weights_of_name
 from oscar_zoo.registry.catalog import Catalog, recipe_for
-from oscar_zoo.registry.recipe import ModelRecipe
-from oscar_zoo.registry.recipe_config import config_of_recipe
+from oscar_zoo.registry.recipe import ModelRecipe, config_of_recipe
 
 RECIPES = Catalog.packaged().recipes()
 STATED = {

@@ -12,8 +12,8 @@ from oscar_zoo.errors import AmbiguousName, ArtifactNotFound, InvalidName, Usage
 from oscar_zoo.registry import changes
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index
-from oscar_zoo.registry.status import StatusResult, set_status
 from oscar_zoo.registry.store import Store
+from oscar_zoo.site.status import ChangedVersion, set_status
 
 OTHER = "tiny-qwen3-hard:other"
 
@@ -37,7 +37,7 @@ def index_of(hub: LocalHub) -> Index:
     return Index.from_bytes(hub.root_file("index.json") or b"")
 
 
-def yank(hub: LocalHub, name: str = HARD.reference, reason: str = "wrong data") -> StatusResult:
+def yank(hub: LocalHub, name: str = HARD.reference, reason: str = "wrong data") -> ChangedVersion:
     return set_status(hub, name, "yanked", reason=reason)
 
 

@@ -19,14 +19,14 @@ from oscar_zoo.errors import (
     SignatureError,
     UsageError,
 )
-from oscar_zoo.registry import signing_key, view
+from oscar_zoo.registry import signatures, view
 from oscar_zoo.registry.hubs.base import INDEX_NAME, TIMESTAMP_NAME
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.pins import PinFile
-from oscar_zoo.registry.signing_key import VARIABLE, SigningKey
-from oscar_zoo.registry.status import set_status
+from oscar_zoo.registry.signatures import VARIABLE, SigningKey
 from oscar_zoo.registry.store import Store
-from oscar_zoo.registry.trust import LIFETIME, Timestamp, Trust, checked_key, now
+from oscar_zoo.registry.trust import LIFETIME, Timestamp, Trust, checked_key
+from oscar_zoo.site.status import set_status
 
 pytest.importorskip("cryptography")
 NAME = "tiny-qwen3-hard"
@@ -66,16 +66,16 @@ def get(hub: LocalHub, tmp_path: Path, trust: Trust) -> None:
 def test_a_signed_index_is_taken_and_its_key_is_pinned(
     hub: LocalHub, key: SigningKey, trust: Trust, tmp_path: Path
 ) -> None:
-    assert open_view(hub, trust).key == signing_key.fingerprint(key.public)
+    assert open_view(hub, trust).key == signatures.fingerprint(key.public)
     get(hub, tmp_path, trust)
-    assert trust.known.read().keys == {hub.name: signing_key.fingerprint(key.public)}
+    assert trust.known.read().keys == {hub.name: signatures.fingerprint(key.public)}
 
 
 def test_an_index_that_is_served_for_ever_is_noticed(
     hub: LocalHub, trust: Trust, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    later = now() + LIFETIME + timedelta(minutes=1)
-    monkeypatch.setattr("oscar_zoo.registry.trust.now", lambda: later)
+    later = signatures.now() + LIFETIME + timedelta(minutes=1)
+    monkeypatch.setattr("oscar_zoo.registry.signatures.now", lambda: later)
     with pytest.raises(FrozenIndex, match="was valid until") as caught:
         open_view(hub, trust)
     assert "--allow-downgrade" in (caught.value.hint or "")

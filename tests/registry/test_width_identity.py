@@ -23,9 +23,9 @@ from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.mirror import copy_all
 from oscar_zoo.registry.pins import PinFile
-from oscar_zoo.registry.status import set_status
 from oscar_zoo.registry.store import Store, export
 from oscar_zoo.registry.trust import Trust
+from oscar_zoo.site.status import set_status
 
 CLIP = Clip(k=0.96, v=0.92)
 FOUR_K = Widths.uniform(4, k=4, v=2, clip=CLIP)

@@ -12,7 +12,8 @@ from oscar_zoo.next_step import Compute, capitalized
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.score_file import is_lower_better
 from oscar_zoo.site.params import AddScoresParams, ScoresParams
-from oscar_zoo.site.scores import AddedScores, ScoresReport
+from oscar_zoo.site.scores import ScoresReport
+from oscar_zoo.site.status import AddedScores
 
 _REPORTERS = {
     "measured": "measured",

@@ -11,8 +11,7 @@ from engines import RELEASES, Engines, needs_sglang
 
 from oscar_zoo.models.other_layers import STATES_PER_REQUEST
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.recipe import ModelRecipe
-from oscar_zoo.registry.recipe_config import config_of_recipe, others_of_recipe
+from oscar_zoo.registry.recipe import ModelRecipe, config_of_recipe, others_of_recipe
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900), needs_sglang]
 
