@@ -9,7 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -26,9 +26,10 @@ from oscar_zoo.artifact.specs import (
     validated,
 )
 from oscar_zoo.errors import InvalidName, MalformedFile
-from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.models.geometry import FULL_ATTENTION, SLIDING_ATTENTION
-from oscar_zoo.models.other_layers import OtherLayers, kept_by_others, other_layers
+
+if TYPE_CHECKING:  # they need numpy, and the completion of a name does not
+    from oscar_zoo.models.config_file import ConfigFile
+    from oscar_zoo.models.other_layers import OtherLayers
 
 DEFAULT_GROUP = 128
 """Channels that share a scale, for a model that is not in the zoo and has rows of this multiple."""
@@ -206,32 +207,22 @@ _CHUNKED = ("llama4",)
 
 
 def config_of_recipe(recipe: ModelRecipe) -> ConfigFile:
-    """A `config.json` with what the recipe knows; everything else is missing."""
-    return ConfigFile(_values(recipe))
+    """A `config.json` with what the recipe knows, so that code that reads a file answers for a
+    name, too; everything else is missing."""
+    from oscar_zoo.models.config_file import ConfigFile
+    from oscar_zoo.models.geometry import FULL_ATTENTION, SLIDING_ATTENTION
+    from oscar_zoo.models.other_layers import kept_by_others
 
-
-def others_of_recipe(recipe: ModelRecipe) -> OtherLayers | None:
-    """What the layers without full attention keep, as far as the recipe tells; `None` where it does
-    not say what kind of layers they are."""
-    values, layers = _values(recipe), recipe.geometry.attention_layers
-    kept = kept_by_others(recipe, recipe.geometry)
-    if recipe.model_type in _CHUNKED:
-        return None
-    if kept == "states":
-        found = other_layers(ConfigFile(values), layers)
-        return OtherLayers(state=None) if found is None else found
-    if kept == "windows" and _WINDOW not in values:
-        # How many tokens a window has does not change what one token takes.
-        found = other_layers(ConfigFile(values | {_WINDOW: 1}), layers)
-        return None if found is None else replace(found, window=None)
-    return other_layers(ConfigFile(values), layers)
-
-
-def _values(recipe: ModelRecipe) -> dict[str, object]:
     shape = recipe.geometry
     windows = kept_by_others(recipe, shape) == "windows"
     other = SLIDING_ATTENTION if windows else _OTHER
-    values: dict[str, object] = {}
+    values: dict[str, object] = {
+        "model_type": recipe.model_type,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_q_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+    }
     if shape.v_head_dim != shape.head_dim:
         values["v_head_dim"] = shape.v_head_dim
     if not any(name in recipe.config for name in _KINDS):
@@ -239,12 +230,22 @@ def _values(recipe: ModelRecipe) -> dict[str, object]:
             FULL_ATTENTION if layer in shape.attention_layers else other
             for layer in range(shape.num_layers)
         ]
-    return {
-        "model_type": recipe.model_type,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_q_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        **values,
-        **recipe.config,
-    }
+    return ConfigFile({**values, **recipe.config})
+
+
+def others_of_recipe(recipe: ModelRecipe) -> OtherLayers | None:
+    """What the layers without full attention keep, as far as the recipe tells; `None` where it does
+    not say what kind of layers they are."""
+    from oscar_zoo.models.config_file import ConfigFile
+    from oscar_zoo.models.other_layers import OtherLayers, kept_by_others, other_layers
+
+    if recipe.model_type in _CHUNKED:
+        return None
+    values, kept = config_of_recipe(recipe).as_written, kept_by_others(recipe, recipe.geometry)
+    is_open = kept == "windows" and _WINDOW not in values
+    # How many tokens a window has does not change what one token takes.
+    config = ConfigFile({**values, _WINDOW: 1} if is_open else values)
+    found = other_layers(config, recipe.geometry.attention_layers)
+    if found is None:
+        return OtherLayers(state=None) if kept == "states" else None
+    return replace(found, window=None) if is_open else found
