@@ -23,12 +23,8 @@ Tested = Literal[
 
 @dataclass(frozen=True)
 class Answer:
-    """Whether something works.
-
-    Attributes:
-        tested: what it was tried with, where it works.
-        reason: why it does not work, where that is known. Without both, nobody has tried it.
-    """
+    """Whether something works: what it was tried with, or why it does not work where that is known.
+    Without both, nobody has tried it."""
 
     tested: Tested | None = None
     reason: str | None = None
@@ -41,13 +37,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row.
-
-    Attributes:
-        model_types: names in `config.json` that the row holds for.
-        serve_gpu: serving on an NVIDIA GPU. It does not work exactly where `config.json` alone
-            makes the server refuse the model.
-    """
+    """One row, for the names of model types in `config.json`. Serving on an NVIDIA GPU does not
+    work exactly where `config.json` alone makes the server refuse the model."""
 
     model_types: tuple[str, ...]
     compute: Answer

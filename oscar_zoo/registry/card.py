@@ -12,96 +12,40 @@ import json
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
-from oscar_zoo.artifact.manifest import Calibration, Status
-from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.registry.catalog import can_be_found
-from oscar_zoo.registry.entries import Entry
-from oscar_zoo.registry.index import Accepted, Index, IndexEntry, Summary
+from oscar_zoo.registry.entries import Entry, entry_of_index
+from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.measured import Measured, is_figure
 from oscar_zoo.registry.score_file import in_order, is_of_recipe
 
 BEGIN = b"<!-- oscar-zoo:begin -->"
 END = b"<!-- oscar-zoo:end -->"
 TITLE = "Rotations for 2-bit KV caches"
-
-
-@dataclass(frozen=True)
-class ReportFiles:
-    """Names of the .html, .png and .json file of a report that lies beside a card."""
-
-    page: str | None = None
-    picture: str | None = None
-    numbers: str | None = None
-
-
-@dataclass(frozen=True)
-class CardRow:
-    """One artifact as a card shows it; `calibration` is `None` where only an index is known."""
-
-    id: ArtifactId
-    model: str | None
-    summary: Summary
-    scores: tuple[Score, ...]
-    digest: str | None
-    status: Status
-    accepted: tuple[Accepted, ...] = ()
-    calibration: Calibration | None = None
-
-    @classmethod
-    def of_index(cls, entry: IndexEntry) -> Self:
-        """What the index of a hub says."""
-        return cls(
-            id=entry.artifact_id,
-            model=entry.model,
-            summary=entry.summary or Summary(),
-            scores=entry.scores,
-            digest=entry.digest,
-            status=entry.status,
-            accepted=entry.accepted,
-        )
-
-    @classmethod
-    def of_entry(cls, entry: Entry) -> Self:
-        """What the manifest says, too."""
-        return cls(
-            id=entry.id,
-            model=entry.model_id,
-            summary=entry.summary,
-            scores=entry.scores,
-            digest=entry.digest,
-            status=entry.status,
-            accepted=entry.accepted,
-            calibration=entry.manifest.fit.calibration if entry.manifest else None,
-        )
-
-    @property
-    def figures(self) -> Measured | None:
-        """Perplexity and recall, as measured last or when the artifact was made."""
-        return Measured.best(self.scores, self.summary.measured)
+Report = Mapping[str, str]
+"""Suffix (`.html`, `.png`, `.json`) -> name of a file of a report that lies beside a card."""
 
 
 def update_card(card: bytes | None, old: Index, new: Index, *, hub: str) -> bytes:
-    """The card that fits the index `new`.
-
-    Returns:
-        A whole new card where there was none, or one that nobody edited; else `card` with its
-        section replaced or added, and with the metadata between the markers of its front matter
-        replaced.
-    """
-    rows = _rows(new)
-    if card is None or card == new_card(_rows(old), hub):
+    """The card that fits the index `new`: a whole new card where there was none, or one that nobody
+    edited; else `card` with what stands between its markers replaced, or a section added."""
+    rows = rows_of(new)
+    if card is None or card == new_card(rows_of(old), hub):
         return new_card(rows, hub)
     return card if is_damaged(card) else merged_front(merged_card(card, rows, hub), rows)
 
 
+def rows_of(index: Index) -> list[Entry]:
+    """What a card of a hub shows."""
+    return [entry_of_index(entry) for entry in index.artifacts]
+
+
 def merged_card(
-    card: bytes, rows: Sequence[CardRow], where: str | None, report: ReportFiles | None = None
+    card: bytes, rows: Sequence[Entry], where: str | None, report: Report | None = None
 ) -> bytes:
     """`card` with its section replaced, or added at the end. `card` itself where the markers of the
     section are damaged. The front matter stays as it is."""
@@ -125,29 +69,16 @@ def _is_unpaired(text: bytes, begin: bytes, end: bytes) -> bool:
 
 
 def new_card(
-    rows: Sequence[CardRow],
+    rows: Sequence[Entry],
     where: str | None,
     *,
     title: str = TITLE,
-    report: ReportFiles | None = None,
+    report: Report | None = None,
 ) -> bytes:
-    """A whole card.
-
-    Args:
-        report: of the only artifact, if it lies beside the card.
-    """
-    head = f"{front_matter(rows)}\n# {escape(title)}\n\n"
+    """A whole card; `where` is the hub as commands take it, and `report` is of the only
+    artifact."""
+    head = f"---\n{_kept(rows, frozenset())}\n---\n\n# {escape(title)}\n\n"
     return head.encode() + _section(rows, where, report) + b"\n"
-
-
-def _section(
-    rows: Sequence[CardRow], where: str | None, report: ReportFiles | None = None
-) -> bytes:
-    return b"\n".join([BEGIN, section(rows, where, report).encode(), END])
-
-
-def _rows(index: Index) -> list[CardRow]:
-    return [CardRow.of_index(entry) for entry in index.artifacts]
 
 
 FRONT_BEGIN = b"# oscar-zoo:begin"
@@ -163,12 +94,7 @@ _LONGEST = 120
 _NOT_PLAIN = re.compile(r"[^\w .,+/()%-]|(?<=www)\.", re.IGNORECASE)
 
 
-def front_matter(rows: Sequence[CardRow]) -> str:
-    """The front matter of a new card, with both of its lines."""
-    return f"---\n{_kept(rows, frozenset())}\n---\n"
-
-
-def merged_front(card: bytes, rows: Sequence[CardRow]) -> bytes:
+def merged_front(card: bytes, rows: Sequence[Entry]) -> bytes:
     """`card` with new keys between the markers of its front matter; `card` itself where it has
     none, or not one of each in order."""
     found = _BLOCK.match(card)
@@ -182,12 +108,12 @@ def merged_front(card: bytes, rows: Sequence[CardRow]) -> bytes:
     return card[: found.start(1)] + before + keys + after + card[found.end(1) :]
 
 
-def with_metadata(card: bytes, rows: Sequence[CardRow]) -> bytes:
+def with_metadata(card: bytes, rows: Sequence[Entry]) -> bytes:
     """`merged_front`, for an owner who asks for the metadata: front matter is added where `card`
     has none, and the markers where its front matter has none."""
     found = _BLOCK.match(card)
     if found is None:
-        return front_matter(rows).encode() + b"\n" + card
+        return f"---\n{_kept(rows, frozenset())}\n---\n\n".encode() + card
     front = found[1]
     if FRONT_BEGIN in front or FRONT_END in front:
         return merged_front(card, rows)
@@ -203,11 +129,12 @@ def is_front_damaged(card: bytes) -> bool:
     return _is_unpaired(found[1] if found else b"", FRONT_BEGIN, FRONT_END)
 
 
-def _kept(rows: Sequence[CardRow], taken: frozenset[str]) -> str:
+def _kept(rows: Sequence[Entry], taken: frozenset[str]) -> str:
     """The keys between the markers, without those that are `taken`."""
     license_id = license_of(rows)
     known = license_id is not None and _SPDX.fullmatch(license_id) is not None
-    models = sorted({row.model for row in rows if row.model and _REPO.fullmatch(row.model)})
+    ids = {row.model_id or "" for row in rows}
+    models = sorted(filter(_REPO.fullmatch, ids))
     index = [entry for row in rows if (entry := _evaluations(row)) is not None]
     keys: dict[str, Any] = {
         "pipeline_tag": "text-generation",
@@ -234,7 +161,7 @@ def _lines(key: str, value: Any) -> Iterable[str]:
         yield f"- {plain}"
 
 
-def _evaluations(row: CardRow) -> dict[str, Any] | None:
+def _evaluations(row: Entry) -> dict[str, Any] | None:
     """An entry of `model-index`: every value of INT2 under the recipe with its BF16 value; `None`
     without scores."""
     shown = [score for score in in_order(row.scores) if is_of_recipe(score)]
@@ -243,7 +170,7 @@ def _evaluations(row: CardRow) -> dict[str, Any] | None:
     return {"name": row.id.reference, "results": [_result(row, score) for score in shown]}
 
 
-def _result(row: CardRow, score: Score) -> dict[str, Any]:
+def _result(row: Entry, score: Score) -> dict[str, Any]:
     task = _text(score.task)
     dataset: dict[str, Any] = {"name": task, "type": re.sub(r"[^A-Za-z0-9._/-]+", "-", task)}
     if re.fullmatch(r"gpqa_[a-z]+", task):
@@ -292,23 +219,18 @@ _CITATION = """```bibtex
 ```"""
 
 
-def section(rows: Sequence[CardRow], where: str | None, report: ReportFiles | None = None) -> str:
-    """The table, how to get and serve what it lists, report, calibration, licences and citation.
-
-    Args:
-        rows: artifacts, by id.
-        where: the hub as commands take it, or `None` where the names are enough.
-        report: of the only artifact, if it lies beside the card.
-    """
+def _section(rows: Sequence[Entry], where: str | None, report: Report | None) -> bytes:
+    """The table, how to get and serve what it lists, report, calibration, licences and citation."""
     blocks = [[_row(_COLUMNS), _row(["---"] * len(_COLUMNS)), *(_row(_cells(row)) for row in rows)]]
-    blocks += [[_MEASURED]] if any(row.figures for row in rows) else []
+    blocks += [[_MEASURED]] if any(row.measured for row in rows) else []
     blocks += [[_SCORES]] if any(row.scores for row in rows) else []
     blocks += _commands(rows, where)
-    blocks += _report(report) if report else []
+    blocks += _report(report or {})
     blocks += [lines for lines in (list(_calibrations(rows)), list(_licenses(rows))) if lines]
     blocks.append(["The method is OSCAR, arXiv 2605.17757. To cite it:"])
     blocks.append([_CITATION])
-    return "\n\n".join("\n".join(lines) for lines in blocks)
+    text = "\n\n".join("\n".join(lines) for lines in blocks)
+    return b"\n".join([BEGIN, text.encode(), END])
 
 
 def escape(text: str) -> str:
@@ -322,13 +244,13 @@ def escape(text: str) -> str:
     return _SPECIAL.sub(r"\\\g<0>", line)
 
 
-def license_of(rows: Sequence[CardRow]) -> str | None:
+def license_of(rows: Sequence[Entry]) -> str | None:
     """The licence of all artifacts, or `None` where they differ or one has none."""
     found = {row.summary.license for row in rows}
     return next(iter(found)) if len(found) == 1 else None
 
 
-def _commands(rows: Sequence[CardRow], where: str | None) -> list[list[str]]:
+def _commands(rows: Sequence[Entry], where: str | None) -> list[list[str]]:
     """What to type for the first artifact that is offered by name."""
     active = [row for row in rows if row.status.state == "active"]
     if not active:
@@ -336,23 +258,23 @@ def _commands(rows: Sequence[CardRow], where: str | None) -> list[list[str]]:
     name = active[0].id.reference
     shown = "".join(c for c in where or "" if c.isprintable())
     hub = f" --hub {shlex.quote(shown)}" if shown else ""
-    found = can_be_found(active[0].model or active[0].id.model)
+    found = can_be_found(active[0].model_id or active[0].id.model)
     serve = f"oscar-zoo serve {name}" + ("" if found else " --model FOLDER")
     blocks = [["```", f"oscar-zoo pull {name}{hub}", serve, "```"]]
     return blocks if found else [*blocks, ["FOLDER is the folder of the model."]]
 
 
-def _report(report: ReportFiles) -> list[list[str]]:
+def _report(report: Report) -> list[list[str]]:
     """The picture, and links to the page and its numbers."""
     blocks = []
-    if report.picture is not None:
-        blocks.append([f"![Report of the fit: methods, spectra, clips]({quote(report.picture)})"])
-    named = (("Report of the fit", report.page), ("its numbers", report.numbers))
-    links = [f"[{words}]({quote(name)})" for words, name in named if name is not None]
+    if ".png" in report:
+        blocks.append([f"![Report of the fit: methods, spectra, clips]({quote(report['.png'])})"])
+    named = (("Report of the fit", ".html"), ("its numbers", ".json"))
+    links = [f"[{words}]({quote(report[kind])})" for words, kind in named if kind in report]
     return [*blocks, [", ".join(links)]] if links else blocks
 
 
-def _calibrations(rows: Sequence[CardRow]) -> Iterable[str]:
+def _calibrations(rows: Sequence[Entry]) -> Iterable[str]:
     """A line for each fit whose text is known."""
     for row in rows:
         used = row.calibration
@@ -366,7 +288,7 @@ def _calibrations(rows: Sequence[CardRow]) -> Iterable[str]:
         yield f"- Calibration of `{row.id.reference}`: {', '.join(facts)}"
 
 
-def _licenses(rows: Sequence[CardRow]) -> Iterable[str]:
+def _licenses(rows: Sequence[Entry]) -> Iterable[str]:
     """One line where all have one licence, else a line for each that is known."""
     same = license_of(rows)
     if same is not None:
@@ -381,16 +303,16 @@ def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cells(row: CardRow) -> list[str]:
+def _cells(row: Entry) -> list[str]:
     summary = row.summary
-    model = escape(row.model or row.id.model)
+    model = escape(row.model_id or row.id.model)
     return [
         model,
         f"`{row.id.tag}`",
         escape(summary.method or _UNKNOWN),
         str(summary.format_version or _UNKNOWN),
         f"{summary.bits_per_element:.2f}" if summary.bits_per_element else _UNKNOWN,
-        _measured(row.figures),
+        _measured(row.measured),
         "; ".join(_score(score) for score in in_order(row.scores) if not is_figure(score))
         or _UNKNOWN,
         f"`{row.digest[:19]}`" if row.digest else _UNKNOWN,
@@ -429,7 +351,7 @@ def _value(score: Score) -> str:
     return f"{score.value:.2f}" + (f" ± {score.stderr:.2f}" if score.stderr is not None else "")
 
 
-def _status(row: CardRow) -> str:
+def _status(row: Entry) -> str:
     status = row.status
     if status.state == "active":
         return "; ".join(("active", *(_ACCEPTED[what] for what in row.accepted)))

@@ -20,14 +20,14 @@ from oscar_zoo.registry.card import (
     FRONT_BEGIN,
     FRONT_END,
     TITLE,
-    CardRow,
-    ReportFiles,
     is_damaged,
     is_front_damaged,
     merged_card,
     new_card,
+    rows_of,
     with_metadata,
 )
+from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.hubs.base import INDEX_NAME, MAX_ROOT_BYTES
 from oscar_zoo.registry.lookup import known_entries, look
@@ -35,8 +35,8 @@ from oscar_zoo.registry.targets import PathTarget, parse
 from oscar_zoo.site.params import CardParams
 from oscar_zoo.verb import python_call
 
-_KINDS = {".html": "page", ".png": "picture", ".json": "numbers"}
-"""Suffix of a file of a report -> what it is."""
+_KINDS = (".html", ".png", ".json")
+"""Suffixes of the files of a report."""
 
 
 def _decoded(content: bytes) -> str:
@@ -75,11 +75,11 @@ def run(params: CardParams, observer: Observer = SILENT) -> Card:
         rows, title = _rows_of_hub(sources), TITLE
     else:
         (entry,), _ = known_entries([target], sources)
-        rows, title = [CardRow.of_entry(entry)], f"INT2 rotation for {entry.id.model}"
+        rows, title = [entry], f"INT2 rotation for {entry.id.model}"
     attached: tuple[Path, ...] = ()
     if output is not None and isinstance(target, PathTarget):
         attached = _attach(target.path, output.parent)
-    report = ReportFiles(**{_KINDS[path.suffix]: path.name for path in attached})
+    report = {path.suffix: path.name for path in attached}
     content = new_card(rows, where, title=title, report=report)
     if output is not None:
         if output.exists():
@@ -109,14 +109,14 @@ def _attach(folder: Path, place: Path) -> tuple[Path, ...]:
     return tuple(attached)
 
 
-def _rows_of_hub(sources: Sources) -> list[CardRow]:
+def _rows_of_hub(sources: Sources) -> list[Entry]:
     if len(sources.named) != 1:
         raise UsageError(
             "a card is of an artifact, or of one hub.",
             hint="oscar-zoo card Qwen3-8B, or oscar-zoo card --hub hf:my-org/zoo",
         )
     views, _ = look(sources.hubs)
-    return [CardRow.of_index(entry) for view in views for entry in view.index.artifacts]
+    return [row for view in views for row in rows_of(view.index)]
 
 
 def _check_markers(path: Path, content: bytes) -> None:
