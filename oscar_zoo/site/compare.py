@@ -18,8 +18,7 @@ from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.lookup import known_entries
 from oscar_zoo.registry.targets import parse
-from oscar_zoo.serving.memory import needs_of_manifest, needs_of_recipe
-from oscar_zoo.site.facts import MeasuredFacts, ScoreSummary, State, Unreachable
+from oscar_zoo.site.facts import MeasuredFacts, ScoreSummary, State, Unreachable, needs_of_entry
 from oscar_zoo.site.params import CompareParams
 from oscar_zoo.verb import python_call
 
@@ -116,14 +115,10 @@ def _facts_of(entry: Entry) -> dict[str, Any]:
 
 def _token_bytes(entry: Entry) -> int | None:
     """Bytes of a token in an INT2 cache; `None` where no shapes are known."""
-    manifest = entry.manifest
-    if entry.recipe is not None:
-        needs = needs_of_recipe(entry.recipe)
-    elif manifest is not None:
-        needs = needs_of_manifest(manifest)
-    else:
+    needs = needs_of_entry(entry)
+    if needs is None:
         return None
-    serving = manifest.recipe if manifest else needs.serving
+    serving = entry.manifest.recipe if entry.manifest else needs.serving
     try:
         *_, int2 = caches(needs.geometry, serving, Layout())
     except ValueError:

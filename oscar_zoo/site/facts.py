@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, InstanceOf, PlainSerializer, WithJsonSchema
 from typing_extensions import TypedDict
@@ -18,7 +18,11 @@ from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.outcome import Digest, says
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.registry import measured
+from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.store import Record
+
+if TYPE_CHECKING:  # most verbs of the zoo do not ask for shapes
+    from oscar_zoo.serving.memory import Needs
 
 
 def _messages(errors: tuple[OscarZooError, ...]) -> list[str]:
@@ -101,3 +105,12 @@ def stored_artifact(record: Record) -> StoredArtifact:
         "fetched": record.fetched,
         "path": record.path,
     }
+
+
+def needs_of_entry(entry: Entry) -> Needs | None:
+    """What a model needs as far as recipe and manifest say it, the same on every machine."""
+    from oscar_zoo.serving.memory import needs_of_manifest, needs_of_recipe
+
+    if entry.recipe is not None:
+        return needs_of_recipe(entry.recipe)
+    return needs_of_manifest(entry.manifest) if entry.manifest else None
