@@ -67,11 +67,10 @@ def test_both_widths_of_one_fit_are_published_and_pulled_side_by_side(
 
 def test_a_server_reads_the_recipe_of_its_own_artifact(hub: LocalHub, tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    served = []
-    for name in (TWO_BITS, MIXED):
-        place = export(pull(name_of(name), hub, store).artifact, tmp_path / "out")
-        served.append(load(ArtifactSource(folder=str(place))))
-    plain, mixed = served
+    plain, mixed = (
+        load(ArtifactSource(folder=str(export(pull(name_of(name), hub, store).artifact, tmp_path))))
+        for name in (TWO_BITS, MIXED)
+    )
     assert (plain.recipe.bits.k, plain.recipe.bits.v) == ((2,), (2,))
     assert (mixed.recipe.bits.k, mixed.recipe.bits.v) == ((4,) * 4, (2,) * 4)
     assert (mixed.recipe.k_clip, mixed.recipe.v_clip) == ((0.0,) * 4, (0.92,) * 4)
@@ -105,16 +104,6 @@ def test_a_lock_pins_the_widths(hub: LocalHub, tmp_path: Path) -> None:
     assert again.artifact.manifest.recipe.widths == FOUR_K
 
 
-def edited(folder: Path, change: Callable[[dict[str, Any]], None]) -> bytes:
-    """The manifest in `folder` after `change`, written back."""
-    value = json.loads((folder / FILE_NAME).read_bytes())
-    change(value)
-    data = json.dumps(value).encode()
-    (folder / FILE_NAME).chmod(0o600)
-    (folder / FILE_NAME).write_bytes(data)
-    return data
-
-
 def fewer_bits(value: dict[str, Any]) -> None:
     value["recipe"]["widths"]["k"] = {"bits": [2] * 4, "clip": [0.96] * 4}
 
@@ -140,7 +129,11 @@ def test_an_edited_recipe_is_refused_everywhere(
     hub: LocalHub, tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     published = hub.root / MIXED
-    data = edited(published, change)
+    value = json.loads((published / FILE_NAME).read_bytes())
+    change(value)
+    data = json.dumps(value).encode()
+    (published / FILE_NAME).chmod(0o600)
+    (published / FILE_NAME).write_bytes(data)
     with pytest.raises(MalformedFile, match="widths"):
         Manifest.from_bytes(data)
     assert isinstance(verify_path(published), Rejected)
