@@ -21,7 +21,7 @@ from oscar_zoo.registry.catalog import can_be_found
 from oscar_zoo.registry.entries import Entry, entry_of_index
 from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.measured import Measured, is_figure
-from oscar_zoo.registry.score_file import in_order, is_of_recipe
+from oscar_zoo.registry.score_file import in_order, is_of_recipe, value_text
 
 BEGIN = b"<!-- oscar-zoo:begin -->"
 END = b"<!-- oscar-zoo:end -->"
@@ -334,21 +334,17 @@ def _measured(measured: Measured | None) -> str:
 def _score(score: Score) -> str:
     who = score.who or _WHO[score.reporter]
     unit = "" if score.unit == "percent" else f" {escape(score.unit)}"
-    before = f" (BF16 {_value(score.baseline)})" if score.baseline else ""
+    before = f" (BF16 {value_text(score.baseline) or _UNKNOWN})" if score.baseline else ""
     times = "" if score.n is None else f", n {score.n}"
     runs = "" if score.repeats is None else f", {score.repeats} runs"
     cache = "" if score.kv_dtype == "int2" else f" with {score.kv_dtype.upper()}"
     seen = ", calibrated on this set" if score.calibrated_on else ""
     changes = ", ".join(f"{name} {value}" for name, value in score.recipe_changes.items())
     other = f", with {escape(changes)}" if changes else ""
-    measured = f"{escape(score.task)}{cache} {_value(score)}{unit}{before}{times}{runs}"
+    measured = (
+        f"{escape(score.task)}{cache} {value_text(score) or _UNKNOWN}{unit}{before}{times}{runs}"
+    )
     return f"{measured}, {escape(who)}{other}{seen}"
-
-
-def _value(score: Score) -> str:
-    if score.value is None:
-        return _UNKNOWN
-    return f"{score.value:.2f}" + (f" ± {score.stderr:.2f}" if score.stderr is not None else "")
 
 
 def _status(row: Entry) -> str:

@@ -59,6 +59,20 @@ def is_of_recipe(score: Score) -> bool:
     return score.value is not None and score.kv_dtype == "int2" and not score.recipe_changes
 
 
+def value_text(score: Score | None) -> str | None:
+    """A value with its standard error; `None` where there is none."""
+    if score is None or score.value is None:
+        return None
+    return f"{score.value:.2f}" + ("" if score.stderr is None else f" ± {score.stderr:.2f}")
+
+
+def both_text(score: Score, *, error: bool = False) -> str:
+    """BF16 and INT2, with the standard error of the latter where that is wished."""
+    base = score.baseline.value if score.baseline else None
+    after = value_text(score) if error else f"{score.value:.2f}"
+    return f"{'?' if base is None else f'{base:.2f}'} → {after}"
+
+
 def faults(score: Score, digest: str) -> tuple[str, ...]:
     """What is wrong with a score as a record of the artifact `digest`; empty when nothing is.
 

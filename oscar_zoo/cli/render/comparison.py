@@ -6,6 +6,7 @@ from typing import Any
 
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.registry.entries import Entry
+from oscar_zoo.registry.score_file import both_text
 from oscar_zoo.site.compare import Comparison
 from oscar_zoo.site.params import CompareParams
 
@@ -94,7 +95,4 @@ def _score(task: str, entry: Entry) -> str:
     score = entry.claims.get(task)
     if score is None:
         return terminal.NOT_REPORTED
-    base = score.baseline.value if score.baseline else None
-    before = "?" if base is None else f"{base:.2f}"
-    error = "" if score.stderr is None else f" ± {score.stderr:.2f}"
-    return f"{before} → {score.value:.2f}{error} ({score.reporter.replace('_', ' ')})"
+    return f"{both_text(score, error=True)} ({score.reporter.replace('_', ' ')})"

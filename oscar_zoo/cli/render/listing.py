@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.registry.recipe import ModelRecipe
-from oscar_zoo.registry.score_file import PERPLEXITY
+from oscar_zoo.registry.score_file import PERPLEXITY, both_text, value_text
 from oscar_zoo.site.listing import Found, Leaderboard, Listed, Listing, Place
 from oscar_zoo.site.params import LeaderboardParams, ListParams, SearchParams
 
@@ -80,8 +80,10 @@ def _print(entries: Sequence[Listed], task: str) -> None:
             if measured:
                 cells += [getattr(figures, "short_perplexity", None) or "-"]
                 cells += [getattr(figures, "short_recall", None) or "-"]
+            both = both_text(score) if score else terminal.NOT_REPORTED
+            both += " ᵘ" if score and score.reporter == "upstream" else ""
             where = entry.where if state == "active" else f"{entry.where}, {state}"
-            table.add_row(*map(terminal.clean, (*cells, _both(score), where)))
+            table.add_row(*map(terminal.clean, (*cells, both, where)))
         console.print(table)
         if table.shows(_MEASURED[0], console):
             terminal.prose(
@@ -94,14 +96,6 @@ def _print(entries: Sequence[Listed], task: str) -> None:
             )
     if any(score.reporter == "upstream" for entry in entries for score in entry.scores):
         terminal.prose("ᵘ reported upstream, number of runs unknown; see `oscar-zoo info NAME`")
-
-
-def _both(score: Score | None) -> str:
-    if score is None:
-        return terminal.NOT_REPORTED
-    base = score.baseline.value if score.baseline else None
-    before = "?" if base is None else f"{base:.2f}"
-    return f"{before} → {score.value:.2f}" + (" ᵘ" if score.reporter == "upstream" else "")
 
 
 def print_board(board: Leaderboard, params: LeaderboardParams, *, quiet: bool) -> None:
@@ -117,8 +111,8 @@ def print_board(board: Leaderboard, params: LeaderboardParams, *, quiet: bool) -
         cells = (
             f"{rank:>{width}}  {place.entry.id.reference}",
             score.who or score.reporter.replace("_", " "),
-            _value(score.baseline),
-            _value(score) + ("ᶜ" if place.is_calibrated_on else ""),
+            value_text(score.baseline) or "-",
+            (value_text(score) or "-") + ("ᶜ" if place.is_calibrated_on else ""),
             *(_change(place) if of_text else _difference(score)),
         )
         table.add_row(*map(terminal.clean, cells))
@@ -135,12 +129,6 @@ def _explain(board: Leaderboard) -> None:
         terminal.prose("ᶜ the rotation was fitted on a text with questions of this benchmark")
     for error in board.unreachable:
         terminal.note(f"note: {error.message}")
-
-
-def _value(score: Score | None) -> str:
-    if score is None or score.value is None:
-        return "-"
-    return f"{score.value:.2f}" + ("" if score.stderr is None else f" ± {score.stderr:.2f}")
 
 
 def _change(place: Place) -> tuple[str]:
