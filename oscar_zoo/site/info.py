@@ -19,7 +19,7 @@ from oscar_zoo.errors import ArtifactNotFound, IntegrityError, OscarZooError
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry import known_names, measured
-from oscar_zoo.registry.architectures import Answer, architecture
+from oscar_zoo.registry.architectures import architecture
 from oscar_zoo.registry.catalog import Catalog
 from oscar_zoo.registry.compute_wish import computing
 from oscar_zoo.registry.entries import Entry, collect
@@ -68,11 +68,6 @@ class Tried:
 
     state: Literal["works", "does not work", "not tried"]
     how: Annotated[str | None, says("What it was tried with, or why it does not work.")]
-
-    @classmethod
-    def of(cls, answer: Answer) -> Tried:
-        """What a row of the architectures says."""
-        return cls(answer.state, answer.tested or answer.reason)
 
 
 class Works(TypedDict):
@@ -302,12 +297,9 @@ def _works(model: KnownModel | None) -> Works | None:
     row = architecture(model.model_type) if model else None
     if row is None:
         return None
-    return {
-        "compute": Tried.of(row.compute),
-        "eval": Tried.of(row.evaluate),
-        "serve_cpu": Tried.of(row.serve_cpu),
-        "serve_gpu": Tried.of(row.serve_gpu),
-    }
+    answers = (row.compute, row.evaluate, row.serve_cpu, row.serve_gpu)
+    tried = (Tried(one.state, one.tested or one.reason) for one in answers)
+    return cast("Works", dict(zip(Works.__annotations__, tried, strict=True)))
 
 
 def _measured(
