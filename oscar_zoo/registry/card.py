@@ -69,11 +69,7 @@ def _is_unpaired(text: bytes, begin: bytes, end: bytes) -> bool:
 
 
 def new_card(
-    rows: Sequence[Entry],
-    where: str | None,
-    *,
-    title: str = TITLE,
-    report: Report | None = None,
+    rows: Sequence[Entry], where: str | None, *, title: str = TITLE, report: Report | None = None
 ) -> bytes:
     """A whole card; `where` is the hub as commands take it, and `report` is of the only
     artifact."""

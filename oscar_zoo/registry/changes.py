@@ -472,8 +472,7 @@ class ErrorFacts:
     """Why a command, or a part of it, failed."""
 
     code: Annotated[
-        str,
-        says("What went wrong, in a word that does not change, such as not_found.artifact."),
+        str, says("What went wrong, in a word that does not change, such as not_found.artifact.")
     ]
     message: Annotated[str, says("The cause, in a sentence for people.")]
     hint: Annotated[str | None, says("What to do next, for people; null where nobody can say.")]

@@ -124,11 +124,7 @@ def score_summary(score: Score) -> dict[str, Any]:
 
 
 def collect(
-    catalog: Catalog,
-    views: Sequence[HubView],
-    model: str | None = None,
-    *,
-    quick: bool = False,
+    catalog: Catalog, views: Sequence[HubView], model: str | None = None, *, quick: bool = False
 ) -> tuple[Entry, ...]:
     """All artifacts of the package and of the hubs, or those of `model`, by id without case.
 

@@ -59,8 +59,7 @@ class MirrorResult:
         None
     )
     warnings: Annotated[
-        tuple[str, ...],
-        says("Codes of verification, and sentences about what did not work out."),
+        tuple[str, ...], says("Codes of verification, and sentences about what did not work out.")
     ] = ()
 
 

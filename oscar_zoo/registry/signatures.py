@@ -200,11 +200,7 @@ NOT_SIGNED = SignatureReport("missing", code="signature.missing", message="is no
 
 
 def check_signature(
-    data: bytes | None,
-    files: Mapping[str, bytes],
-    keys: KnownKeys,
-    *,
-    others: Collection[str] = (),
+    data: bytes | None, files: Mapping[str, bytes], keys: KnownKeys, *, others: Collection[str] = ()
 ) -> SignatureReport:
     """Hold a signature file against the files of an artifact and against known keys; `others` are
     names of further files of its folder."""

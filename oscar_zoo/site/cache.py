@@ -111,8 +111,7 @@ class Freed:
     removed: tuple[Removed, ...]
     freed_bytes: Annotated[Size, says("Of disk; a file that has a name elsewhere gives none.")]
     exclusive: Annotated[
-        bool,
-        says("Whether others were kept out; without that, files younger than an hour stay."),
+        bool, says("Whether others were kept out; without that, files younger than an hour stay.")
     ]
     schema: Literal["oscar-zoo.cache-gc/1"] = "oscar-zoo.cache-gc/1"
 

@@ -120,13 +120,10 @@ def _rows_of_hub(sources: Sources) -> list[Entry]:
 
 
 def _check_markers(path: Path, content: bytes) -> None:
-    for markers, damaged in (
-        ((BEGIN, END), is_damaged(content)),
-        ((FRONT_BEGIN, FRONT_END), is_front_damaged(content)),
-    ):
-        if damaged:
-            begin, end = (marker.decode() for marker in markers)
-            raise ConflictError(
-                f"{path} does not have {begin} and {end} once each, in this order.",
-                hint="repair the two lines, or delete both: what is between them is added again",
-            )
+    section, front = is_damaged(content), is_front_damaged(content)
+    if section or front:
+        begin, end = (BEGIN, END) if section else (FRONT_BEGIN, FRONT_END)
+        raise ConflictError(
+            f"{path} does not have {begin.decode()} and {end.decode()} once each, in this order.",
+            hint="repair the two lines, or delete both: what is between them is added again",
+        )

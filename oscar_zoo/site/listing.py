@@ -41,13 +41,7 @@ from oscar_zoo.site.facts import (
     Unreachable,
     Warnings,
 )
-from oscar_zoo.site.params import (
-    FILTERS,
-    SORTS,
-    LeaderboardParams,
-    ListParams,
-    SearchParams,
-)
+from oscar_zoo.site.params import FILTERS, SORTS, LeaderboardParams, ListParams, SearchParams
 from oscar_zoo.verb import python_call
 
 MOST_CHARACTERS = 1000
@@ -62,8 +56,7 @@ class ListedArtifact(TypedDict):
     id: Annotated[str, says("MODEL/TAG.")]
     model: Annotated[str, says("The part of the name before the tag.")]
     family: Annotated[
-        str | None,
-        says("What people call the kind of model; null where the zoo does not know it."),
+        str | None, says("What people call the kind of model; null where the zoo does not know it.")
     ]
     tag: Annotated[str, says("The calibration tag.")]
     format_version: Annotated[

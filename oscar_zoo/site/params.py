@@ -32,10 +32,7 @@ class Asked:
     """Which hubs are asked."""
 
     offline: Offline = False
-    hubs: Annotated[
-        str | tuple[str, ...] | None,
-        ASKED_HUBS,
-    ] = None
+    hubs: Annotated[str | tuple[str, ...] | None, ASKED_HUBS] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,10 +245,7 @@ class WritingParams:
     """To which hubs something is written, and how."""
 
     create_pr: Annotated[bool, CREATE_PR] = False
-    hubs: Annotated[
-        tuple[str, ...],
-        WRITTEN_HUBS,
-    ] = ()
+    hubs: Annotated[tuple[str, ...], WRITTEN_HUBS] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,7 +14,6 @@ from oscar_zoo.registry import score_file
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.known_names import status_warnings
 from oscar_zoo.registry.score_file import key
-from oscar_zoo.registry.store import Record
 from oscar_zoo.registry.targets import PathTarget, looking_up, parse
 from oscar_zoo.site.facts import Measured, Score
 from oscar_zoo.site.info import describe, describe_folder
@@ -31,8 +29,7 @@ class KnownScores:
     """What commands call it: its name, or its folder where that was named."""
     made: Annotated[Measured | None, says("As it was measured when the artifact was made.")]
     at_pull: Annotated[
-        Measured | None,
-        says("As its hub said when it was pulled, where a copy is in the store."),
+        Measured | None, says("As its hub said when it was pulled, where a copy is in the store.")
     ]
     scores: Annotated[
         tuple[Score, ...],
@@ -66,19 +63,30 @@ def run(params: ScoresParams, observer: Observer = SILENT) -> ScoresReport:
     """
     target = parse(params.name)
     if isinstance(target, PathTarget):
-        return ScoresReport((_in_folder(target),))
-    with looking_up(target, SILENT):
-        found = describe(target, Sources(params.hubs, offline=params.offline))
+        found = describe_folder(target)
+    else:
+        with looking_up(target, SILENT):
+            found = describe(target, Sources(params.hubs, offline=params.offline))
     for error in () if found.scores else found.unreachable:
         observer.note(Note("hub.unreachable", error.message))
     made = {manifest.id: known.Measured.of(manifest) for manifest in found.artifacts}
     records = {str(record.id): record for record in found.records}
-    return ScoresReport(
-        tuple(
-            _known(ArtifactId.parse(name), scores, made.get(name), records.get(name))
-            for name, scores in found.scores.items()
-        )
-    )
+    artifacts = []
+    for name, published in found.scores.items():
+        artifact, record = ArtifactId.parse(name), records.get(name)
+        place, path = artifact.reference, score_file.in_state(artifact)
+        own: tuple[Score, ...] = ()
+        warnings = status_warnings(record) if record else ()
+        if isinstance(target, PathTarget):
+            place, path = path_text(target.path), score_file.in_folder(target.path)
+            warnings = found.warnings
+        elif (file := score_file.read(path)) is not None:
+            said = {key(score): score.value for score in published}
+            own = tuple(one for one in file.scores if said.get(key(one)) != one.value)
+        at_pull = record.measured if record else None
+        told = (made.get(name), at_pull, published, own, path, warnings)
+        artifacts.append(KnownScores(name, place, *told))
+    return ScoresReport(tuple(artifacts))
 
 
 def scores(name: str | Path, *, hub: str | None = None) -> tuple[KnownScores, ...]:
@@ -94,46 +102,3 @@ def scores(name: str | Path, *, hub: str | None = None) -> tuple[KnownScores, ..
         PathNotFound: there is no such folder, or it has no `oscar.json`.
     """
     return run(ScoresParams(name, hubs=hub)).artifacts
-
-
-def _in_folder(target: PathTarget) -> KnownScores:
-    found = describe_folder(target)
-    (manifest,) = found.artifacts
-    return KnownScores(
-        id=manifest.id,
-        place=path_text(target.path),
-        made=known.Measured.of(manifest),
-        at_pull=None,
-        scores=found.scores[manifest.id],
-        own=(),
-        own_path=score_file.in_folder(target.path),
-        warnings=found.warnings,
-    )
-
-
-def _known(
-    artifact: ArtifactId,
-    published: tuple[Score, ...],
-    made: Measured | None,
-    record: Record | None,
-) -> KnownScores:
-    own, path = _own(artifact, published)
-    return KnownScores(
-        id=str(artifact),
-        place=artifact.reference,
-        made=made,
-        at_pull=None if record is None else record.measured,
-        scores=published,
-        own=own,
-        own_path=path,
-        warnings=() if record is None else status_warnings(record),
-    )
-
-
-def _own(artifact: ArtifactId, published: Sequence[Score]) -> tuple[tuple[Score, ...], Path]:
-    """Scores of the state folder that are not published as they are, and their file."""
-    path = score_file.in_state(artifact)
-    file = score_file.read(path)
-    known = {key(score): score.value for score in published}
-    own = [s for s in (file.scores if file else ()) if known.get(key(s)) != s.value]
-    return tuple(own), path

@@ -50,8 +50,7 @@ class _Written:
     changed: Annotated[bool, says("Whether anything was written.")]
     serial: Annotated[Size, says("Of the index.")]
     revision: Annotated[
-        str | None,
-        says("Where the hub stands now; null for a proposal, or a hub without commits."),
+        str | None, says("Where the hub stands now; null for a proposal, or a hub without commits.")
     ]
     proposal: Annotated[str | None, says("Address of the pull request that has to be merged.")]
 

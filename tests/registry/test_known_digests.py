@@ -14,13 +14,7 @@ from tiny_artifacts import K_NAME, ZOO, payload
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.cli.main import exit_code
 from oscar_zoo.errors import DigestMismatchError, MalformedFile
-from oscar_zoo.registry.catalog import (
-    Catalog,
-    KnownDigest,
-    KnownDigests,
-    Seen,
-    packaged_digests,
-)
+from oscar_zoo.registry.catalog import Catalog, KnownDigest, KnownDigests, Seen, packaged_digests
 from oscar_zoo.registry.changes import Version
 from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.store import Store

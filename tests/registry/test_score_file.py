@@ -19,15 +19,7 @@ from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import MalformedFile
 from oscar_zoo.registry.score_file import SCHEMA, ScoreFile, binomial_error, joined, key, merged
 
-LATER = {
-    "thinking",
-    "hardware",
-    "tokens",
-    "responses_sha256",
-    "calibrated_on",
-    "values",
-    "paired",
-}
+LATER = {"thinking", "hardware", "tokens", "responses_sha256", "calibrated_on", "values", "paired"}
 Change = Callable[[dict[str, Any]], object]
 
 
