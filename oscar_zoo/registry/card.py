@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -90,33 +90,25 @@ _LONGEST = 120
 _NOT_PLAIN = re.compile(r"[^\w .,+/()%-]|(?<=www)\.", re.IGNORECASE)
 
 
-def merged_front(card: bytes, rows: Sequence[Entry]) -> bytes:
+def merged_front(card: bytes, rows: Sequence[Entry], *, add: bool = False) -> bytes:
     """`card` with new keys between the markers of its front matter; `card` itself where it has
-    none, or not one of each in order."""
-    found = _BLOCK.match(card)
-    if found is None or FRONT_BEGIN not in found[1] or is_front_damaged(card):
-        return card
-    front = found[1]
-    begin, end = front.find(FRONT_BEGIN), front.find(FRONT_END)
-    before, after = front[:begin], front[end + len(FRONT_END) :]
-    taken = frozenset(key.decode() for key in _KEY.findall(before + after))
-    keys = _kept(rows, taken).encode()
-    return card[: found.start(1)] + before + keys + after + card[found.end(1) :]
-
-
-def with_metadata(card: bytes, rows: Sequence[Entry]) -> bytes:
-    """`merged_front`, for an owner who asks for the metadata: front matter is added where `card`
-    has none, and the markers where its front matter has none."""
+    none, or not one of each in order. With `add`, for an owner who asks for the metadata, what is
+    missing is added: front matter, or the markers in it."""
     found = _BLOCK.match(card)
     if found is None:
-        return f"---\n{_kept(rows, frozenset())}\n---\n\n".encode() + card
+        return f"---\n{_kept(rows, frozenset())}\n---\n\n".encode() + card if add else card
     front = found[1]
-    if FRONT_BEGIN in front or FRONT_END in front:
-        return merged_front(card, rows)
-    keys = _kept(rows, frozenset(key.decode() for key in _KEY.findall(front)))
-    if "\n" not in keys.removeprefix(f"{FRONT_BEGIN.decode()}\n"):  # the owner has every key
+    is_marked = FRONT_BEGIN in front or FRONT_END in front
+    if is_front_damaged(card) or not (is_marked or add):
         return card
-    return card[: found.end(1)] + keys.encode() + b"\n" + card[found.end(1) :]
+    begin = end = len(front)
+    if is_marked:
+        begin, end = front.find(FRONT_BEGIN), front.find(FRONT_END) + len(FRONT_END)
+    before, after = front[:begin], front[end:] if is_marked else b"\n"
+    keys = _kept(rows, frozenset(key.decode() for key in _KEY.findall(before + after)))
+    if not is_marked and keys.count("\n") == 1:  # the owner has every key
+        return card
+    return card[: found.start(1)] + before + keys.encode() + after + card[found.end(1) :]
 
 
 def is_front_damaged(card: bytes) -> bool:
@@ -127,7 +119,7 @@ def is_front_damaged(card: bytes) -> bool:
 
 def _kept(rows: Sequence[Entry], taken: frozenset[str]) -> str:
     """The keys between the markers, without those that are `taken`."""
-    license_id = license_of(rows)
+    license_id = _license_of(rows)
     known = license_id is not None and _SPDX.fullmatch(license_id) is not None
     ids = {row.model_id or "" for row in rows}
     models = sorted(filter(_REPO.fullmatch, ids))
@@ -217,16 +209,15 @@ _CITATION = """```bibtex
 
 def _section(rows: Sequence[Entry], where: str | None, report: Report | None) -> bytes:
     """The table, how to get and serve what it lists, report, calibration, licences and citation."""
-    blocks = [[_row(_COLUMNS), _row(["---"] * len(_COLUMNS)), *(_row(_cells(row)) for row in rows)]]
-    blocks += [[_MEASURED]] if any(row.measured for row in rows) else []
-    blocks += [[_SCORES]] if any(row.scores for row in rows) else []
+    table = [_row(_COLUMNS), _row(["---"] * len(_COLUMNS)), *(_row(_cells(row)) for row in rows)]
+    blocks = ["\n".join(table)]
+    blocks += [_MEASURED] if any(row.measured for row in rows) else []
+    blocks += [_SCORES] if any(row.scores for row in rows) else []
     blocks += _commands(rows, where)
     blocks += _report(report or {})
-    blocks += [lines for lines in (list(_calibrations(rows)), list(_licenses(rows))) if lines]
-    blocks.append(["The method is OSCAR, arXiv 2605.17757. To cite it:"])
-    blocks.append([_CITATION])
-    text = "\n\n".join("\n".join(lines) for lines in blocks)
-    return b"\n".join([BEGIN, text.encode(), END])
+    blocks += ["\n".join(lines) for lines in (_calibrations(rows), _licenses(rows)) if lines]
+    blocks += ["The method is OSCAR, arXiv 2605.17757. To cite it:", _CITATION]
+    return b"\n".join([BEGIN, "\n\n".join(blocks).encode(), END])
 
 
 def escape(text: str) -> str:
@@ -240,59 +231,56 @@ def escape(text: str) -> str:
     return _SPECIAL.sub(r"\\\g<0>", line)
 
 
-def license_of(rows: Sequence[Entry]) -> str | None:
+def _license_of(rows: Sequence[Entry]) -> str | None:
     """The licence of all artifacts, or `None` where they differ or one has none."""
     found = {row.summary.license for row in rows}
     return next(iter(found)) if len(found) == 1 else None
 
 
-def _commands(rows: Sequence[Entry], where: str | None) -> list[list[str]]:
+def _commands(rows: Sequence[Entry], where: str | None) -> Iterator[str]:
     """What to type for the first artifact that is offered by name."""
     active = [row for row in rows if row.status.state == "active"]
-    if not active:
-        return []
-    name = active[0].id.reference
-    shown = "".join(c for c in where or "" if c.isprintable())
-    hub = f" --hub {shlex.quote(shown)}" if shown else ""
-    found = can_be_found(active[0].model_id or active[0].id.model)
-    serve = f"oscar-zoo serve {name}" + ("" if found else " --model FOLDER")
-    blocks = [["```", f"oscar-zoo pull {name}{hub}", serve, "```"]]
-    return blocks if found else [*blocks, ["FOLDER is the folder of the model."]]
+    if active:
+        name, shown = active[0].id.reference, "".join(c for c in where or "" if c.isprintable())
+        hub = f" --hub {shlex.quote(shown)}" if shown else ""
+        found = can_be_found(active[0].model_id or active[0].id.model)
+        model = "" if found else " --model FOLDER"
+        yield f"```\noscar-zoo pull {name}{hub}\noscar-zoo serve {name}{model}\n```"
+        if not found:
+            yield "FOLDER is the folder of the model."
 
 
-def _report(report: Report) -> list[list[str]]:
+def _report(report: Report) -> Iterator[str]:
     """The picture, and links to the page and its numbers."""
-    blocks = []
     if ".png" in report:
-        blocks.append([f"![Report of the fit: methods, spectra, clips]({quote(report['.png'])})"])
+        yield f"![Report of the fit: methods, spectra, clips]({quote(report['.png'])})"
     named = (("Report of the fit", ".html"), ("its numbers", ".json"))
     links = [f"[{words}]({quote(report[kind])})" for words, kind in named if kind in report]
-    return [*blocks, [", ".join(links)]] if links else blocks
+    if links:
+        yield ", ".join(links)
 
 
-def _calibrations(rows: Sequence[Entry]) -> Iterable[str]:
+def _calibrations(rows: Sequence[Entry]) -> list[str]:
     """A line for each fit whose text is known."""
+    lines = []
     for row in rows:
-        used = row.calibration
-        if used is None:
-            continue
-        tokens = used.tokens_used or used.tokens_requested
-        facts = [escape(used.dataset or "text that is not named")]
-        facts += [f"{tokens:,} tokens"] if tokens else []
-        seen = ", ".join(map(escape, used.overlaps_with))
-        facts += [f"with questions of {seen}"] if seen else []
-        yield f"- Calibration of `{row.id.reference}`: {', '.join(facts)}"
+        if (used := row.calibration) is not None:
+            tokens = used.tokens_used or used.tokens_requested
+            facts = [escape(used.dataset or "text that is not named")]
+            facts += [f"{tokens:,} tokens"] if tokens else []
+            seen = ", ".join(map(escape, used.overlaps_with))
+            facts += [f"with questions of {seen}"] if seen else []
+            lines.append(f"- Calibration of `{row.id.reference}`: {', '.join(facts)}")
+    return lines
 
 
-def _licenses(rows: Sequence[Entry]) -> Iterable[str]:
+def _licenses(rows: Sequence[Entry]) -> list[str]:
     """One line where all have one licence, else a line for each that is known."""
-    same = license_of(rows)
+    same = _license_of(rows)
     if same is not None:
-        yield f"Licence of the rotations: {escape(same)}"
-        return
-    for row in rows:
-        if row.summary.license is not None:
-            yield f"- Licence of `{row.id.reference}`: {escape(row.summary.license)}"
+        return [f"Licence of the rotations: {escape(same)}"]
+    known = ((row.id.reference, row.summary.license) for row in rows)
+    return [f"- Licence of `{name}`: {escape(text)}" for name, text in known if text is not None]
 
 
 def _row(cells: Sequence[str]) -> str:

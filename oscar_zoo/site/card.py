@@ -23,9 +23,9 @@ from oscar_zoo.registry.card import (
     is_damaged,
     is_front_damaged,
     merged_card,
+    merged_front,
     new_card,
     rows_of,
-    with_metadata,
 )
 from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.hubs.address import Sources
@@ -86,7 +86,7 @@ def run(params: CardParams, observer: Observer = SILENT) -> Card:
             before = read_file(output, max_bytes=MAX_ROOT_BYTES)
             _check_markers(output, before)
             if before.strip():
-                content = with_metadata(merged_card(before, rows, where, report), rows)
+                content = merged_front(merged_card(before, rows, where, report), rows, add=True)
         write_file(output, content)
     return Card(content, tuple(str(row.id) for row in rows), output, attached)
 
