@@ -47,14 +47,13 @@ class Catalog:
                 other = self._by_name.setdefault(name.casefold(), recipe)
                 if other is not recipe:
                     raise ValueError(f"{name} names both {other.name} and {recipe.name}")
-        bare: dict[str, set[str]] = {}
-        for recipe in self._recipes:
-            for name in recipe.names:
-                bare.setdefault(name.rsplit("/", 1)[-1].casefold(), set()).add(recipe.name)
+        bare: dict[str, list[ModelRecipe]] = {}
+        for name, recipe in self._by_name.items():
+            owners = bare.setdefault(name.rsplit("/", 1)[-1], [])
+            owners += [] if recipe in owners else [recipe]
         # An organisation may be dropped only where that leaves one model.
-        for name, owners in bare.items():
-            if len(owners) == 1:
-                self._by_name.setdefault(name, self._by_name[next(iter(owners)).casefold()])
+        alone = {name: owners[0] for name, owners in bare.items() if len(owners) == 1}
+        self._by_name = alone | self._by_name
 
     @classmethod
     def packaged(cls) -> Catalog:

@@ -52,10 +52,8 @@ class CalibrationDefaults(Spec):
 
 
 class DraftDefaults(Spec):
-    """Drafts from layers of the model's own that guess later tokens (MTP).
-
-    `layers` is the number of such layers that its checkpoint has, and `steps` the number of tokens
-    to guess in front of every step. A step verifies them and one more, 32 at most."""
+    """Drafts from `layers` of the model's own that guess later tokens (MTP): `steps` in front of
+    every step, which verifies them and one more, 32 at most."""
 
     layers: Count
     steps: Annotated[int, Field(ge=1, le=31)]
@@ -107,21 +105,16 @@ class ModelRecipe(Spec):
     @model_validator(mode="after")
     def _consistent(self) -> ModelRecipe:
         try:
-            for text in (
-                self.name,
-                *self.aliases,
-                *([self.default_tag] if self.default_tag else []),
-            ):
+            for text in filter(None, (self.name, *self.aliases, self.default_tag)):
                 check_part(text)
         except InvalidName as error:
             raise ValueError(error.message) from None
         check_group_size(self.geometry.head_dims, self.serving.group_size)
         if self.geometry.num_q_heads % self.tensor_parallel:
             raise ValueError(f"tensor_parallel {self.tensor_parallel} does not divide num_q_heads")
-        if self.drafts is not None and "drafts" not in self.sources:
-            raise ValueError("drafts has no entry in sources")
-        if self.config and "config" not in self.sources:
-            raise ValueError("config has no entry in sources")
+        for name in ("drafts", "config"):
+            if getattr(self, name) and name not in self.sources:
+                raise ValueError(f"{name} has no entry in sources")
         return self
 
     @property
@@ -184,12 +177,8 @@ def _expand(geometry: Mapping[str, Any], what: str) -> dict[str, Any]:
         full["attention_layers"] = list(range(count))
     elif isinstance(layers, dict):
         every, first = layers.get("every"), layers.get("from", 0)
-        if (
-            set(layers) - {"every", "from"}
-            or type(every) is not int
-            or type(first) is not int
-            or every < 1
-        ):
+        is_known = not set(layers) - {"every", "from"}
+        if not is_known or type(every) is not int or type(first) is not int or every < 1:
             raise MalformedFile(
                 "recipe.schema", f"{what}: attention_layers wants {{ every = n, from = first }}."
             )

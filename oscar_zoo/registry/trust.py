@@ -136,8 +136,7 @@ class Trust:
         return checked_key(stamp, index, hub=hub, pinned=pinned, allow_old=self.allow_downgrade)
 
     def key_of(self, hub: str) -> str | None:
-        """The fingerprint of the key that is pinned for `hub`, whatever revision of it is named, or
-        `None`."""
+        """The fingerprint of the key that is pinned for `hub` at any revision, or `None`."""
         return self.known.read().key_of(hub)
 
     def remember(
@@ -164,24 +163,18 @@ def _broken(
     manifest_sha256: str | None,
     hub: str,
 ) -> DigestMismatchError:
-    if digest is not None and digest != promise.digest:
-        what, want, got = str(artifact), promise.digest, digest
-    else:
+    what, want, got = str(artifact), promise.digest, digest or ""
+    if digest in (None, promise.digest):
         want, got = promise.manifest_sha256 or "no file", manifest_sha256 or "no file"
         what = f"{FILE_NAME} of {artifact}"
+    said = f"{what} changed: {want} by {promise.by}, {hub} now offers {got}."
+    hint = (
+        "versions never change; ask the publisher, or accept the new bytes with --accept-new-digest"
+    )
     if promise.final:
-        error = DigestMismatchError(
-            f"{what} is {want} by {promise.by}; {hub} offers {got}.",
-            hint="do not use it; tell the owner of the hub",
-        )
-    else:
-        error = DigestMismatchError(
-            f"{what} changed: {want} by {promise.by}, {hub} now offers {got}.",
-            hint=(
-                "versions never change; ask the publisher, or accept the new bytes with"
-                " --accept-new-digest"
-            ),
-        )
+        said = f"{what} is {want} by {promise.by}; {hub} offers {got}."
+        hint = "do not use it; tell the owner of the hub"
+    error = DigestMismatchError(said, hint=hint)
     error.what, error.want, error.got = what, want, got
     return error
 

@@ -52,15 +52,6 @@ class KnownModel:
     source: Annotated[str, says("Id on a hub, or folder.")]
     model_type: Annotated[str, says("As config.json has it.")]
 
-    @classmethod
-    def of(cls, choice: ModelChoice | None, recipe: ModelRecipe | None) -> KnownModel | None:
-        """From the zoo, or from a `config.json` on this machine; `None` where neither has it."""
-        if recipe is not None:
-            return cls(choice.source if choice else recipe.hf_id, recipe.model_type)
-        config = ConfigFile.kept(choice.source) if choice else None
-        kind = getattr(config, "model_type", None)
-        return cls(choice.source, kind) if choice and isinstance(kind, str) else None
-
 
 @dataclass(frozen=True)
 class Tried:
@@ -89,15 +80,6 @@ class Copy:
     intact: Annotated[bool, says("Whether hashing it just now gave its digest.")]
     fetch_again: Annotated[str, says("The command that fetches it again.")]
     signature: SignatureReport
-
-    @classmethod
-    def of(cls, record: Record) -> Copy:
-        """The copy of `record`, read now."""
-        signature, intact = NOT_SIGNED, False
-        with contextlib.suppress(IntegrityError):
-            signature, intact = signature_of(Store().open(record.digest, record.id)), True
-        named = (record.id, record.digest, record.path)
-        return cls(*named, intact, record.fetch_again, signature)
 
 
 @dataclass(frozen=True)
@@ -235,7 +217,7 @@ def describe(
     records = {one.id: one for one in installed if one.id.model.casefold() == model.casefold()}
     every = sorted({*entries, *records})
     meant = [one for one in every if _means(reference, one, entries.get(one), records.get(one))]
-    about = KnownModel.of(target.choice if any_model else None, recipe)
+    about = _known_model(target.choice if any_model else None, recipe)
     narrowed = reference.tag is not None or reference.digest is not None
     if not meant and (about is None or narrowed):
         names = [one.reference for one in every]
@@ -252,13 +234,22 @@ def describe(
         artifacts=tuple(manifests),
         measured=_measured(manifests, scores, copies),
         scores=scores,
-        installed=tuple(map(Copy.of, copies)),
+        installed=tuple(map(_copy, copies)),
         offered=tuple(offered),
         unreachable=tuple(unreachable),
         warnings=tuple(text for record in copies for text in status_warnings(record)),
         memory=cast("Memory | None", estimate_memory(recipe, manifests, gpu_memory)),
         records=tuple(copies),
     )
+
+
+def _copy(record: Record) -> Copy:
+    """The copy of `record`, read now."""
+    signature, intact = NOT_SIGNED, False
+    with contextlib.suppress(IntegrityError):
+        signature, intact = signature_of(Store().open(record.digest, record.id)), True
+    named = (record.id, record.digest, record.path)
+    return Copy(*named, intact, record.fetch_again, signature)
 
 
 def _means(
@@ -291,6 +282,14 @@ def _offered(view: HubView, artifacts: Sequence[ArtifactId]) -> Iterator[Offer]:
             signed = any(file.path == SIGNATURE_NAME for file in view.hub.files(artifact))
             told = (status.state, status.reason)
             yield Offer(artifact, view.hub.name, digest, *told, signed)
+
+
+def _known_model(choice: ModelChoice | None, recipe: ModelRecipe | None) -> KnownModel | None:
+    """From the zoo, or from a `config.json` on this machine; `None` where neither has it."""
+    if recipe is not None:
+        return KnownModel(choice.source if choice else recipe.hf_id, recipe.model_type)
+    kind = getattr(ConfigFile.kept(choice.source), "model_type", None) if choice else None
+    return KnownModel(choice.source, kind) if choice and isinstance(kind, str) else None
 
 
 def _works(model: KnownModel | None) -> Works | None:
@@ -346,7 +345,7 @@ def describe_folder(target: PathTarget, *, gpu_memory: int | None = None) -> Des
         warnings.append(outcome.failed_verification(str(target), found))
     manifests = () if entry.manifest is None else (entry.manifest,)
     scores = {str(entry.id): entry.scores}
-    about = KnownModel.of(None, entry.recipe)
+    about = _known_model(None, entry.recipe)
     return Description(
         name=entry.id.model,
         model=about,
