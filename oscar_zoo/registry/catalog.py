@@ -252,11 +252,6 @@ class KnownDigests(Spec):
         """The file form: sorted keys, one space of indent, final newline."""
         return strict_json.pretty_bytes(self.model_dump(mode="json", by_alias=True))
 
-    def of(self, artifact: ArtifactId) -> KnownDigest | None:
-        """What was seen of `artifact` (any case), or `None`."""
-        found = (one for one in self.artifacts if ArtifactId.parse(one.id).key == artifact.key)
-        return next(found, None)
-
 
 @cache
 def packaged_digests() -> KnownDigests:

@@ -171,7 +171,7 @@ def listing(params: ListParams, observer: Observer = SILENT) -> Listing:
         recipes = tuple(recipe for recipe in wanted if recipe.name.casefold() not in known)
     if words:
         models = {one.id.model for one in entries}
-        entries = [one for one in entries if _has(words, _names_of(one), _words_of(one))]
+        entries = [one for one in entries if _has_all(one, words)]
         recipes = tuple(one for one in recipes if _has(words, one.names, [one.family]))
         close = () if entries or recipes else catalog.close_matches(" ".join(words), models)
     fitting = [
@@ -303,16 +303,12 @@ def _score_rank(task: str, entry: Entry) -> tuple[Any, ...] | None:
     return None if score is None else Place(entry, score).rank_key
 
 
-def _negative(value: float | None) -> float | None:
-    return None if value is None else -value
-
-
 _ORDERS: Mapping[str, Callable[[Entry, str], Any]] = {
     "name": lambda entry, task: str(entry.id).casefold(),
     "score": lambda entry, task: _score_rank(task, entry),
     "gpqa": lambda entry, task: _score_rank("gpqa", entry),
     "perplexity": lambda entry, task: entry.perplexity_change,
-    "recall": lambda entry, task: _negative(entry.recall),
+    "recall": lambda entry, task: None if entry.recall is None else -entry.recall,
     "size": lambda entry, task: entry.payload_bytes,
 }
 """What an order looks at; the smallest is the best."""
@@ -358,13 +354,11 @@ def _is_size(word: str, sizes: Iterable[tuple[float, str]]) -> bool:
     )
 
 
-def _names_of(entry: Listed) -> tuple[str, ...]:
-    return (entry.id.model, *(entry.recipe.names if entry.recipe else ()))
-
-
-def _words_of(entry: Listed) -> tuple[str | None, ...]:
+def _has_all(entry: Listed, words: Iterable[str]) -> bool:
+    names = (entry.id.model, *(entry.recipe.names if entry.recipe else ()))
     facts = (str(entry.id), entry.id.reference, entry.family, entry.summary.method, entry.digest)
-    return *facts, entry.where, entry.status.state, *(score.task for score in entry.scores)
+    tasks = (score.task for score in entry.scores)
+    return _has(words, names, (*facts, entry.where, entry.status.state, *tasks))
 
 
 class PlaceFacts(TypedDict):
