@@ -164,8 +164,7 @@ def test_a_hub_that_stores_other_bytes_is_caught(tmp_path: Path, folder: Path) -
 
 
 @pytest.mark.parametrize(
-    "refusal",
-    [Forbidden.for_hub("Hugging Face org/zoo", "tagging"), HubUnreachable.for_hub("x", "reset")],
+    "refusal", [Forbidden.for_hub("org/zoo", "tagging"), HubUnreachable.for_hub("x", "reset")]
 )
 def test_a_tag_that_fails_is_a_warning_and_repaired_by_publishing_again(
     tmp_path: Path, folder: Path, refusal: Exception

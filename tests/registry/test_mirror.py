@@ -60,11 +60,9 @@ def test_everything_is_copied_byte_for_byte(source: LocalHub, target: LocalHub) 
     seen: list[MirrorResult] = []
     results = copy_all(source, target, told=seen.append)
     assert outcomes(results) == {"Bare/tag": "copied", str(HARD): "copied"}
-    assert tuple(seen) == results
-    assert content(target) == content(source)
-    assert results[0].warnings == () and results[0].size == sum(
-        len(data) for data in payload(seed=2).values()
-    )
+    assert tuple(seen) == results and content(target) == content(source)
+    assert results[0].warnings == ()
+    assert results[0].size == sum(map(len, payload(seed=2).values()))
 
 
 def test_what_the_index_says_goes_along(source: LocalHub, target: LocalHub) -> None:

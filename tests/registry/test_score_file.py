@@ -19,7 +19,7 @@ from oscar_zoo.artifact.specs import Score
 from oscar_zoo.errors import MalformedFile
 from oscar_zoo.registry.score_file import SCHEMA, ScoreFile, binomial_error, joined, key, merged
 
-LATER = {"thinking", "hardware", "tokens", "responses_sha256", "calibrated_on", "values", "paired"}
+LATER = set("thinking hardware tokens responses_sha256 calibrated_on values paired".split())
 Change = Callable[[dict[str, Any]], object]
 
 
@@ -46,38 +46,34 @@ def test_keys_that_older_readers_refuse_are_written_only_where_they_say_somethin
     assert full.keys() & LATER == LATER - {"responses_sha256", "calibrated_on"}
 
 
+def score_with(**changes: Any) -> Change:
+    return lambda value: value["scores"][0].update(changes)
+
+
+def baseline_with(**changes: Any) -> Change:
+    return lambda value: value["scores"][0]["baseline"].update(changes)
+
+
 BAD: dict[str, tuple[Change, str]] = {
     "unknown key": (lambda v: v.update(extra=1), "extra"),
-    "unknown key of a score": (lambda v: v["scores"][0].update(extra=1), "extra"),
+    "unknown key of a score": (score_with(extra=1), "extra"),
     "no scores": (lambda v: v.update(scores=[]), "at least 1"),
     "no tag": (lambda v: v.update(artifact="Qwen3-8B"), "not an artifact id\\.$"),
     "twice": (lambda v: v["scores"].append(v["scores"][0]), "there twice"),
-    "other bytes": (
-        lambda v: v["scores"][0].update(artifact_digest="sha256:" + "b" * 64),
-        "measured with sha256:bbb",
-    ),
-    "no digest": (lambda v: v["scores"][0].update(artifact_digest=None), "needs artifact_digest"),
-    "nothing to repeat it with": (
-        lambda v: v["scores"][0].update(harness=None, exhausted_rate=None),
+    "other bytes": (score_with(artifact_digest="sha256:" + "b" * 64), "measured with sha256:bbb"),
+    "no digest": (score_with(artifact_digest=None), "needs artifact_digest"),
+    "no harness": (
+        score_with(harness=None, exhausted_rate=None),
         "needs harness, exhausted_rate",
     ),
-    "baseline that cannot be repeated": (
-        lambda v: v["scores"][0]["baseline"].update(engine=None),
-        "its baseline: a measured score needs engine",
-    ),
-    "seeds": (lambda v: v["scores"][0].update(seeds=[0]), "1 seeds of 2 repeats"),
-    "values": (lambda v: v["scores"][0].update(values=[1.0]), "1 values of 2 repeats"),
-    "more than all": (lambda v: v["scores"][0].update(value=101.0), "101 percent"),
-    "negative error": (lambda v: v["scores"][0].update(stderr=-1.0), "standard error is -1"),
-    "paired with nothing": (lambda v: v["scores"][0].update(baseline=None), "not there"),
-    "baseline of another task": (
-        lambda v: v["scores"][0]["baseline"].update(task="aime25"),
-        "something else",
-    ),
-    "baseline with INT2": (
-        lambda v: v["scores"][0]["baseline"].update(kv_dtype="int2"),
-        "cache of int2",
-    ),
+    "baseline without engine": (baseline_with(engine=None), "a measured score needs engine"),
+    "seeds": (score_with(seeds=[0]), "1 seeds of 2 repeats"),
+    "values": (score_with(values=[1.0]), "1 values of 2 repeats"),
+    "more than all": (score_with(value=101.0), "101 percent"),
+    "negative error": (score_with(stderr=-1.0), "standard error is -1"),
+    "paired with nothing": (score_with(baseline=None), "not there"),
+    "baseline of another task": (baseline_with(task="aime25"), "something else"),
+    "baseline with INT2": (baseline_with(kv_dtype="int2"), "cache of int2"),
     "interval": (lambda v: v["scores"][0]["paired"].update(lower95=2.0), "above upper95"),
 }
 
