@@ -28,11 +28,6 @@ from oscar_zoo.registry.index import Index
 TAG = f"oz-{HARD.model}-{HARD.tag}"
 
 
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "_JITTER_SECONDS", 0)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "out", artifact_files())

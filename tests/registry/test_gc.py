@@ -22,11 +22,6 @@ KEPT = {"k.pt": b"keys" * 50, "v.pt": b"values" * 50}
 LOST = {"k.pt": b"lost keys", "v.pt": KEPT["v.pt"]}
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "cache")
-
-
 def age(path: Path, seconds: float = 7200) -> Path:
     """Make `path` look `seconds` old."""
     os.utime(path, (time.time() - seconds,) * 2, follow_symlinks=False)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from hub_uses import HARD, publish, put_version
-from scripted_hub import ScriptedHub
+from scripted_hub import ScriptedHub, index_of
 from tiny_artifacts import K_NAME, V_NAME, artifact_files, manifest, payload, write_folder
 
 from oscar_zoo.artifact.manifest import FILE_NAME
@@ -17,10 +17,8 @@ from oscar_zoo.errors import (
     VerificationFailed,
     VersionExists,
 )
-from oscar_zoo.registry import changes
 from oscar_zoo.registry.hubs.base import Change
 from oscar_zoo.registry.hubs.local import LocalHub
-from oscar_zoo.registry.index import Index
 from oscar_zoo.registry.mirror import MirrorResult, copy_all
 from oscar_zoo.site.status import set_status
 
@@ -28,10 +26,9 @@ BARE = ArtifactId("Bare", "tag")
 
 
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalHub:
+def source(tmp_path: Path) -> LocalHub:
     """A hub with a published version, and one without manifest and index entry, as the public zoos
     have them."""
-    monkeypatch.setattr(changes, "_JITTER_SECONDS", 0)
     hub = LocalHub(tmp_path / "source", must_exist=False)
     publish(write_folder(tmp_path / "one", artifact_files()), hub, aliases=("hard",))
     put_version(hub, BARE, payload(seed=2))
@@ -41,11 +38,6 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalHub:
 @pytest.fixture
 def target(tmp_path: Path) -> LocalHub:
     return LocalHub(tmp_path / "target", must_exist=False)
-
-
-def index_of(hub: LocalHub) -> Index:
-    hub.refresh()
-    return Index.from_bytes(hub.root_file("index.json") or b"")
 
 
 def content(hub: LocalHub) -> dict[str, bytes]:

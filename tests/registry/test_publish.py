@@ -21,18 +21,12 @@ from oscar_zoo.errors import (
     VerificationFailed,
     VersionExists,
 )
-from oscar_zoo.registry import changes
 from oscar_zoo.registry.card import BEGIN
 from oscar_zoo.registry.hubs.local import LocalHub
 from oscar_zoo.site.status import set_status
 
 HARD = ArtifactId.parse("tiny-qwen3-hard/seq512_prompt2_group64")
 TAG = "oz-tiny-qwen3-hard-seq512_prompt2_group64"
-
-
-@pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "_JITTER_SECONDS", 0)
 
 
 @pytest.fixture

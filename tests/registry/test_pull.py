@@ -29,11 +29,6 @@ from oscar_zoo.registry.trust import Trust
 NAME = HARD.model
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "cache")
-
-
 def test_pull_stores_exactly_the_hubs_bytes_and_fetches_them_once(
     tmp_path: Path, store: Store
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hub_uses import HARD, publish, pull, put_version
 from measured_artifacts import gpqa, measured
+from scripted_hub import index_of
 from tiny_artifacts import artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.manifest import Status
@@ -22,10 +23,9 @@ from oscar_zoo.errors import (
     InvalidName,
     UsageError,
 )
-from oscar_zoo.registry import changes
 from oscar_zoo.registry.changes import Version
 from oscar_zoo.registry.hubs.local import LocalHub
-from oscar_zoo.registry.index import Index, IndexEntry
+from oscar_zoo.registry.index import IndexEntry
 from oscar_zoo.registry.mirror import copy_all
 from oscar_zoo.registry.publish import Publishable, publish_on
 from oscar_zoo.registry.score_file import ScoreFile
@@ -37,20 +37,14 @@ BARE = ArtifactId("Bare", "tag")
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalHub:
+def hub(tmp_path: Path) -> LocalHub:
     """A hub with two published versions of one model, and one that is in no index."""
-    monkeypatch.setattr(changes, "_JITTER_SECONDS", 0)
     hub = LocalHub(tmp_path / "hub", must_exist=False)
     publish(write_folder(tmp_path / "one", artifact_files()), hub)
     other = artifact_files(artifact="tiny-qwen3-hard/other", seed=1)
     publish(write_folder(tmp_path / "two", other), hub)
     put_version(hub, BARE, payload(seed=2))
     return hub
-
-
-def index_of(hub: LocalHub) -> Index:
-    hub.refresh()
-    return Index.from_bytes(hub.root_file("index.json") or b"")
 
 
 def entry_of(hub: LocalHub, artifact: ArtifactId = HARD) -> IndexEntry:

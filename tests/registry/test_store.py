@@ -41,11 +41,6 @@ def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(os, "symlink", refuse)
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "cache")
-
-
 def flip(path: Path) -> None:
     """Change one byte of a read-only file."""
     path.chmod(0o600)

@@ -38,11 +38,6 @@ NAME = "tiny-qwen3-hard"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "cache")
-
-
-@pytest.fixture
 def hub(tmp_path: Path) -> LocalHub:
     return hub_with(tmp_path / "hub", artifact_files())
 
