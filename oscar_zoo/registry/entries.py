@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import FileDigest, artifact_digest
@@ -24,6 +24,8 @@ from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.registry.score_file import in_order, is_of_recipe, joined
 from oscar_zoo.registry.view import HubView
 
+Where = Literal["installed", "local", "public", "elsewhere"]
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -31,7 +33,8 @@ class Entry:
 
     `summary` has facts of an index where there is no manifest; `scores` begin with what was
     measured; `hubs` are the names of those that have it, in the order in which they were asked;
-    `base` is the hub id of the model where no recipe has it."""
+    `base` is the hub id of the model where no recipe has it. `where` it can be had is what `list`
+    finds out."""
 
     id: ArtifactId
     manifest: Manifest | None
@@ -44,6 +47,7 @@ class Entry:
     payload_bytes: int | None
     accepted: tuple[Accepted, ...] = ()
     base: str | None = None
+    where: Where = "public"
 
     @property
     def measured(self) -> Measured | None:

@@ -22,7 +22,7 @@ from oscar_zoo.errors import MalformedFile, NotFoundError, ScoreNotFound, Storag
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry import known_names
 from oscar_zoo.registry.catalog import Catalog
-from oscar_zoo.registry.entries import Entry, collect, entry_of, score_summary
+from oscar_zoo.registry.entries import Entry, Where, collect, entry_of, score_summary
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.index import Summary
 from oscar_zoo.registry.known_names import locked_warnings, quality_warnings
@@ -47,7 +47,6 @@ from oscar_zoo.verb import python_call
 MOST_CHARACTERS = 1000
 """Of the words of a search."""
 _SEARCH = "oscar-zoo search qwen3"
-Where = Literal["installed", "local", "public", "elsewhere"]
 
 
 class ListedArtifact(TypedDict):
@@ -84,21 +83,13 @@ class ListedArtifact(TypedDict):
     hubs: Annotated[Sequence[str], says("The hubs that have it, in the order of asking.")]
 
 
-@dataclass(frozen=True)
-class Listed(Entry):
-    """An entry, and where it can be had."""
-
-    where: Where = "public"
-
-    @property
-    def row(self) -> dict[str, Any]:
-        """Its JSON."""
-        place = {"model": self.id.model, "tag": self.id.tag, "status": self.where}
-        return self.facts | place | {"hubs": list(self.hubs)}
-
-
-def _rows(entries: Iterable[Listed]) -> list[dict[str, Any]]:
-    return [entry.row for entry in entries]
+def _rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    return [
+        entry.facts
+        | {"model": entry.id.model, "tag": entry.id.tag}
+        | {"status": entry.where, "hubs": list(entry.hubs)}
+        for entry in entries
+    ]
 
 
 def _names(recipes: tuple[ModelRecipe, ...]) -> list[str]:
@@ -110,7 +101,7 @@ class Listing:
     """What oscar-zoo list prints: the artifacts that can be had."""
 
     entries: Annotated[
-        tuple[InstanceOf[Listed], ...],
+        tuple[InstanceOf[Entry], ...],
         PlainSerializer(_rows, return_type=list[ListedArtifact]),
         Field(serialization_alias="artifacts"),
     ]
@@ -200,8 +191,7 @@ list_artifacts = python_call(ListParams, listing)
 def found(params: SearchParams, observer: Observer = SILENT) -> Found:
     """Find the artifacts, and the models without one, that have every word in their names, aliases,
     family, method, tasks of scores or digest; case does not matter, and `7b` is a size."""
-    if not _words(params.words):
-        raise UsageError("there is no word to search for.", hint=_SEARCH)
+    _words(params.words, least=1)
     known = listing(ListParams(words=params.words, hubs=params.hubs, offline=params.offline))
     return Found(known.entries, known.recipes, known.unreachable, known.close, known.warnings)
 
@@ -211,7 +201,7 @@ search = python_call(SearchParams, found)
 
 def _listed(
     catalog: Catalog, views: Sequence[HubView], installed: Iterable[Record], *, only_hubs: bool
-) -> list[Listed]:
+) -> list[Entry]:
     """What package, hubs and store have, by id. With `only_hubs` just what the hubs have; a stored
     copy of other bytes does not count as installed then."""
     remote = {view.hub.name for view in views if view.is_remote}
@@ -221,7 +211,7 @@ def _listed(
         where: Where = "public" if is_public else "local"
         where = "elsewhere" if remote and not entry.hubs else where
         if entry.hubs or not only_hubs:
-            found[entry.id.key] = Listed(**vars(entry), where=where)
+            found[entry.id.key] = replace(entry, where=where)
     names = {view.hub.name for view in views}
     for record in installed:
         there = found.get(record.id.key)
@@ -231,7 +221,7 @@ def _listed(
     return [found[key] for key in sorted(found)]
 
 
-def _with_copy(entry: Listed, record: Record) -> Listed:
+def _with_copy(entry: Entry, record: Record) -> Entry:
     summary = entry.summary
     if entry.measured is None:
         summary = summary.model_copy(update={"measured": record.measured})
@@ -241,19 +231,19 @@ def _with_copy(entry: Listed, record: Record) -> Listed:
     )
 
 
-def _stored(record: Record, catalog: Catalog) -> Listed:
+def _stored(record: Record, catalog: Catalog) -> Entry:
     """What the `oscar.json` of a copy says that nobody offers; the name alone where it has none."""
     try:
         manifest = Manifest.from_bytes(read_file(record.path / FILE_NAME))
         if manifest.artifact_id == record.id:
-            return Listed(**vars(entry_of(manifest)))
+            return entry_of(manifest)
     except (MalformedFile, NotFoundError, StorageError):
         pass
     recipe = catalog.recipe(record.id.model)
-    return Listed(record.id, None, recipe, Summary(), record.digest, Status(), (), (), None)
+    return Entry(record.id, None, recipe, Summary(), record.digest, Status(), (), (), None)
 
 
-def _is_of(model: str, recipe: ModelRecipe | None, views: Sequence[HubView], entry: Listed) -> bool:
+def _is_of(model: str, recipe: ModelRecipe | None, views: Sequence[HubView], entry: Entry) -> bool:
     """Whether an entry is of a model, or the version that an alias names."""
     version = None if recipe else known_names.aliased(model, views)
     name = recipe.name if recipe else version.model if version else model.rsplit("/", 1)[-1]
@@ -261,7 +251,7 @@ def _is_of(model: str, recipe: ModelRecipe | None, views: Sequence[HubView], ent
     return is_tagged and entry.id.model.casefold() == name.casefold()
 
 
-_FACTS: Mapping[str, Callable[[Listed], str | float | None]] = {
+_FACTS: Mapping[str, Callable[[Entry], str | float | None]] = {
     "model": lambda entry: entry.id.model,
     "tag": lambda entry: entry.id.tag,
     "family": lambda entry: entry.family,
@@ -315,7 +305,7 @@ _ORDERS: Mapping[str, Callable[[Entry, str], Any]] = {
 assert tuple(_ORDERS) == SORTS
 
 
-def _ordered(entries: list[Listed], order: str, task: str) -> list[Listed]:
+def _ordered(entries: list[Entry], order: str, task: str) -> list[Entry]:
     """The best first; those without the value of the order come last, as they came."""
     keys = [_ORDERS[order](entry, task) for entry in entries]
     known = [at for at, key in enumerate(keys) if key is not None]
@@ -323,12 +313,12 @@ def _ordered(entries: list[Listed], order: str, task: str) -> list[Listed]:
     return [*(entries[at] for at in sorted(known, key=keys.__getitem__)), *unknown]
 
 
-def _words(words: str | Sequence[str]) -> list[str]:
+def _words(words: str | Sequence[str], *, least: int = 0) -> list[str]:
     text = words if isinstance(words, str) else " ".join(words)
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MOST_CHARACTERS or len(text.split()) < least:
         raise UsageError(
-            f"the words to search for have {len(text):,} characters, and at most"
-            f" {MOST_CHARACTERS} make sense.",
+            f"a search takes words of {least} to {MOST_CHARACTERS} characters in all, and there are"
+            f" {len(text.strip()):,}.",
             hint=_SEARCH,
         )
     return text.casefold().split()
@@ -354,7 +344,7 @@ def _is_size(word: str, sizes: Iterable[tuple[float, str]]) -> bool:
     )
 
 
-def _has_all(entry: Listed, words: Iterable[str]) -> bool:
+def _has_all(entry: Entry, words: Iterable[str]) -> bool:
     names = (entry.id.model, *(entry.recipe.names if entry.recipe else ()))
     facts = (str(entry.id), entry.id.reference, entry.family, entry.summary.method, entry.digest)
     tasks = (score.task for score in entry.scores)

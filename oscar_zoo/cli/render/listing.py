@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from oscar_zoo.artifact.specs import Score
 from oscar_zoo.cli.render import terminal
+from oscar_zoo.registry.entries import Entry
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.registry.score_file import PERPLEXITY, both_text, value_text
-from oscar_zoo.site.listing import Found, Leaderboard, Listed, Listing, Place
+from oscar_zoo.site.listing import Found, Leaderboard, Listing, Place
 from oscar_zoo.site.params import LeaderboardParams, ListParams, SearchParams
 
 _SHAPE = ("FMT", "BITS")
@@ -62,7 +63,7 @@ def _print_recipes(recipes: Sequence[ModelRecipe], *, by_name: bool) -> None:
         )
 
 
-def _print(entries: Sequence[Listed], task: str) -> None:
+def _print(entries: Sequence[Entry], task: str) -> None:
     console = terminal.out()
     scores = [entry.score(task.casefold()) for entry in entries]
     if entries:
