@@ -49,7 +49,7 @@ class ListParams(Asked):
       oscar-zoo list qwen 8b
       oscar-zoo list --for Qwen/Qwen3-8B
       oscar-zoo list --family Qwen3.5
-      oscar-zoo list qwen --sort score --task aime
+      oscar-zoo list qwen --sort score --task gpqa
       oscar-zoo list --sort gpqa --filter family='Qwen3*'
       oscar-zoo list --hub file:/srv/zoo --json
     """
