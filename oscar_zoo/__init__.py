@@ -20,11 +20,11 @@ from oscar_zoo.version import __version__
 
 if TYPE_CHECKING:
     from oscar_zoo.app.benchmark import benchmark_artifact
-    from oscar_zoo.app.compute import compute_artifact
     from oscar_zoo.app.evaluate import evaluate_against, evaluate_artifact
-    from oscar_zoo.app.fit import draw_report, fit, merge_moments
     from oscar_zoo.app.ruler import ask_long_prompts
     from oscar_zoo.app.serve import serve
+    from oscar_zoo.compute.compute import compute_artifact
+    from oscar_zoo.compute.fit import draw_report, fit, merge_moments
     from oscar_zoo.registry.artifacts import Artifact
     from oscar_zoo.registry.mirror import mirror
     from oscar_zoo.registry.publish import publish
@@ -49,17 +49,17 @@ _CALLS = {
     "card": "site.card",
     "compare": "site.compare",
     "ask_long_prompts": "app.ruler",
-    "compute_artifact": "app.compute",
+    "compute_artifact": "compute.compute",
     "deprecate": "site.status",
-    "draw_report": "app.fit",
+    "draw_report": "compute.fit",
     "evaluate_against": "app.evaluate",
     "evaluate_artifact": "app.evaluate",
-    "fit": "app.fit",
+    "fit": "compute.fit",
     "fit_gpu": "serving.fit_gpu",
     "installed": "site.cache",
     "leaderboard": "site.listing",
     "list_artifacts": "site.listing",
-    "merge_moments": "app.fit",
+    "merge_moments": "compute.fit",
     "mirror": "registry.mirror",
     "publish": "registry.publish",
     "pull": "registry.pull",

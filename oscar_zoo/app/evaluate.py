@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from oscar_zoo.app.compute import check_device, check_model
 from oscar_zoo.artifact.names import ArtifactId, path_text
 from oscar_zoo.artifact.specs import read_clip
+from oscar_zoo.compute.compute import check_device, check_model
 from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.evaluate.ablation import TimeLeft, Values

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from oscar_zoo.app.obtain import obtain, plan_instead
 from oscar_zoo.artifact.specs import Clip
+from oscar_zoo.compute.obtain import obtain, plan_instead
 from oscar_zoo.errors import OscarZooError
 from oscar_zoo.observer import SILENT, Observer
 from oscar_zoo.registry.arguments import clip_of

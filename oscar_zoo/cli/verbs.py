@@ -24,11 +24,11 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "fit": Verb("compute.params:FitCommand", "app.fit:run", "computing:show_fit", quiet=True),
+    "fit": Verb("compute.params:FitCommand", "compute.fit:run", "computing:show_fit", quiet=True),
     "merge-moments": Verb(
-        "compute.params:MergeParams", "app.fit:merge", "computing:show_merged", quiet=True
+        "compute.params:MergeParams", "compute.fit:merge", "computing:show_merged", quiet=True
     ),
-    "plot": Verb("compute.params:PlotParams", "app.fit:draw", "computing:show_drawn"),
+    "plot": Verb("compute.params:PlotParams", "compute.fit:draw", "computing:show_drawn"),
     "verify": Verb(
         "registry.params:VerifyParams", "registry.verify:run", "outcomes:print_report", quiet=True
     ),

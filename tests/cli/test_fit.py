@@ -16,8 +16,8 @@ from cli_output import parsed
 from tiny_artifacts import artifact_files, write_folder
 from tiny_models import change_config, save_model
 
-from oscar_zoo.app.obtain import plan_computing
 from oscar_zoo.cli.main import run
+from oscar_zoo.compute.obtain import plan_computing
 from oscar_zoo.errors import ArtifactNotFound, UnsupportedModel
 from oscar_zoo.observer import SILENT
 from oscar_zoo.registry.compute_wish import ComputeWish

@@ -22,8 +22,8 @@ def run(params: PullParams, observer: Observer) -> PullReport:
 
 
 def _compute(found: NotFound, observer: Observer) -> PullResult | Planned:
-    from oscar_zoo.app.obtain import obtain, plan_instead
     from oscar_zoo.cli.render.computing import plan_sentence
+    from oscar_zoo.compute.obtain import obtain, plan_instead
     from oscar_zoo.registry.compute_wish import ComputeWish
     from oscar_zoo.registry.hubs.address import Sources
     from oscar_zoo.registry.pull import Planned

@@ -117,7 +117,7 @@ def _moments_file(path: Path) -> Path:
 
 def _model_of(params: FitParams, observer: Observer) -> ModelChoice | None:
     """The model that bits are chosen with, which can be had; `None` without one."""
-    from oscar_zoo.app.compute import check_device, check_model
+    from oscar_zoo.compute.compute import check_device, check_model
     from oscar_zoo.registry.targets import parse_model
 
     if params.model is None:
@@ -131,7 +131,7 @@ def _model_of(params: FitParams, observer: Observer) -> ModelChoice | None:
 
 def _job(params: FitParams, choice: ModelChoice, info: MomentsInfo, recipe: ServingRecipe) -> Job:
     """What `compute` would do with the model, its text cut as for the moments."""
-    from oscar_zoo.app.compute import plan_job
+    from oscar_zoo.compute.compute import plan_job
 
     cut = info.calibration
     asked = ComputeParams(

@@ -1,4 +1,4 @@
-"""`app.fit`: the file of moments is enough, wherever its model is."""
+"""`compute.fit`: the file of moments is enough, wherever its model is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from random_moments import describe, random_moments
 from tiny_models import EXAMPLE
 
-from oscar_zoo.app.fit import merge_moments, run
+from oscar_zoo.compute.fit import merge_moments, run
 from oscar_zoo.compute.moments_file import save_moments
 from oscar_zoo.compute.params import FitParams
 from oscar_zoo.errors import GeometryMismatch, UsageError

@@ -20,10 +20,10 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo import paths
-from oscar_zoo.app.compute import not_served_note, plan_job, run_job, serving_refusal
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.names import ArtifactId, Reference, is_path, path_text
+from oscar_zoo.compute.compute import not_served_note, plan_job, run_job, serving_refusal
 from oscar_zoo.compute.params import ComputeParams
 from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import (

@@ -1,4 +1,4 @@
-"""`app.compute`: the defaults have one place, a request is read once, and the observer hears what
+"""`compute.compute`: the defaults have one place, a request is read once, and the observer hears what
 people must know."""
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import pytest
 from architectures import write_architecture
 from tiny_models import EXAMPLE, write_model
 
-from oscar_zoo.app.compute import CALIB_TOKENS, compute_artifact, plan_job, run
-from oscar_zoo.app.obtain import plan_computing
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.compute import command
+from oscar_zoo.compute.compute import CALIB_TOKENS, compute_artifact, plan_job, run
 from oscar_zoo.compute.methods.table import TABLE
+from oscar_zoo.compute.obtain import plan_computing
 from oscar_zoo.compute.options import AUTO
 from oscar_zoo.compute.params import ComputeCommand, ComputeParams, MethodName
 from oscar_zoo.errors import ArtifactNotFound, HubUnreachable, UsageError
