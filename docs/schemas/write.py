@@ -23,7 +23,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from oscar_zoo.artifact.manifest import Manifest, Status
 from oscar_zoo.artifact.outcome import VerifyReport
 from oscar_zoo.artifact.specs import Score, ServingRecipe
-from oscar_zoo.compute.outcome import ComputeResult, FitResult, MergeResult
+from oscar_zoo.compute.outcome import ComputeResult, Drawn, FitResult, MergeResult
 from oscar_zoo.compute.report.data import ReportData
 from oscar_zoo.registry.login import Account
 from oscar_zoo.registry.measured import Measured
@@ -133,6 +133,7 @@ GENERATED: dict[str, tuple[str, type]] = {
     "compute-1": ("A computed artifact", ComputeResult),
     "fit-1": ("A fitted artifact", FitResult),
     "merge-1": ("Merged moments", MergeResult),
+    "plot-1": ("A drawn report", Drawn),
     "cache-dir-1": ("The folder of the store", cache.CacheFolder),
     "cache-gc-1": ("Freed space", cache.Freed),
     "cache-list-1": ("Stored artifacts", cache.Stored),

@@ -120,11 +120,14 @@ class MergeResult:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A report that was drawn: the file that was read, the one that was written, the numbers."""
+    """A report that was drawn."""
 
-    source: Typed
-    path: Typed
+    source: Annotated[Typed, says("The file with the numbers.")]
+    path: Annotated[Typed, says("The page or picture.")]
     data: Annotated[
-        ReportData, Field(serialization_alias="report"), PlainSerializer(lambda one: one.to_json())
+        ReportData,
+        Field(serialization_alias="report"),
+        PlainSerializer(lambda one: one.to_json()),
+        WithJsonSchema({"x-ref": "ReportData"}),
     ]
     schema: Literal["oscar-zoo.plot/1"] = "oscar-zoo.plot/1"

@@ -18,7 +18,7 @@ from tiny_artifacts import K_NAME, V_NAME, artifact_files, payload, write_folder
 
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import REPORT_NAME, Manifest
-from oscar_zoo.compute.report.page import HEAD
+from oscar_zoo.registry.publish import REPORT_HEAD
 
 TAG = "seq512_prompt2_group64"
 ONE = f"tiny-qwen3-hard/{TAG}"
@@ -224,7 +224,7 @@ def test_the_report_goes_up_beside_the_manifest_and_a_pull_leaves_it_out(
     files = measured_files()
     folder = str(write_folder(tmp_path / "artifact", files))
     digest = Manifest.from_bytes(files["oscar.json"]).digest
-    page = f"{HEAD}<title>x</title></head><body>{digest}</body></html>".encode()
+    page = f"{REPORT_HEAD.decode()}<title>x</title></head><body>{digest}</body></html>".encode()
     (tmp_path / "artifact.report.html").write_bytes(page)
     keys = {**TOKENS, "OSCAR_ZOO_SIGN_KEY": str(key_file(tmp_path / "zoo.pem"))}
     keys, more = (keys, ["--sign"]) if signed else (TOKENS, [])
@@ -258,7 +258,11 @@ def test_a_page_that_is_no_report_of_the_artifact_stays_here(
     files = measured_files()
     folder = str(write_folder(tmp_path / "artifact", files))
     digest = Manifest.from_bytes(files["oscar.json"]).digest or ""
-    page = f"{damage}{HEAD}{digest}" if "script" in damage else f"{HEAD}{digest[::-1]}"
+    page = (
+        f"{damage}{REPORT_HEAD.decode()}{digest}"
+        if "script" in damage
+        else f"{REPORT_HEAD.decode()}{digest[::-1]}"
+    )
     (tmp_path / "artifact.report.html").write_text(page)
     done = cli("publish", folder, "--hub", f"file:{tmp_path / 'hub'}", "--create")
     assert done.code == 0 and "artifact.report.html" in done.err

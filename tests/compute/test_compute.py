@@ -1,5 +1,4 @@
-"""`compute.compute`: the defaults have one place, a request is read once, and the observer hears what
-people must know."""
+"""The verb `compute`: its defaults have one place, and the observer hears what people must know."""
 
 from __future__ import annotations
 
