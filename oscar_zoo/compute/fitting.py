@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.compute.capture.rows import collect_rows
 from oscar_zoo.compute.data.calibration import CalibrationData
 from oscar_zoo.compute.estimate import LONGEST_TUNING, ROWS, TUNE, tunes, tuning_seconds
@@ -27,7 +26,7 @@ from oscar_zoo.compute.select.widths import choose_widths
 from oscar_zoo.compute.width_wish import INSTEAD, WidthWish, bits_of
 from oscar_zoo.evaluate.shared import Progress
 from oscar_zoo.models.loading import LoadedModel
-from oscar_zoo.next_step import AddOption, NextStep
+from oscar_zoo.next_step import AddOption
 
 
 def fit_or_choose(
@@ -49,7 +48,8 @@ def choose_bits(
     asked for."""
     if job.wish is None:
         return None
-    widths = _widths(job.wish, model, data, result, job.recipe, None, progress)
+    assert data.heldout is not None  # `read_data` refuses such text
+    widths = choose_widths(model, data.heldout, result, job.recipe, job.wish, progress=progress)
     if not job.allow_poor:
         refuse_poor(result.method.name, widths.gates)
     return widths
@@ -58,6 +58,8 @@ def choose_bits(
 def _choose(
     job: Job, model: LoadedModel, data: CalibrationData, moments: Moments, progress: Progress
 ) -> Choice:
+    """The best method, with the bits that were asked for, or more than 2 where 2 fail their gates
+    and nobody asked for them."""
     assert data.heldout is not None  # `read_data` refuses such text
     choice = choose(
         model,
@@ -69,48 +71,37 @@ def _choose(
         progress=progress,
     )
     kept = choice.trials[choice.at]
-    failed = None if choice.base is None else failure(kept.gates(choice.base))
+    gates = () if choice.base is None else kept.gates(choice.base)
+    failed = failure(gates)
     wishes: tuple[WidthWish, ...] = () if job.wish is None else (job.wish,)
     if job.wish is None and failed is not None and not job.allow_poor:
         wishes = INSTEAD
     widths = None
     for wish in wishes:
-        widths = _widths(wish, model, data, choice.result, choice.recipe, choice, progress)
+        widths = choose_widths(
+            model,
+            data.heldout,
+            choice.result,
+            choice.recipe,
+            wish,
+            known=choice,
+            progress=progress,
+        )
         if failure(widths.gates) is None:
             break
     choice = replace(choice, exact=None)  # which takes much memory
-    if job.allow_poor or (widths is None and failed is None):
-        return choice if widths is None else replace(choice, recipe=widths.recipe, widths=widths)
-    if job.wish is None and not job.raises:
-        refuse_poor(kept.method, kept.gates(choice.base), _budget(model, widths))
     if widths is None:
-        refuse_poor(kept.method, kept.gates(choice.base))
         return choice
-    refuse_poor(kept.method, widths.gates)
+    if not job.allow_poor:
+        if job.wish is None and not job.raises:
+            step = None
+            if failure(widths.gates) is None:  # a budget by which the gates are passed
+                bits = math.ceil(100 * bits_of(widths.recipe, model.block)) / 100
+                step = AddOption("--bits", f"{bits:g}")
+            refuse_poor(kept.method, gates, step)
+        refuse_poor(kept.method, widths.gates)
     instead = failed if job.wish is None else None
     return replace(choice, recipe=widths.recipe, widths=widths, instead=instead)
-
-
-def _budget(model: LoadedModel, widths: WidthChoice | None) -> NextStep | None:
-    """The option by which a computation passes its gates; `None` where none is known."""
-    if widths is None or failure(widths.gates) is not None:
-        return None
-    bits = bits_of(widths.recipe, model.block)
-    return AddOption("--bits", f"{math.ceil(100 * bits) / 100:g}")
-
-
-def _widths(
-    wish: WidthWish,
-    model: LoadedModel,
-    data: CalibrationData,
-    result: FitResult,
-    recipe: ServingRecipe,
-    known: Choice | None,
-    progress: Progress,
-) -> WidthChoice:
-    """The bits of every layer and side."""
-    assert data.heldout is not None  # `read_data` refuses such text
-    return choose_widths(model, data.heldout, result, recipe, wish, known=known, progress=progress)
 
 
 def _fits(
@@ -139,7 +130,4 @@ def _rows(
 
 
 def _ticks(progress: Progress, phase: str) -> Tick:
-    def told(done: int, total: int) -> None:
-        progress(done, total, phase)
-
-    return told
+    return lambda done, total: progress(done, total, phase)

@@ -18,14 +18,9 @@ AUTO_BITS, AUTO_LOSS = 3.25, 0.2
 
 @dataclass(frozen=True)
 class WidthWish:
-    """One of three wishes.
-
-    Attributes:
-        bits: average bits of an element at most, scales and offsets included; `ALL_FOUR` gives all
-            codes 4 bits.
-        max_loss: fewest bits with at most this rise of perplexity over BF16, in percent.
-        auto: fewest bits within `AUTO_LOSS` and without loss of recall, at most `AUTO_BITS`.
-    """
+    """At most so many average bits of an element, scales and offsets included (`ALL_FOUR` gives all
+    codes 4 bits); or the fewest bits with at most this rise of perplexity over BF16, in percent; or
+    the fewest within `AUTO_LOSS` and without loss of recall, at most `AUTO_BITS`."""
 
     bits: float | None = None
     max_loss: float | None = None
@@ -86,17 +81,12 @@ def check_wish(wish: WidthWish | None, recipe: ServingRecipe, model: ModelBlock)
     """Raise `UsageError` for a number of bits that codes of 2 and 4 bits cannot have, or for groups
     that rows of the model cannot be cut into."""
     check_groups(model.head_dims, recipe.group_size, model.id)
-    if wish is not None and wish.bits is not None and wish.bits != ALL_FOUR:
-        check_range(wish.bits, possible_bits(recipe, model), recipe.group_size)
-
-
-def check_range(bits: float, possible: tuple[float, float], group_size: int) -> None:
-    """Raise `UsageError` for `bits` of an element outside of the `possible` ones, the bits with
-    codes of 2 and of 4 bits everywhere."""
-    low, high = possible
-    if not low <= bits <= high:
+    if wish is None or wish.bits is None or wish.bits == ALL_FOUR:
+        return
+    low, high = possible_bits(recipe, model)
+    if not low <= wish.bits <= high:
         raise UsageError(
-            f"--bits {bits:g} is not possible with groups of {group_size}: codes of 2 bits cost"
-            f" {low:g} with their scales, codes of 4 bits {high:g}.",
+            f"--bits {wish.bits:g} is not possible with groups of {recipe.group_size}: codes of 2"
+            f" bits cost {low:g} with their scales, codes of 4 bits {high:g}.",
             hint=f"use 2 or 4 for all codes, a budget from {low:g} to {high:g}, or auto",
         )

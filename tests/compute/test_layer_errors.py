@@ -119,10 +119,8 @@ class Found:
 
 def measured(rows: LayerRows, k: Side, v: Side, windows: Windows = WINDOWS) -> Found:
     bench = LayerBench(0, rows, windows)
-    one = bench.caches([(k, v)])[0]
-    return Found(
-        one.output, one.k_only, bench.values([v])[0], one.logit, bench.retrieval([k])[0][0]
-    )
+    both, k_only, logit = bench.caches([(k, v)])[0]
+    return Found(both, k_only, bench.values([v])[0], logit, bench.retrieval([k])[0][0])
 
 
 @pytest.mark.parametrize("heads", [(4, 2), (2, 2), (6, 2)])
@@ -156,7 +154,7 @@ def test_each_of_several_caches_is_measured_alone() -> None:
     assert focus > 0
     assert bench.values(vs) == pytest.approx([one.v_only for one in alone])
     together = bench.caches(list(zip(ks, vs, strict=True)))
-    assert [one.output for one in together] == pytest.approx([one.both for one in alone])
+    assert [both for both, *_ in together] == pytest.approx([one.both for one in alone])
 
 
 def test_rows_that_fit_the_codes_have_no_error() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.compute.select.attention_errors import ClipErrors
-from oscar_zoo.compute.select.rule import Race, Trial, whole
+from oscar_zoo.compute.select.rule import Trial, race, whole
 from oscar_zoo.evaluate.measure import Measurement
 
 SEQUENCES = 8
@@ -50,7 +50,7 @@ class Text:
             return [trial for trial in finer if trial.method in names]
 
         clips = {trials[0].method: trials for trials in offered}
-        return Race(BF16, self.measure, more).run(clips)
+        return race(BF16, self.measure, more, clips)
 
 
 def measured(trials: Sequence[Trial]) -> dict[tuple[str, float], int]:

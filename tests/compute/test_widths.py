@@ -17,7 +17,7 @@ from oscar_zoo.compute.job import compute_artifact, refit
 from oscar_zoo.compute.options import Job
 from oscar_zoo.compute.outcome import ComputeResult
 from oscar_zoo.compute.select import rule
-from oscar_zoo.compute.select.decision import recalls_as_much
+from oscar_zoo.compute.select.rule import recalls_as_much
 from oscar_zoo.compute.select.widths import Curve, Slot
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.measure import Measurement

@@ -136,7 +136,7 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Sequence[float]], list[str]]], ...] = 
         _each(lambda x: NOT_APPLICABLE if x >= BROKEN else change(x).removeprefix("+")),
     ),
     ("Recall", "recall", _each(_recall)),
-    ("Gate", "gate", list),
+    ("Gate", "gate", _each(str)),
 )
 """Head, field of a candidate, and its numbers as text."""
 

@@ -13,7 +13,7 @@ over all layers is served, and the best one of each layer is only reported.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import Role, RotationSet
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe
 from oscar_zoo.compute.capture.rows import RowSource
-from oscar_zoo.compute.select.layer_errors import CacheErrors, LayerBench, geometric_mean
+from oscar_zoo.compute.select.layer_errors import LayerBench, geometric_mean
 from oscar_zoo.evaluate.simulated_cache import CacheSpec, Side, cache_side
 
 RATIOS = (0.98, 0.96, 0.94, 0.92, 0.90, 0.88)
@@ -89,11 +89,6 @@ class ClipCurve:
         one that clips least."""
         return self.indices[_best(self.mean)]
 
-    @property
-    def best_by_layer(self) -> tuple[int, ...]:
-        """The best index of every layer on its own."""
-        return tuple(self.indices[_best(layer)] for layer in self.layers)
-
     def at(self, index: int) -> tuple[float, ...]:
         """Error of every layer at an index of the grid."""
         position = self.indices.index(index)
@@ -105,17 +100,12 @@ class ClipCurve:
             "ratios": list(self.ratios),
             "errors": list(self.mean),
             "best": ratio_of(self.best, self.head_dim),
-            "best_by_layer": [ratio_of(index, self.head_dim) for index in self.best_by_layer],
+            "best_by_layer": [self.ratios[_best(layer)] for layer in self.layers],
         }
 
 
-def _best(errors: Iterable[float]) -> int:
-    listed = list(errors)
-    return max(position for position, error in enumerate(listed) if error <= TIE * min(listed))
-
-
-PairOfSets = tuple[RotationSet, RotationSet]
-PerLayer = tuple[float, ...]
+def _best(errors: Sequence[float]) -> int:
+    return max(position for position, error in enumerate(errors) if error <= TIE * min(errors))
 
 
 @dataclass(frozen=True)
@@ -124,26 +114,16 @@ class ClipErrors:
     in INT2 and with one, and of the logits; the retrieval error is over all layers."""
 
     clip: Clip
-    output: PerLayer
-    k_only: PerLayer
-    v_only: PerLayer
-    logit: PerLayer
+    output: tuple[float, ...]
+    k_only: tuple[float, ...]
+    v_only: tuple[float, ...]
+    logit: tuple[float, ...]
     retrieval: float
 
     @property
     def output_geo(self) -> float:
         """Geometric mean of the output error over layers."""
         return geometric_mean(self.output)
-
-    @property
-    def output_worst(self) -> float:
-        """Output error of the layer with the largest one."""
-        return max(self.output)
-
-    @property
-    def logit_geo(self) -> float:
-        """Geometric mean of the logit error over layers."""
-        return geometric_mean(self.logit)
 
 
 @dataclass(frozen=True)
@@ -162,148 +142,89 @@ class Fidelity:
 
     def of(self, clip: Clip) -> ClipErrors | None:
         """Errors with one clip, if it was measured."""
-        return next(
-            (one for one in self.clips if (one.clip.k, one.clip.v) == (clip.k, clip.v)), None
-        )
+        same = (one for one in self.clips if (one.clip.k, one.clip.v) == (clip.k, clip.v))
+        return next(same, None)
 
 
 def measure_fits(
     source: RowSource,
     geometry: Geometry,
-    fits: Mapping[str, PairOfSets],
+    fits: Mapping[str, tuple[RotationSet, RotationSet]],
     recipe: ServingRecipe,
     *,
     fixed_clip: bool = False,
     tick: Callable[[], None] = lambda: None,
 ) -> dict[str, Fidelity]:
     """Measure fits of one model on the same rows."""
-    bench = _Bench(source, geometry, recipe, fixed_clip)
-    curves = bench.curves(fits, tick)
-    choices = {name: bench.choices(*both) for name, both in curves.items()}
-    errors = bench.together(fits, choices, tick)
-    return {
-        name: Fidelity(
-            *curves[name], tuple(map(bench.summary(*curves[name]), choices[name], errors[name]))
-        )
-        for name in fits
+    quantizers = CacheSpec(None, None, recipe)
+    specs: dict[Role, QuantSpec] = {
+        "k": quantizers.quant_spec("k", geometry.head_dim),
+        "v": quantizers.quant_spec("v", geometry.v_head_dim),
     }
+    own = index_of(specs["k"]), index_of(specs["v"])
+    none = geometry.head_dim - 1, geometry.v_head_dim - 1
+    k_grid, v_grid = (
+        (index,) if fixed_clip else clip_indices(spec.head_dim, index)
+        for spec, index in zip(specs.values(), own, strict=True)
+    )
 
-
-Indices = tuple[int, int]
-"""Where a K side and a V side clip."""
-
-
-@dataclass(frozen=True)
-class _Bench:
-    source: RowSource
-    geometry: Geometry
-    recipe: ServingRecipe
-    fixed_clip: bool
-
-    def spec(self, role: Role) -> QuantSpec:
-        """The recipe's quantizer of one side."""
-        width = self.geometry.head_dim if role == "k" else self.geometry.v_head_dim
-        return CacheSpec(None, None, self.recipe).quant_spec(role, width)
-
-    def grid(self, role: Role) -> tuple[int, ...]:
-        """Indices to try; the recipe's is one of them."""
-        spec = self.spec(role)
-        return (index_of(spec),) if self.fixed_clip else clip_indices(spec.head_dim, index_of(spec))
-
-    def layers(self, tick: Callable[[], None]) -> Iterator[LayerBench]:
-        """Every layer in turn."""
-        for layer in self.geometry.attention_layers:
+    def layers() -> Iterator[LayerBench]:
+        for layer in geometry.attention_layers:
             with torch.inference_mode():
-                yield LayerBench(layer, self.source(layer), self.recipe.windows)
+                yield LayerBench(layer, source(layer), recipe.windows)
             tick()
 
     def sides(
-        self, role: Role, rotations: RotationSet, layer: LayerBench, indices: Sequence[int]
+        role: Role, rotations: RotationSet, layer: LayerBench, indices: Sequence[int]
     ) -> list[Side]:
-        """One side of one layer for some clips."""
-        spec = self.spec(role)
+        spec = specs[role]
         side = cache_side(rotations, layer.layer_id, spec, layer.rows.o_proj.device)
-        return [
-            replace(side, spec=replace(spec, clip_ratio=ratio_of(at, spec.head_dim)))
-            for at in indices
-        ]
+        clipped = (replace(spec, clip_ratio=ratio_of(at, spec.head_dim)) for at in indices)
+        return [replace(side, spec=one) for one in clipped]
 
-    def curves(
-        self, fits: Mapping[str, PairOfSets], tick: Callable[[], None]
-    ) -> dict[str, tuple[ClipCurve, ClipCurve]]:
-        """The first pass: clip curves of each side alone."""
-        k_grid, v_grid = self.grid("k"), self.grid("v")
-        keys: dict[str, list[PerLayer]] = {name: [] for name in fits}
-        values: dict[str, list[PerLayer]] = {name: [] for name in fits}
-        weights = []
-        for layer in self.layers(tick):
-            focus = 0.0
-            for name, (k, v) in fits.items():
-                errors, focus = layer.retrieval(self.sides("k", k, layer, k_grid))
-                keys[name].append(errors)
-                values[name].append(layer.values(self.sides("v", v, layer, v_grid)))
-            weights.append(focus)
-        widths = self.geometry.head_dim, self.geometry.v_head_dim
-        return {
-            name: (
-                ClipCurve(widths[0], k_grid, tuple(keys[name]), tuple(weights)),
-                ClipCurve(widths[1], v_grid, tuple(values[name])),
-            )
-            for name in fits
-        }
-
-    def choices(self, k_curve: ClipCurve, v_curve: ClipCurve) -> list[Indices]:
-        """Clips to measure on both sides together: the one found, the recipe's, none; each once."""
-        recipes = index_of(self.spec("k")), index_of(self.spec("v"))
-        if self.fixed_clip:
-            return [recipes]
-        none = self.geometry.head_dim - 1, self.geometry.v_head_dim - 1
-        return list(dict.fromkeys([(k_curve.best, v_curve.best), recipes, none]))
-
-    def together(
-        self,
-        fits: Mapping[str, PairOfSets],
-        choices: Mapping[str, Sequence[Indices]],
-        tick: Callable[[], None],
-    ) -> dict[str, list[tuple[CacheErrors, ...]]]:
-        """The second pass: for every choice, one entry per layer."""
-        found: dict[str, list[tuple[CacheErrors, ...]]] = {name: [] for name in fits}
-        for layer in self.layers(tick):
-            for name, (k, v) in fits.items():
-                ks, vs = zip(*choices[name], strict=True)
-                pairs = zip(
-                    self.sides("k", k, layer, ks), self.sides("v", v, layer, vs), strict=True
-                )
-                found[name].append(layer.caches(list(pairs)))
-        return {name: list(zip(*layers, strict=True)) for name, layers in found.items()}
-
-    def summary(
-        self, k_curve: ClipCurve, v_curve: ClipCurve
-    ) -> Callable[[Indices, tuple[CacheErrors, ...]], ClipErrors]:
-        """A function that joins the errors of both passes, for one choice of clips."""
-
-        def one(choice: Indices, layers: tuple[CacheErrors, ...]) -> ClipErrors:
-            k, v = choice
-            return ClipErrors(
-                self._clip(k, v),
-                output=tuple(layer.output for layer in layers),
-                k_only=tuple(layer.k_only for layer in layers),
-                v_only=v_curve.at(v),
-                logit=tuple(layer.logit for layer in layers),
-                retrieval=k_curve.mean[k_curve.indices.index(k)],
-            )
-
-        return one
-
-    def _clip(self, k: int, v: int) -> Clip:
-        """The ratios as a recipe has them: its own where the index is its own."""
-        own = self.recipe.clip
-        if own.algorithm != "none" and (k, v) == (
-            index_of(self.spec("k")),
-            index_of(self.spec("v")),
-        ):
-            return own
-        ratios = ratio_of(k, self.geometry.head_dim), ratio_of(v, self.geometry.v_head_dim)
-        return Clip(
-            k=ratios[0], v=ratios[1], algorithm="absrank-floor/1" if any(ratios) else "none"
+    keys: dict[str, list[tuple[float, ...]]] = {name: [] for name in fits}
+    values: dict[str, list[tuple[float, ...]]] = {name: [] for name in fits}
+    weights = []
+    for layer in layers():  # each side alone
+        focus = 0.0
+        for name, (k, v) in fits.items():
+            errors, focus = layer.retrieval(sides("k", k, layer, k_grid))
+            keys[name].append(errors)
+            values[name].append(layer.values(sides("v", v, layer, v_grid)))
+        weights.append(focus)
+    curves = {
+        name: (
+            ClipCurve(geometry.head_dim, k_grid, tuple(keys[name]), tuple(weights)),
+            ClipCurve(geometry.v_head_dim, v_grid, tuple(values[name])),
         )
+        for name in fits
+    }
+    choices = {
+        name: [own] if fixed_clip else list(dict.fromkeys([(k.best, v.best), own, none]))
+        for name, (k, v) in curves.items()
+    }
+    together: dict[str, list[list[tuple[float, ...]]]] = {name: [] for name in fits}
+    for layer in layers():  # both sides, for every choice
+        for name, (k, v) in fits.items():
+            ks, vs = zip(*choices[name], strict=True)
+            pairs = zip(sides("k", k, layer, ks), sides("v", v, layer, vs), strict=True)
+            together[name].append(layer.caches(list(pairs)))
+
+    def clip_of(k: int, v: int) -> Clip:
+        """As a recipe has it: its own where the indices are its own."""
+        if recipe.clip.algorithm != "none" and (k, v) == own:
+            return recipe.clip
+        ratios = ratio_of(k, geometry.head_dim), ratio_of(v, geometry.v_head_dim)
+        algorithm: Any = "absrank-floor/1" if any(ratios) else "none"
+        return Clip(k=ratios[0], v=ratios[1], algorithm=algorithm)
+
+    def errors_of(name: str, at: int) -> ClipErrors:
+        (k, v), (k_curve, v_curve) = choices[name][at], curves[name]
+        output, k_only, logit = zip(*(layer[at] for layer in together[name]), strict=True)
+        retrieval = k_curve.mean[k_curve.indices.index(k)]
+        return ClipErrors(clip_of(k, v), output, k_only, v_curve.at(v), logit, retrieval)
+
+    return {
+        name: Fidelity(*curves[name], tuple(errors_of(name, at) for at in range(len(chosen))))
+        for name, chosen in choices.items()
+    }

@@ -29,7 +29,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,15 +49,6 @@ from oscar_zoo.next_step import AddOption
 
 LARGEST_NOISE = 60.0
 """Errors of logits are cut here, so their exponentials and sums of these fit into float32."""
-
-
-class CacheErrors(NamedTuple):
-    """Errors of one cache in one layer: of the output with both sides in INT2, and with exact
-    values, and of the logits."""
-
-    output: float
-    k_only: float
-    logit: float
 
 
 @dataclass(frozen=True)
@@ -92,8 +82,9 @@ class LayerBench:
                 lost[n] += math.fsum(block.output_energy(block.weights @ error) for block in blocks)
         return self._checked([energy], *((x / energy if energy else math.nan) for x in lost))
 
-    def caches(self, pairs: Sequence[tuple[Side, Side]]) -> tuple[CacheErrors, ...]:
-        """Errors of some pairs of a K side and a V side."""
+    def caches(self, pairs: Sequence[tuple[Side, Side]]) -> list[tuple[float, ...]]:
+        """Errors of some pairs of a K side and a V side: of the output with both in INT2 and with
+        exact values, and of the logits."""
         lost = torch.zeros(len(pairs), 3, dtype=torch.float64, device="cpu")
         energy = torch.zeros(3, dtype=torch.float64, device="cpu")
         for one in self.rows.sequences:
@@ -107,13 +98,12 @@ class LayerBench:
                 for block in blocks:
                     lost[n] += lost.new_tensor(block.cache_errors(k_error, v_error))
         self._checked(energy.tolist(), *(lost / energy).flatten().tolist())
-        return tuple(CacheErrors(*row) for row in (lost / energy).tolist())
+        return [tuple(row) for row in (lost / energy).tolist()]
 
     def _stored(self, rows: Tensor) -> Tensor:
         """The rows of `[num_kv_heads, T, d]` that the last query reads from INT2."""
-        return rows[
-            :, self.windows.sink : max(self.windows.sink, rows.shape[1] - self.windows.recent)
-        ]
+        sink, recent = self.windows.sink, self.windows.recent
+        return rows[:, sink : max(sink, rows.shape[1] - recent)]
 
     def _blocks(self, sequence: SequenceRows, queries: Queries) -> list[_Block]:
         """The queries of a sequence, a few at a time."""
@@ -151,12 +141,10 @@ class LayerBench:
 
     def _checked(self, energies: Sequence[float], *errors: float) -> tuple[float, ...]:
         if not all(energies):
+            both = self.windows.sink + self.windows.recent
             raise ComputeFailed(
                 f"layer {self.layer_id} has no held-out query that reads INT2 rows.",
-                hint=(
-                    "held-out sequences must be longer than"
-                    f" {self.windows.sink + self.windows.recent} tokens"
-                ),
+                hint=f"held-out sequences must be longer than {both} tokens",
             )
         if not all(map(math.isfinite, (*energies, *errors))):
             raise ComputeFailed(
