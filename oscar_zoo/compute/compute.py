@@ -63,10 +63,10 @@ compute_artifact = python_call(ComputeParams, run)
 
 def plan_job(params: ComputeParams, choice: ModelChoice) -> tuple[Job, ModelConfig]:
     """Everything that `params` leave open is decided here: recipe, device and amounts."""
-    from oscar_zoo.compute.data.calibration import check_exists
+    from oscar_zoo.compute.data.calibration import check_source
     from oscar_zoo.registry.recipe import serving_recipe
 
-    check_exists(params.calib_data)  # a missing file is named before a hub is asked for the model
+    check_source(params.calib_data)  # a missing file is named before a hub is asked for the model
     check_device(params.device)
     check_model(choice.source, params.revision)
     # What follows imports torch and transformers, which takes seconds.

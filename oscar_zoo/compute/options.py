@@ -16,12 +16,7 @@ from typing import Any
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import ServingRecipe, Windows, check_groups
-from oscar_zoo.compute.data.calibration import (
-    CalibrationData,
-    check_budget,
-    check_source,
-    load_calibration,
-)
+from oscar_zoo.compute.data.calibration import CalibrationData, check_source, load_calibration
 from oscar_zoo.compute.data.overlap import check_overlap
 from oscar_zoo.compute.data.packing import HELDOUT_SEQUENCES
 from oscar_zoo.compute.folder import check_target
@@ -91,7 +86,9 @@ class Job(ComputeParams):
     def check(self) -> None:
         """Find all that can be wrong before the model is read."""
         assert self.methods
-        check_budget(self.calib_tokens, 1 if self.seq_len is None else self.seq_len)
+        for name, number in (("calib_tokens", self.calib_tokens), ("seq_len", self.seq_len)):
+            if number is not None and number <= 0:
+                raise UsageError(f"{name} must be above 0, not {number}.")
         check_part(self.model_name, "model name")
         check_source(self.calib_data)
         if self.output is not None:

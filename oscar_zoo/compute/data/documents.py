@@ -17,22 +17,15 @@ from oscar_zoo.errors import PathNotFound, StorageError, UsageError
 
 SEPARATOR = "<|endoftext|>"
 """Ends a document in plain text files."""
-
 TEXT_SUFFIXES = (".txt", ".text")
 JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
 FIELDS = ("text", "messages", "prompt")
 """Fields a record is read from, first match first; `text` holds plain text, the others hold a
 chat."""
-
 _FORMS = 'text, or JSON lines with "text", "messages" or "prompt"'
 
-
-@dataclass(frozen=True)
-class Message:
-    """One turn of a chat."""
-
-    role: str
-    content: str
+Message = dict[str, str]
+"""One turn of a chat: its `role` and `content`."""
 
 
 @dataclass(frozen=True)
@@ -47,23 +40,52 @@ class Document:
     @classmethod
     def chat(cls, messages: Sequence[Message], where: str) -> Document:
         """A chat of at least one message."""
-        return cls("\n\n".join(message.content for message in messages), where, tuple(messages))
+        return cls("\n\n".join(one["content"] for one in messages), where, tuple(messages))
+
+    @classmethod
+    def prompt(cls, text: str, where: str) -> Document:
+        """What a user asks."""
+        return cls.chat([{"role": "user", "content": text}], where)
 
 
 def read_file(path: Path, field: str | None = None) -> Iterator[Document]:
     """The documents of a text file, or of a JSON lines file by its suffix, without blank ones.
     Without a `field`, lines are read from the first of `FIELDS` that the first line has."""
+    if path.suffix.lower() in JSONL_SUFFIXES:
+        yield from documents_of(read_records(path), str(path), "line", field)
+        return
+    parts: list[str] = []
+    start = 1
+
+    def document() -> Iterator[Document]:
+        text = "".join(parts).strip("\n")
+        if text.strip():
+            yield Document(text, f"line {start} of {path}")
+
     with open_lines(path) as lines:
-        if path.suffix.lower() in JSONL_SUFFIXES:
-            yield from documents_of(_json_lines(lines, path), str(path), "line", field)
-        else:
-            yield from _text_documents(lines, path)
+        for number, line in enumerate(lines, 1):
+            *ends, rest = line.split(SEPARATOR)
+            for end in ends:
+                parts.append(end)
+                yield from document()
+                parts.clear()
+                start = number
+            parts.append(rest)
+        yield from document()
 
 
 def read_records(path: Path) -> Iterator[tuple[int, Any]]:
     """Number and content of the lines of a JSONL file that are not blank; raises as `read_file`."""
     with open_lines(path) as lines:
-        yield from _json_lines(lines, path)
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    yield number, json.loads(line)
+                except (ValueError, RecursionError):
+                    raise UsageError(
+                        f"line {number} of {path} is not JSON.",
+                        hint='each line: {"text": "..."}; plain text needs another file suffix',
+                    ) from None
 
 
 @contextmanager
@@ -80,15 +102,29 @@ def open_lines(path: Path) -> Iterator[Iterator[str]]:
         ) from error
 
 
+def _text_lines(file: Iterable[str], path: Path) -> Iterator[str]:
+    """Refuse what is no UTF-8, with its line; a byte of it was read as half a surrogate pair."""
+    for number, line in enumerate(file, 1):
+        seen = "a NUL character" if "\0" in line else None
+        try:
+            line.encode()
+        except UnicodeEncodeError as error:
+            seen = f"byte 0x{ord(line[error.start]) - 0xDC00:02x}"
+        if seen is not None:
+            raise UsageError(
+                f"line {number} of {path} is not UTF-8 text ({seen}).", hint=f"give {_FORMS}"
+            )
+        yield line
+
+
 def folder_files(folder: Path) -> list[Path]:
     """The text and JSONL files in `folder` and its subfolders, in order of reading. Hidden files
     are left out."""
     found = []
     for path in folder.rglob("*"):
         parts = path.relative_to(folder).parts
-        if path.suffix.lower() in TEXT_SUFFIXES + JSONL_SUFFIXES and not any(
-            p.startswith(".") for p in parts
-        ):
+        hidden = any(part.startswith(".") for part in parts)
+        if path.suffix.lower() in TEXT_SUFFIXES + JSONL_SUFFIXES and not hidden:
             found.append((parts, path))
     return [path for _, path in sorted(found) if path.is_file()]
 
@@ -115,7 +151,7 @@ def _document(value: Any, field: str, where: str) -> Document:
     if isinstance(value, str):
         _check_text(value, field, where)
         if field == "prompt":
-            return Document.chat([Message("user", value)], where)
+            return Document.prompt(value, where)
         return Document(value.strip("\n"), where)
     if isinstance(value, list) and value and field != "text":
         return Document.chat([_message(turn, where, at) for at, turn in enumerate(value, 1)], where)
@@ -124,16 +160,15 @@ def _document(value: Any, field: str, where: str) -> Document:
 
 
 def _message(turn: Any, where: str, at: int) -> Message:
-    role, content = (
-        (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
-    )
+    given = turn if isinstance(turn, dict) else {}
+    role, content = given.get("role"), given.get("content")
     if not isinstance(role, str) or not isinstance(content, str):
         raise UsageError(
             f'message {at} in {where} has no "role" and "content" of text.',
             hint='each message: {"role": "user", "content": "..."}',
         )
     _check_text(content, f"message {at}", where)
-    return Message(role, content)
+    return {"role": role, "content": content}
 
 
 def _check_text(text: str, name: str, where: str) -> None:
@@ -162,49 +197,3 @@ def _wrong_fields(
         f"{where} has no {wanted}, only {seen}.",
         hint="name its field behind the source: SOURCE#FIELD",
     )
-
-
-def _text_lines(file: Iterable[str], path: Path) -> Iterator[str]:
-    """Refuse what is no UTF-8, with its line; a byte of it was read as half a surrogate pair."""
-    for number, line in enumerate(file, 1):
-        seen = "a NUL character" if "\0" in line else None
-        try:
-            line.encode()
-        except UnicodeEncodeError as error:
-            seen = f"byte 0x{ord(line[error.start]) - 0xDC00:02x}"
-        if seen is not None:
-            raise UsageError(
-                f"line {number} of {path} is not UTF-8 text ({seen}).", hint=f"give {_FORMS}"
-            )
-        yield line
-
-
-def _text_documents(lines: Iterable[str], path: Path) -> Iterator[Document]:
-    parts: list[str] = []
-    start = 1
-    for number, line in enumerate(lines, 1):
-        *ends, rest = line.split(SEPARATOR)
-        for end in ends:
-            yield from _text_document([*parts, end], start, path)
-            parts.clear()
-            start = number
-        parts.append(rest)
-    yield from _text_document(parts, start, path)
-
-
-def _text_document(parts: Sequence[str], line: int, path: Path) -> Iterator[Document]:
-    text = "".join(parts).strip("\n")
-    if text.strip():
-        yield Document(text, f"line {line} of {path}")
-
-
-def _json_lines(lines: Iterable[str], path: Path) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError):
-                raise UsageError(
-                    f"line {number} of {path} is not JSON.",
-                    hint='each line: {"text": "..."}; plain text needs another file suffix',
-                ) from None

@@ -36,9 +36,11 @@ SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test")
 config otherwise."""
 
 _NAME = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"
-_FORM = re.compile(
-    r"(?P<name>[^@:#]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<first>[\w.-]*))?(?::(?P<second>[\w.-]+))?(?:#(?P<field>.+))?"
-)
+_FORM = re.compile(r"([^@:#]+)(?:@([\w./-]+))?(?::([\w.-]*))?(?::([\w.-]+))?(?:#(.+))?")
+OWN_FILE = "or give text of your own: --calib-data FILE"
+_COMMIT = re.compile(r"@([0-9a-f]{40})(?:/|$)")
+_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "OSCAR_ZOO_OFFLINE")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,7 @@ class DatasetName:
             raise UsageError(
                 f"{text!r} is not the name of a dataset.", hint=f"datasets are called {GRAMMAR}"
             )
-        name, revision, first, second, field = match.group(
-            "name", "revision", "first", "second", "field"
-        )
+        name, revision, first, second, field = match.groups()
         if second is None and first and (first in SPLITS or first.split("_")[0] in SPLITS):
             first, second = None, first
         return cls(name, revision, first or None, second or DEFAULT_SPLIT, field)
@@ -79,13 +79,6 @@ class DatasetName:
         return re.fullmatch(_NAME, self.name) is not None
 
 
-OWN_FILE = "or give text of your own: --calib-data FILE"
-
-_COMMIT = re.compile(r"@([0-9a-f]{40})(?:/|$)")
-_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "OSCAR_ZOO_OFFLINE")
-_T = TypeVar("_T")
-
-
 def open_dataset(name: DatasetName) -> tuple[Iterator[Document], str | None, str | None]:
     """A dataset of Hugging Face or a folder of one: documents of its rows, which are read as they
     are taken; commit, `None` for a folder; license, as the dataset itself says, rarely."""
@@ -93,18 +86,22 @@ def open_dataset(name: DatasetName) -> tuple[Iterator[Document], str | None, str
     builder = _asked(
         name, lambda: library.load_dataset_builder(name.name, name.config, revision=name.revision)
     )
+
+    def documents() -> Iterator[Document]:
+        rows = _asked(name, lambda: iter(builder.as_streaming_dataset(split=name.split)))
+        records = iter(lambda: _asked(name, lambda: next(rows, None)), None)
+        yield from documents_of(enumerate(records, 1), name.name, "row", name.field)
+
     commit = _COMMIT.search(str(builder.base_path))
     license_text = getattr(builder.info, "license", None) or None
-    return _documents(name, builder), commit.group(1) if commit else None, license_text
+    return documents(), commit.group(1) if commit else None, license_text
 
 
 def parquet_rows(paths: Sequence[Path]) -> Iterator[tuple[int, dict[str, Any]]]:
     """Number and content of the rows of local Parquet files."""
-    library = load_library(str(paths[0]))
+    library, files = load_library(str(paths[0])), {"train": list(map(str, paths))}
     try:
-        builder = library.load_dataset_builder(
-            "parquet", data_files={"train": [str(path) for path in paths]}
-        )
+        builder = library.load_dataset_builder("parquet", data_files=files)
         yield from enumerate(builder.as_streaming_dataset(split="train"), 1)
     except Exception as error:  # as in `_asked`
         raise UsageError(
@@ -125,21 +122,13 @@ def load_library(wanted: str) -> Any:
     return library
 
 
-def _documents(name: DatasetName, builder: Any) -> Iterator[Document]:
-    rows = _asked(name, lambda: iter(builder.as_streaming_dataset(split=name.split)))
-    records = iter(lambda: _asked(name, lambda: next(rows, None)), None)
-    return documents_of(enumerate(records, 1), name.name, "row", name.field)
-
-
 def _asked(name: DatasetName, ask: Callable[[], _T]) -> _T:
     """The result of `ask`; its errors become ours."""
     here = Path(name.name).expanduser().exists()
     with nullcontext() if here else without_retries() as trouble:
         try:
             return ask()
-        except (
-            Exception
-        ) as error:  # the library, its file formats and its HTTP client each raise what they like
+        except Exception as error:  # the library, its formats and its client raise what they like
             raise _failure(name, error, trouble) from None
 
 
@@ -157,21 +146,15 @@ def _failure(name: DatasetName, error: Exception, trouble: str | None) -> OscarZ
         return UsageError(
             f"cannot read the dataset {name}: {cause}.", hint=f"datasets are called {GRAMMAR}"
         )
-    if any(
-        os.environ.get(variable, "").lower() in ("1", "true", "yes", "on") for variable in _OFFLINE
-    ):
+    said = (os.environ.get(variable, "").lower() for variable in _OFFLINE)
+    if any(one in ("1", "true", "yes", "on") for one in said):
         return OfflineError(
             f"the dataset {name} is not on this machine, and offline mode fetches nothing.",
             hint=f"{go_online()}, {OWN_FILE}",
         )
-    if trouble is not None:
-        return HubUnreachable(
-            f"the dataset {name} is not on this machine, and Hugging Face cannot be reached:"
-            f" {trouble}.",
-            hint=f"check the network, {OWN_FILE}",
-        )
     return HubUnreachable(
-        f"cannot fetch the dataset {name}: {cause}.", hint=f"check the connection, {OWN_FILE}"
+        f"cannot fetch the dataset {name}: {trouble or cause}.",
+        hint=f"check the network, {OWN_FILE}",
     )
 
 
