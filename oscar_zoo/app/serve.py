@@ -104,6 +104,6 @@ def computed(
         to_serve=True,
     )
     plan = plan_instead(choice, wish, error, observer, again=params.command_line)
-    made = obtain(plan, Trust(lock=PinFile.of_project(), write_lock=False), observer)
+    pulled, _ = obtain(plan, Trust(lock=PinFile.of_project(), write_lock=False), observer)
     folder_model = target.choice if isinstance(target, ModelTarget) else None
-    return open_pulled(made.pulled, folder_model, observer)
+    return open_pulled(pulled, folder_model, observer)

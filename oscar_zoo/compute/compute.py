@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,13 +48,12 @@ def run(params: ComputeParams, observer: Observer = SILENT) -> ComputeResult:
     check_place(None if params.output is None else Path(params.output), force=params.force)
     job, model = plan_job(params, choice)
     refused = serving_refusal(model.written, model.block.id)
-    early = (not_served_note(refused),) if refused is not None else ()
     cost = None
     if observer is not SILENT:
         from oscar_zoo.compute.estimate import estimate
 
         cost = estimate(job, model)
-    return run_job(job, observer, cost=cost, notes=early)
+    return run_job(job, observer, cost=cost, notes=not_served_notes(refused))
 
 
 compute_artifact = python_call(ComputeParams, run)
@@ -108,13 +106,20 @@ def run_job(
     from oscar_zoo.compute.estimate import expected_phases
     from oscar_zoo.compute.job import compute_artifact
 
-    observer.begin(cost.phases if cost else expected_phases(job), timed=cost is not None)
     told: list[str] = []
-    for note in notes:
+
+    def tell(note: Note) -> None:
         told.append(note.text)
         observer.note(note)
-    progress = phase_progress(observer)
-    result = compute_artifact(job, progress=progress, tell=partial(_remark, observer, told))
+
+    observer.begin(cost.phases if cost else expected_phases(job), timed=cost is not None)
+    for note in notes:
+        tell(note)
+    result = compute_artifact(
+        job,
+        progress=phase_progress(observer),
+        tell=lambda text: tell(Note("compute.remark", text)),
+    )
     observer.begin((), timed=False)
     return replace(result, notes=tuple(dict.fromkeys((*told, *result.notes))))
 
@@ -131,10 +136,12 @@ def serving_refusal(config: ConfigFile, model_id: str) -> UnsupportedModel | Non
     return None
 
 
-def not_served_note(error: UnsupportedModel) -> Note:
+def not_served_notes(error: UnsupportedModel | None) -> tuple[Note, ...]:
     """The remark, made before time is spent, that `serve` refuses the model with `error`."""
+    if error is None:
+        return ()
     text = f"oscar-zoo serve will refuse this model: {error.message}"
-    return Note("compute.not_served", text, {"reason": error.message})
+    return (Note("compute.not_served", text, {"reason": error.message}),)
 
 
 def check_model(source: str, revision: str | None = None) -> None:
@@ -150,8 +157,3 @@ def check_device(name: str | None) -> None:
     torch is imported."""
     if name is not None and name != ALL_GPUS and hardware.parse_device(name)[0] == "cuda":
         hardware.check_build()
-
-
-def _remark(observer: Observer, told: list[str], text: str) -> None:
-    told.append(text)
-    observer.note(Note("compute.remark", text))

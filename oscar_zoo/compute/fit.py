@@ -6,6 +6,7 @@ model or its text, except where bits are chosen per layer and side.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,33 +37,36 @@ def run(params: FitParams, observer: Observer = SILENT) -> FitResult:
     """
     observer = params.observer or observer
     measured = params.max_loss is not None or params.bits not in (None, 2, 4)
-    if measured and params.model is None:
+    useless = params.model is not None and not measured and params.bits != 4
+    if useless or (measured and params.model is None):
         raise UsageError(
-            "which layers get more bits is measured with the model, and a moments file has none.",
-            hint="add --model MODEL, or --bits 4 for all of them",
-        )
-    if params.model is not None and params.bits in (None, 2) and not measured:
-        raise UsageError(
-            "--model is only read to choose bits.", hint="add --bits or --max-loss, or leave it out"
+            "which layers get more bits is measured with the model, and only that needs it.",
+            hint="give both --model and --bits or --max-loss, or --bits 4 for all of them",
         )
     if params.calib_data is not None and params.model is None:
         raise UsageError("--calib-data goes with --model.", hint="add --model, or leave it out")
     require_compute()
     from oscar_zoo.artifact.tensor_file import check_start
+    from oscar_zoo.compute.compute import check_device, check_model
     from oscar_zoo.compute.folder import check_place
+    from oscar_zoo.registry.targets import parse_model, recorded_model
 
     moments = _moments_file(Path(params.moments))
     target = None if params.output is None else Path(params.output)
     check_place(target, force=params.force)
     check_start(moments)
-    choice = _model_of(params, observer)
+    choice = None
+    if params.model is not None:
+        check_device(params.device)
+        choice = parse_model(model_text(params.model), observer)
+        choice.check_can_be_had("oscar-zoo fit MOMENTS --model FOLDER")
+        check_model(choice.source, params.revision)
     # What follows imports torch and transformers, which takes seconds.
-    from oscar_zoo.artifact.specs import check_groups
+    from oscar_zoo.artifact.specs import Widths, check_groups
     from oscar_zoo.compute.estimate import refit_phases
     from oscar_zoo.compute.job import refit
     from oscar_zoo.compute.moments_file import load_moments
     from oscar_zoo.registry.recipe import serving_recipe
-    from oscar_zoo.registry.targets import recorded_model
 
     info = load_moments(moments)[1]
     recorded = recorded_model(info.model.id)
@@ -71,7 +75,8 @@ def run(params: FitParams, observer: Observer = SILENT) -> FitResult:
     check_groups(info.model.head_dims, recipe.group_size, info.model.id)
     job = None if choice is None else _job(params, choice, info, recipe)
     if job is None and params.bits == 4:
-        recipe = _four_bits(recipe, len(info.model.attention_layers))
+        layers = len(info.model.attention_layers)
+        recipe = recipe.with_widths(Widths.uniform(layers, k=4, v=4, clip=recipe.clip))
     observer.begin(refit_phases(job), timed=False)
     told: list[str] = []
     path, manifest = refit(
@@ -101,32 +106,21 @@ def _moments_file(path: Path) -> Path:
     if not path.is_dir():
         return path
     beside = moments_beside(path if path.name not in ("", "..") else path.resolve())
-    found = [beside] if beside.is_file() else sorted(path.glob(f"*.{MOMENTS_NAME}"))
+    hint = f"name the file; compute leaves it beside an artifact as {beside.name}"
+    return beside if beside.is_file() else _only(path, [f"*.{MOMENTS_NAME}"], "moments", hint)
+
+
+def _only(folder: Path, patterns: Sequence[str], what: str, hint: str) -> Path:
+    """The one file in a folder that goes with the first of the patterns that any goes with."""
+    found = next(filter(None, (sorted(folder.glob(one)) for one in patterns)), [])
     if not found:
-        raise PathNotFound(
-            f"{path_text(path)} is a folder with no moments file beside it or in it.",
-            hint=f"name the file; compute leaves it beside an artifact as {beside.name}",
-        )
+        raise PathNotFound(f"no {what} in or beside {path_text(folder)}.", hint=hint)
     if len(found) > 1:
         raise UsageError(
-            f"{path_text(path)} holds {len(found)} moments files.",
+            f"{path_text(folder)} holds {len(found)} files with {what}.",
             hint=f"name one, for example {path_text(found[0])}",
         )
     return found[0]
-
-
-def _model_of(params: FitParams, observer: Observer) -> ModelChoice | None:
-    """The model that bits are chosen with, which can be had; `None` without one."""
-    from oscar_zoo.compute.compute import check_device, check_model
-    from oscar_zoo.registry.targets import parse_model
-
-    if params.model is None:
-        return None
-    check_device(params.device)
-    choice = parse_model(model_text(params.model), observer)
-    choice.check_can_be_had("oscar-zoo fit MOMENTS --model FOLDER")
-    check_model(choice.source, params.revision)
-    return choice
 
 
 def _job(params: FitParams, choice: ModelChoice, info: MomentsInfo, recipe: ServingRecipe) -> Job:
@@ -155,12 +149,6 @@ def _job(params: FitParams, choice: ModelChoice, info: MomentsInfo, recipe: Serv
     return replace(plan_job(asked, choice)[0], recipe=recipe)
 
 
-def _four_bits(recipe: ServingRecipe, layers: int) -> ServingRecipe:
-    from oscar_zoo.artifact.specs import Widths
-
-    return recipe.with_widths(Widths.uniform(layers, k=4, v=4, clip=recipe.clip))
-
-
 def merge(params: MergeParams, observer: Observer = SILENT) -> MergeResult:
     """Add up captures of different texts of one model."""
     require_compute()
@@ -182,8 +170,6 @@ merge_moments = python_call(MergeParams, merge)
 
 
 _MOMENTS = ".safetensors"
-_FORMATS = (".html", ".png")
-_SOURCES = "give NAME.report.json or a moments file, as `oscar-zoo compute` writes them"
 
 
 def draw(params: PlotParams, observer: Observer = SILENT) -> Drawn:
@@ -192,13 +178,28 @@ def draw(params: PlotParams, observer: Observer = SILENT) -> Drawn:
     Returns:
         `source`, `path` of what was drawn, and `data`, the numbers in it.
     """
+    from oscar_zoo.artifact.files import read_file
     from oscar_zoo.compute.report.page import render_html, render_png
 
     source = _find_source(str(params.source))
-    target = _check_output(Path(params.output or source.with_suffix(".html")))
-    data = _read(source)
-    content = render_html(data) if target.suffix.lower() == ".html" else render_png(data)
-    write_file(target, content)
+    target = Path(params.output or source.with_suffix(".html"))
+    if target.suffix.lower() not in (".html", ".png"):
+        raise UsageError(
+            f"--output {target} has no ending that says a format that is supported.",
+            hint="end it in .html or .png",
+        )
+    check_file(target)
+    if source.suffix == _MOMENTS:
+        require_compute()
+        from oscar_zoo.compute.moments_file import load_moments
+        from oscar_zoo.compute.report.build import report_of_moments
+
+        data = report_of_moments(*load_moments(source))
+    else:
+        content = read_file(source, max_bytes=MAX_BYTES)
+        data = ReportData.from_bytes(content, what=str(source))
+    html = target.suffix.lower() == ".html"
+    write_file(target, render_html(data) if html else render_png(data))
     return Drawn(source, target, data)
 
 
@@ -209,46 +210,14 @@ def _find_source(text: str) -> Path:
     """The file to draw: `text` itself, or the one that lies beside or in the folder `text`."""
     from oscar_zoo.registry.verify import existing_path
 
+    hint = "give NAME.report.json or a moments file, as `oscar-zoo compute` writes them"
     path = existing_path(Path(text).expanduser())
     if path.is_file():
         if path.suffix not in (".json", _MOMENTS):
             message = f"{text} is neither a report nor a moments file."
-            raise MalformedFile("report.kind", message, hint=_SOURCES)
+            raise MalformedFile("report.kind", message, hint=hint)
         return path
     beside = path.resolve().parent / f"{path.resolve().name}{SUFFIX}"
     if beside.is_file():
         return beside
-    found = sorted(path.glob(f"*{SUFFIX}")) or sorted(path.glob(f"*moments{_MOMENTS}"))
-    if not found:
-        raise PathNotFound(f"no report in or beside {text}.", hint=_SOURCES)
-    if len(found) > 1:
-        raise UsageError(
-            f"{text} holds {len(found)} reports.", hint=f"name one, for example {found[0]}"
-        )
-    return found[0]
-
-
-def _check_output(path: Path) -> Path:
-    """`path`, if it names a format and can be written."""
-    if path.suffix.lower() not in _FORMATS:
-        wrong = f"has the ending {path.suffix}, a format that is not supported"
-        raise UsageError(
-            f"--output {path} {wrong if path.suffix else 'has no ending that says its format'}.",
-            hint=f"end it in {' or '.join(_FORMATS)}",
-        )
-    check_file(path)
-    return path
-
-
-def _read(path: Path) -> ReportData:
-    """The report in a JSON file, or that of a moments file."""
-    from oscar_zoo.artifact.files import read_file
-    from oscar_zoo.engines.requirements import require_compute
-
-    if path.suffix != _MOMENTS:
-        return ReportData.from_bytes(read_file(path, max_bytes=MAX_BYTES), what=str(path))
-    require_compute()
-    from oscar_zoo.compute.moments_file import load_moments
-    from oscar_zoo.compute.report.build import report_of_moments
-
-    return report_of_moments(*load_moments(path))
+    return _only(path, [f"*{SUFFIX}", f"*moments{_MOMENTS}"], "report", hint)

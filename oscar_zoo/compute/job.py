@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -53,12 +53,11 @@ from oscar_zoo.models.memory import memory_errors
 from oscar_zoo.models.model_source import inspect_model
 
 
-@dataclass
 class _Clock:
     """Measures seconds by phase, and reports the start of each phase."""
 
-    progress: Progress
-    seconds: dict[str, float] = field(default_factory=dict)
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.seconds = progress, dict[str, float]()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -91,8 +90,10 @@ def compute_artifact(
     for text in _about_tokens(data, needed=job.needs_data):
         tell(text)
     with kept_for_resume(work), memory_errors(model.block.id, model.device):
-        with clock.phase(CAPTURE):
-            moments = _capture(job, model, data, work, progress, tell) if job.needs_data else None
+        moments = None
+        if job.needs_data:
+            with clock.phase(CAPTURE):
+                moments = _capture(job, model, data, work, progress, tell)
         return _finish(job, model, data, moments, clock)
 
 
@@ -163,20 +164,35 @@ def _finish(
         sums = moments or Moments(model.block, {})
         chosen, choice, widths = fit_or_choose(job, model, data, sums, clock.progress)
         recipe = choice.recipe if choice else widths.recipe if widths else job.recipe
-        facts = _facts(job, recipe, chosen, model, data)
-        target = job.output or default_target(facts.artifact_id)
+        needed = bool(chosen.method.needs)
+        facts = Facts(
+            artifact_id=_artifact_id(job, model.block, recipe, chosen.method, data),
+            model=model.block,
+            recipe=recipe,
+            calibration=data.facts() if needed else None,
+            numerics=numerics(model) if needed else None,
+            created=job.created or now(),
+        )
         if choice is not None:
             facts = replace(facts, selection=choice.selection, quality=choice.quality)
         elif widths is not None and data.heldout is not None:
-            selection = widths.selection_of(chosen.method.name, data.heldout)
-            facts = replace(facts, selection=selection, quality=widths.quality)
+            facts = _with_bits(facts, chosen, widths, data.heldout)
         verified = require_verified(verify_files(assemble(chosen, facts), strict=True))
+    target = job.output or default_target(facts.artifact_id)
     with clock.phase(WRITE):
         check_target(target, force=job.force)
-        saved = None if moments is None else _save_moments(target, model, data, moments)
-        files = assemble(chosen, replace(facts, moments=saved))
-        write_folder(target, files, force=job.force)
-    manifest = Manifest.from_bytes(files[FILE_NAME])
+        saved = None
+        if moments is not None:
+            info = MomentsInfo(
+                model=model.block,
+                calibration=data.facts(),
+                coverage=moments.observed(),
+                numerics=numerics(model),
+                sequences=tuple(map(SequenceRecord.of, data.sequences)),
+            )
+            durable.make_folders(target.absolute().parent)
+            saved = moments_file.save_moments(moments_beside(target), moments, info)
+        manifest = _write(target, chosen, facts, saved, force=job.force)
     notes = (*model.notes, *data.notes, *_notes(data, model.block, chosen.method, choice))
     report = None
     if moments is not None:
@@ -198,6 +214,22 @@ def _finish(
     )
 
 
+def _with_bits(facts: Facts, chosen: FitResult, widths: WidthChoice, heldout: HeldOut) -> Facts:
+    selection = widths.selection_of(chosen.method.name, heldout)
+    return replace(facts, selection=selection, quality=widths.quality)
+
+
+def _write(
+    target: Path, chosen: FitResult, facts: Facts, moments: MomentsFile | None, *, force: bool
+) -> Manifest:
+    """Write the folder; its moments lie wherever the user keeps them."""
+    if moments is not None:
+        moments = moments.model_copy(update={"location": MOMENTS_NAME})
+    files = assemble(chosen, replace(facts, moments=moments))
+    write_folder(target, files, force=force)
+    return Manifest.from_bytes(files[FILE_NAME])
+
+
 def _artifact_id(
     job: Job,
     block: ModelBlock,
@@ -209,38 +241,9 @@ def _artifact_id(
     return ArtifactId(job.model_name, str(tag))
 
 
-def _facts(
-    job: Job, recipe: ServingRecipe, chosen: FitResult, model: LoadedModel, data: CalibrationData
-) -> Facts:
-    return Facts(
-        artifact_id=_artifact_id(job, model.block, recipe, chosen.method, data),
-        model=model.block,
-        recipe=recipe,
-        calibration=data.facts() if chosen.method.needs else None,
-        numerics=numerics(model) if chosen.method.needs else None,
-        created=job.created or now(),
-    )
-
-
 def now() -> str:
     """The time of creation, as manifests have it."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _save_moments(
-    target: Path, model: LoadedModel, data: CalibrationData, moments: Moments
-) -> MomentsFile:
-    """Write the moments beside the artifact; they are not part of it."""
-    info = MomentsInfo(
-        model=model.block,
-        calibration=data.facts(),
-        coverage=moments.observed(),
-        numerics=numerics(model),
-        sequences=tuple(map(SequenceRecord.of, data.sequences)),
-    )
-    durable.make_folders(target.absolute().parent)
-    saved = moments_file.save_moments(moments_beside(target), moments, info)
-    return saved.model_copy(update={"location": MOMENTS_NAME})  # wherever the user keeps it
 
 
 def require_verified(outcome: Outcome) -> Verified:
@@ -255,7 +258,7 @@ def require_verified(outcome: Outcome) -> Verified:
 
 def _notes(
     data: CalibrationData, block: ModelBlock, method: Method, choice: Choice | None
-) -> tuple[str, ...]:
+) -> list[str]:
     notes = []
     if choice is not None:
         notes += [
@@ -278,17 +281,17 @@ def _notes(
         ]
     if not method.needs:
         notes.append(f"{method.name} uses no data: the file was only counted for the tag.")
-    return (*notes, *_about_tokens(data, needed=bool(method.needs)))
+    return notes + _about_tokens(data, needed=bool(method.needs))
 
 
-def _about_tokens(data: CalibrationData, *, needed: bool) -> tuple[str, ...]:
+def _about_tokens(data: CalibrationData, *, needed: bool) -> list[str]:
     """Remarks where the text ended early, or is short for fits that need it."""
     used, notes = data.tokens_used, []
     if used < data.tokens_requested:
         notes.append(f"the data ended after {used:,} of {data.tokens_requested:,} tokens.")
     if used < ENOUGH_TOKENS and needed:
         notes.append(f"{used:,} tokens are few: fits settle near {ENOUGH_TOKENS:,}.")
-    return tuple(notes)
+    return notes
 
 
 def refit(
@@ -320,32 +323,27 @@ def refit(
     result = fit(sums, chosen)
     found = None if job is None else _bits(job, info, result, progress, tell)
     recipe = recipe if found is None else found[0].recipe
-    used = info.calibration
+    used, needed = info.calibration, bool(chosen.needs)
     tokens = (used.tokens_used if used else None) or sums.tokens
     tag = calibration_tag(tokens, len(info.sequences), recipe, info.model, chosen)
-    artifact = ArtifactId(model_name, str(tag))
-    target = target or default_target(artifact)
-    check_target(target, force=force)
     facts = Facts(
-        artifact_id=artifact,
+        artifact_id=ArtifactId(model_name, str(tag)),
         model=info.model,
         recipe=recipe,
-        calibration=used if chosen.needs else None,
-        numerics=info.numerics if chosen.needs else None,
+        calibration=used if needed else None,
+        numerics=info.numerics if needed else None,
         created=now(),
-        coverage=info.coverage if chosen.needs else None,
+        coverage=info.coverage if needed else None,
     )
+    target = target or default_target(facts.artifact_id)
+    check_target(target, force=force)
     if found is not None:
-        widths, heldout = found
-        selection = widths.selection_of(method, heldout)
-        facts = replace(facts, selection=selection, quality=widths.quality)
+        facts = _with_bits(facts, result, *found)
     require_verified(verify_files(assemble(result, facts), strict=True))
     progress(0, 0, WRITE)
     data = read_file(moments, max_bytes=moments_file.MAX_BYTES)
     source = MomentsFile(sha256=sha256_hex(data), size=len(data), location=MOMENTS_NAME)
-    files = assemble(result, replace(facts, moments=source))
-    write_folder(target, files, force=force)
-    return target, Manifest.from_bytes(files[FILE_NAME])
+    return target, _write(target, result, facts, source, force=force)
 
 
 def _bits(

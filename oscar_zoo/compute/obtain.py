@@ -23,7 +23,7 @@ from oscar_zoo import paths
 from oscar_zoo.artifact import durable, strict_json
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.names import ArtifactId, Reference, is_path, path_text
-from oscar_zoo.compute.compute import not_served_note, plan_job, run_job, serving_refusal
+from oscar_zoo.compute.compute import not_served_notes, plan_job, run_job, serving_refusal
 from oscar_zoo.compute.params import ComputeParams
 from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import (
@@ -50,16 +50,15 @@ if TYPE_CHECKING:
     from oscar_zoo.compute.outcome import ComputeResult
 
 
+LONGEST_WAIT = 6 * 3600.0
+"""Seconds to wait for another process that computes the same artifact."""
+_TARGET = "rotation"
+
+
 @dataclass(frozen=True)
 class ComputePlan:
-    """A computation that can be started.
-
-    Attributes:
-        choice: the model.
-        job: everything but the output folder.
-        cost: what it will take, or `None` where that cannot be estimated.
-        notes: what the user should know before it starts.
-    """
+    """A computation that can be started: `job` is all but the output folder, `cost` what it will
+    take, where that can be estimated, `notes` what the user should know before it starts."""
 
     choice: ModelChoice
     job: Job
@@ -68,7 +67,7 @@ class ComputePlan:
 
     @property
     def seconds(self) -> float | None:
-        """The estimated duration, or `None`."""
+        """The estimated duration."""
         return self.cost.seconds if self.cost else None
 
     @property
@@ -85,18 +84,6 @@ class ComputePlan:
             "fetched_bytes": self.cost.weight_bytes if self.cost and not here else None,
         }
 
-    @property
-    def question(self) -> Note:
-        """Asks whether to start it."""
-        text = f"No artifact for {self.choice.name} exists. Compute one now?"
-        return Note("compute.question", text, self.facts)
-
-    @property
-    def start(self) -> Note:
-        """Tells that it starts."""
-        text = f"No artifact for {self.choice.name} was found. Computing one."
-        return Note("compute.start", text, self.facts, kind="step")
-
 
 def plan_instead(
     choice: ModelChoice,
@@ -106,14 +93,12 @@ def plan_instead(
     *,
     again: Callable[..., str],
 ) -> ComputePlan:
-    """The plan to compute what a search did not find, if the caller wishes that.
-
-    Args:
-        wish: what the caller said; the observer may be asked.
-    """
+    """The plan to compute what a search did not find, if the caller wishes that; the observer may
+    be asked. Else `error` is raised, with computing as the next step where that is possible."""
     if wish.may_compute(error):
         plan = plan_computing(choice, wish, error, observer)
-        if wish.compute or observer.confirm(plan.question):
+        asked = f"No artifact for {choice.name} exists. Compute one now?"
+        if wish.compute or observer.confirm(Note("compute.question", asked, plan.facts)):
             return plan
         error.message = f"nothing was computed for {choice.name}."
         error.args = (error.message,)
@@ -122,30 +107,19 @@ def plan_instead(
     from oscar_zoo.models.model_hub import is_here
 
     here, place = is_here(choice.source), Path(choice.source)
-    if _meant_as_path(choice, here=here):
+    # a name that the zoo does not know could be a path as well as the id of a model
+    slash = choice.recipe is None and "/" in choice.source and not is_path(choice.source)
+    first = Path(choice.source.partition("/")[0])
+    if slash and (os.path.lexists(place) or (first.is_dir() and not here)):
         if not os.path.lexists(place):
             error.advise(f"a path begins with ./, and nothing is at {path_text(place)}")
         raise error
     if here or not isinstance(error, NetworkError):
         online = {} if here else {"offline": False}  # the model has to be fetched
         error.next_step = Compute(choice.name, again(compute=True, **online))
-        if _has_slash(choice) and not (here or error.suggestions or error.advice):
+        if slash and not (here or error.suggestions or error.advice):
             error.advice = f"a folder would be written {path_text(place)}"
     raise error
-
-
-def _has_slash(choice: ModelChoice) -> bool:
-    """Whether a name that the zoo does not know could be a path as well as the id of a model."""
-    return choice.recipe is None and "/" in choice.source and not is_path(choice.source)
-
-
-def _meant_as_path(choice: ModelChoice, *, here: bool) -> bool:
-    """Whether a name is rather a path without `./`: it exists, or the folder that it begins with
-    does and no such model is `here`."""
-    if not _has_slash(choice):
-        return False
-    first = Path(choice.source.partition("/")[0])
-    return os.path.lexists(choice.source) or (first.is_dir() and not here)
 
 
 def plan_computing(
@@ -166,52 +140,22 @@ def plan_computing(
     refused = serving_refusal(model.written, model.block.id)
     if refused is not None and wish.to_serve:
         raise refused
-    notes = (not_served_note(refused),) if refused else ()
-    return ComputePlan(choice, job, estimate(job, model), notes)
+    return ComputePlan(choice, job, estimate(job, model), not_served_notes(refused))
 
 
-LONGEST_WAIT = 6 * 3600.0
-"""Seconds to wait for another process that computes the same artifact."""
-_TARGET = "rotation"
-
-
-@dataclass(frozen=True)
-class Computed:
-    """What was computed for an artifact.
-
-    Attributes:
-        plan: what was planned.
-        result: what the computation gave; its folder is gone.
-        report: the page about it, or `None` where it could not be drawn.
-        moments: the file from which every method can be fitted again, or `None`.
-    """
-
-    plan: ComputePlan
-    result: ComputeResult
-    report: Path | None
-    moments: Path | None
-
-
-@dataclass(frozen=True)
-class Obtained:
-    """An artifact that is in the store now.
-
-    Attributes:
-        pulled: as from any hub.
-        computed: `None` when the zoo of this user had the artifact after all.
-    """
-
-    pulled: PullResult
-    computed: Computed | None
-
-
-def obtain(plan: ComputePlan, trust: Trust, observer: Observer) -> Obtained:
-    """Compute what `plan` says, unless this user's zoo has an artifact for that model by now."""
+def obtain(
+    plan: ComputePlan, trust: Trust, observer: Observer
+) -> tuple[PullResult, ComputeResult | None]:
+    """Compute what `plan` says, unless this user's zoo has an artifact for that model by now: the
+    artifact as pulled from there, and what was computed, whose folder is gone, with the places of
+    the report and the moments."""
     with _turn(plan, observer) as work:
         found = _from_own_zoo(plan, trust)
         if found is not None:
-            return Obtained(found, None)
-        observer.note(plan.start)
+            return found, None
+        name = plan.choice.name
+        text = f"No artifact for {name} was found. Computing one."
+        observer.note(Note("compute.start", text, plan.facts, kind="step"))
         for note in plan.notes:
             observer.note(note)
         text = "Ctrl-C stops it; the same command continues from there."
@@ -225,7 +169,7 @@ def obtain(plan: ComputePlan, trust: Trust, observer: Observer) -> Obtained:
         observer.note(Note("compute.choice", text, {"choice": result.choice}, kind="step"))
     report = next((path for path in kept if path.name.endswith(".report.html")), None)
     moments = next((path for path in kept if path.suffix == ".safetensors"), None)
-    return Obtained(pulled, Computed(plan, result, report, moments))
+    return pulled, replace(result, report=report, moments=moments)
 
 
 @contextmanager
@@ -262,13 +206,9 @@ def _lock(folder: Path, name: str, timeout: float) -> Iterator[durable.State]:
 def _key(job: Job) -> str:
     """A hash of everything that an interrupted computation needs unchanged to continue."""
     place = Path(job.calib_data).expanduser()
-    parts = [
-        str(Path(job.model).resolve()) if Path(job.model).is_dir() else job.model,
-        job.revision,
-        str(place.resolve()) if place.exists() else str(job.calib_data),
-        job.device,
-        job.dtype,
-    ]
+    model = str(Path(job.model).resolve()) if Path(job.model).is_dir() else job.model
+    text = str(place.resolve()) if place.exists() else str(job.calib_data)
+    parts = [model, job.revision, text, job.device, job.dtype]
     return sha256_hex(strict_json.canonical_bytes(parts))[:12]
 
 

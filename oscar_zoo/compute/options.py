@@ -1,13 +1,7 @@
-"""A computation of which everything is decided: its checks, its model and its text.
-
-A method and bits are chosen at positions beyond both windows of the cache, so held-out sequences
-must be longer than these; that is known before anything runs. An option is advised only after the
-text was packed with it and was enough.
-"""
+"""A computation of which everything is decided: its checks, its model and its text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +12,6 @@ from oscar_zoo.artifact.names import check_part
 from oscar_zoo.artifact.specs import ServingRecipe, Windows, check_groups
 from oscar_zoo.compute.data.calibration import CalibrationData, check_source, load_calibration
 from oscar_zoo.compute.data.overlap import check_overlap
-from oscar_zoo.compute.data.packing import HELDOUT_SEQUENCES
 from oscar_zoo.compute.folder import check_target
 from oscar_zoo.compute.methods.base import Method
 from oscar_zoo.compute.methods.table import METHODS, find_method
@@ -27,7 +20,6 @@ from oscar_zoo.compute.width_wish import WidthWish, check_wish, width_wish
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models.loading import LoadedModel, load_model
 from oscar_zoo.models.memory import Workload, check_device
-from oscar_zoo.next_step import AddOption, DropOption, NextStep
 
 AUTO = "auto"
 """The method that fits all others and keeps the best."""
@@ -39,15 +31,9 @@ LONGEST_DEFAULT = 4096
 @dataclass(frozen=True, kw_only=True)
 class Job(ComputeParams):
     """The parameters, with nothing left open, and what follows from the model's name.
-
-    Attributes:
-        model: local folder or Hugging Face id.
-        model_id: name of the base model in the manifest; `None` for what `model` says.
-        model_name: first part of the artifact id, without organisation.
-        recipe: serving settings for the manifest; `requires` is completed from the fit.
-        heldout_tokens: kept apart for measuring, with `auto` and where bits are chosen.
-        created: RFC 3339 UTC time for the manifest; `None` for now.
-    """
+    `model_name` is the first part of the artifact id, without organisation; `heldout_tokens` are
+    kept apart for measuring, with `auto` and where bits are chosen; `created` is a time in the form
+    of manifests, `None` for now."""
 
     model: str = field(kw_only=True)
     calib_tokens: int
@@ -88,7 +74,7 @@ class Job(ComputeParams):
         assert self.methods
         for name, number in (("calib_tokens", self.calib_tokens), ("seq_len", self.seq_len)):
             if number is not None and number <= 0:
-                raise UsageError(f"{name} must be above 0, not {number}.")
+                raise UsageError(f"{name} must be above 0, not {number}.", hint="2048 is usual")
         check_part(self.model_name, "model name")
         check_source(self.calib_data)
         if self.output is not None:
@@ -116,10 +102,6 @@ def shortest_measured(windows: Windows) -> int:
 
 ENOUGH_TOKENS = 5000
 """Published fits stop changing near this number of tokens; fewer give a remark."""
-Pack = Callable[[int, int], CalibrationData]
-"""(tokens to calibrate on, tokens of a sequence) -> the same text, packed so."""
-_ROUND = 100
-"""Numbers of tokens that are advised are multiples of it."""
 
 
 def load(job: Job) -> LoadedModel:
@@ -139,76 +121,31 @@ def load(job: Job) -> LoadedModel:
 def read_data(job: Job, block: ModelBlock, tokenizer: Any) -> CalibrationData:
     """The sequences to calibrate with, and those held out for `auto` and for a choice of bits."""
     check_wish(job.wish, job.recipe, block)
-    chooses = job.auto or job.wish is not None
-
-    def pack(tokens: int, length: int) -> CalibrationData:
-        return load_calibration(
-            job.calib_data,
-            tokenizer,
-            tokens=tokens,
-            seq_len=length,
-            seed=job.seed,
-            chat_template=job.chat_template,
-            heldout_tokens=job.heldout_tokens if chooses else 0,
-        )
-
-    data = pack(job.calib_tokens, job.sequence_length(block))
+    chooses, length = job.auto or job.wish is not None, job.sequence_length(block)
+    data = load_calibration(
+        job.calib_data,
+        tokenizer,
+        tokens=job.calib_tokens,
+        seq_len=length,
+        seed=job.seed,
+        chat_template=job.chat_template,
+        heldout_tokens=job.heldout_tokens if chooses else 0,
+    )
     if job.needs_data and data.tokens_used < block.head_dim:
         raise UsageError(
             f"{job.calib_data} gives {data.tokens_used} tokens for {block.head_dim}"
             " channels per head.",
             hint=f"use more text: fits settle near {ENOUGH_TOKENS:,} tokens",
         )
-    if chooses:
-        _check_heldout(data, job, block, pack)
-    return check_overlap(data, allow_overlap=job.allow_overlap)
-
-
-def _check_heldout(data: CalibrationData, job: Job, block: ModelBlock, pack: Pack) -> None:
-    """Refuse text of which too little is held out to choose a method or bits with."""
     shortest = shortest_measured(job.recipe.windows)
-    if _longest(data) >= shortest:
-        return
-    chosen = "the method is" if job.auto else "bits are"
-    reason = f"{chosen} chosen with held-out sequences of {shortest:,} tokens or more"
-    length = job.sequence_length(block)
-    most = block.rope.max_position if block.rope else None
-    if most is not None and most < shortest:
+    lengths = map(len, data.heldout.sequences) if data.heldout else ()
+    if chooses and max(lengths, default=0) < shortest:
+        what = "the method is" if job.auto else "bits are"
         raise UsageError(
-            f"{reason}, and {block.id} takes {most:,} tokens at most.",
-            hint="name a method, without bits to choose",
-            next_step=_without_choice(job),
+            f"{what} chosen with held-out sequences of {shortest:,} tokens or more, and"
+            f" {data.source} gives none: it has {data.tokens_used:,} tokens in sequences of at most"
+            f" {length:,}.",
+            hint="give more text or fewer --calib-tokens, longer sequences with --seq-len, or a"
+            " --method and no bits to choose",
         )
-    if length < shortest:
-        power = 1 << shortest.bit_length()
-        longer = power if most is None else min(power, most)
-        if _longest(pack(job.calib_tokens, longer)) >= shortest:
-            raise UsageError(
-                f"{reason}, and yours have {length:,}.",
-                next_step=AddOption("--seq-len", str(longer)),
-            )
-    total = data.tokens_used + (data.heldout.tokens if data.heldout else 0)
-    held_out = HELDOUT_SEQUENCES * shortest
-    needed = -(-min(4 * held_out, job.calib_tokens + held_out) // _ROUND) * _ROUND
-    step = _without_choice(job)
-    fewer = (total - held_out) // _ROUND * _ROUND
-    fits = fewer >= block.head_dim  # what a fit needs
-    if fits and _longest(pack(fewer, max(length, shortest))) >= shortest:
-        step = AddOption("--calib-tokens", str(fewer))
-    raise UsageError(
-        f"{reason}, and {data.source} is too short for that: it has {total:,} tokens.",
-        hint=f"give a text of {needed:,} tokens or more",
-        next_step=step,
-    )
-
-
-def _without_choice(job: Job) -> NextStep | None:
-    """The one option that leaves nothing to choose; `None` where method and bits are chosen."""
-    if job.wish is None:
-        return AddOption("--method", "wush")
-    return None if job.auto else DropOption(job.wish.option.split()[0])
-
-
-def _longest(data: CalibrationData) -> int:
-    """Tokens of the longest held-out sequence; 0 where none is held out."""
-    return max(map(len, data.heldout.sequences), default=0) if data.heldout else 0
+    return check_overlap(data, allow_overlap=job.allow_overlap)

@@ -100,9 +100,8 @@ def test_broken_reports(content: bytes, tmp_path: Path) -> None:
 
 
 def test_wrong_outputs(report: Path, tmp_path: Path) -> None:
-    line = refused(2, report, "--output", tmp_path / "report.pdf")
-    assert "the ending .pdf, a format that is not supported" in line and ".html or .png" in line
-    assert "p has no ending that says its format" in refused(2, report, "--output", tmp_path / "p")
+    for name in ("report.pdf", "p"):
+        assert ".html or .png" in refused(2, report, "--output", tmp_path / name)
     assert "no such folder" in refused(3, report, "--output", tmp_path / "gone" / "r.html")
     assert "cannot write /proc/r.html" in refused(8, report, "--output", "/proc/r.html")
     (tmp_path / "folder.html").mkdir()

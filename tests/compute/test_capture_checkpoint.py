@@ -21,7 +21,7 @@ from torch import Tensor
 
 from oscar_zoo.cli import main
 from oscar_zoo.compute.capture import checkpoint
-from oscar_zoo.compute.capture.checkpoint import STATE, Checkpoint, Position, kept_for_resume
+from oscar_zoo.compute.capture.checkpoint import STATE, Checkpoint, kept_for_resume
 from oscar_zoo.compute.capture.transformers import capture, numerics
 from oscar_zoo.compute.moments import LayerMoments, Need
 from oscar_zoo.compute.moments_file import MomentsInfo
@@ -131,18 +131,12 @@ def test_a_state_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(checkpoint, "LARGEST", 15_000)  # two layers
     layers = {layer: random_sums(layer) for layer in range(6)}
     keeper = Checkpoint(tmp_path / "capture", FACTS, INFO)
-    keeper.save(
-        Position("layers", 3),
-        dict(list(layers.items())[:3]),
-        sequences=1,
-        add=True,
-        hidden=[torch.ones(1, 7, 8)],
-    )
-    few, many = dict(list(layers.items())[3:]), torch.ones(1, 900, 8)
-    keeper.save(Position("layers", 6), few, sequences=1, add=True, hidden=[many])
+    for done, hidden in ((3, torch.ones(1, 7, 8)), (6, torch.ones(1, 900, 8))):
+        some = {layer: layers[layer] for layer in range(done - 3, done)}
+        keeper.save("layers", done, some, sequences=1, add=True, hidden=[hidden])
     saved = Checkpoint(tmp_path / "capture", FACTS, INFO).load()
     assert saved is not None
-    assert saved.position == Position("layers", 6)
+    assert (saved.phase, saved.done) == ("layers", 6)
     assert saved.hidden is None  # larger than a file may be
     for layer, want in layers.items():
         got = saved.layers[layer]
@@ -230,7 +224,7 @@ def test_a_capture_goes_on_only_with_its_own_model_data_and_options(
 
 
 def save_one(keeper: Checkpoint) -> None:
-    keeper.save(Position("rows", 1), {0: random_sums(0)}, sequences=1, add=False)
+    keeper.save("rows", 1, {0: random_sums(0)}, sequences=1, add=False)
 
 
 def random_sums(seed: int) -> LayerMoments:

@@ -41,19 +41,18 @@ def _compute(found: NotFound, observer: Observer) -> PullResult | Planned:
     notes = tuple(note.text for note in plan.notes)
     if params.dry_run:
         return Planned(choice.source, notes, plan.seconds, plan_sentence(plan.facts))
-    obtained = obtain(plan, found.trust, observer)
-    made = obtained.computed
+    pulled, made = obtain(plan, found.trust, observer)
     if made is None:
-        return obtained.pulled
+        return pulled
     return replace(
-        obtained.pulled,
+        pulled,
         computed=True,
         model=choice.source,
-        seconds=dict(made.result.seconds),
+        seconds=dict(made.seconds),
         report=made.report,
         moments=made.moments,
         estimated_seconds=plan.seconds,
-        notes=(*notes, *made.result.notes),
+        notes=(*notes, *made.notes),
     )
 
 

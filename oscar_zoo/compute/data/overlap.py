@@ -97,7 +97,7 @@ def copies(name: str) -> list[Path]:
 
 def sets_on_this_machine() -> dict[str, Questions]:
     """Every known set that can be read here."""
-    found = {}
+    found: dict[str, Questions] = {}
     for name in KNOWN:
         # absent, as Parquet without a reader, or not as it was published
         with suppress(OscarZooError):

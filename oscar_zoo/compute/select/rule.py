@@ -223,8 +223,8 @@ def change_percent(found: Measurement, base: Measurement) -> tuple[float, float]
     mean, error = paired(found, base)
     if not math.isfinite(mean):
         return LARGEST, LARGEST
-    change, error = math.expm1(min(mean, 500.0)), math.exp(min(mean, 20.0)) * error
-    return min(100 * change, LARGEST), min(100 * error, LARGEST)
+    change, error = 100 * math.expm1(min(mean, 500.0)), 100 * math.exp(min(mean, 20.0)) * error
+    return min(change, LARGEST), min(error, LARGEST)
 
 
 def perplexity_gate(found: Measurement, base: Measurement) -> Gate:
