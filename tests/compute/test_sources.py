@@ -18,7 +18,7 @@ from oscar_zoo.compute.data.calibration import (
     open_source,
 )
 from oscar_zoo.compute.data.documents import read_file
-from oscar_zoo.compute.data.hf_datasets import DEFAULT_PARTS, DatasetName
+from oscar_zoo.compute.data.hf_datasets import DatasetName
 from oscar_zoo.errors import (
     MissingDependency,
     NetworkError,
@@ -30,7 +30,7 @@ from oscar_zoo.next_step import Install
 
 
 def texts(source: Path | str) -> list[str]:
-    return [document.text for stream in open_source(source).streams for document in stream]
+    return [document.text for document in open_source(source).documents]
 
 
 def load(source: Path | str, **options: Any) -> CalibrationData:
@@ -169,14 +169,7 @@ def test_what_is_no_name_of_a_dataset(text: str) -> None:
         DatasetName.parse(text)
 
 
-def test_the_default_mix_is_pinned_to_commits() -> None:
-    assert all(
-        part.is_on_hub and part.revision and len(part.revision) == 40 and part.field
-        for part in DEFAULT_PARTS
-    )
-
-
-@pytest.mark.parametrize("source", ["org/name", "default", "gpqa_diamond", "wikitext", "mmlu"])
+@pytest.mark.parametrize("source", ["org/name", "gpqa_diamond", "wikitext", "mmlu"])
 @pytest.mark.parametrize("call", [check_source, texts])
 def test_without_the_library_there_is_another_way(
     source: str, call: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
@@ -233,11 +226,9 @@ def test_parts_a_dataset_does_not_have(tmp_path: Path, part: str, why: str) -> N
 
 
 @pytest.mark.usefixtures("library")
-@pytest.mark.parametrize("source", ["org/name", "default", "gpqa_diamond", "wikitext", "mmlu"])
+@pytest.mark.parametrize("source", ["org/name", "gpqa_diamond", "wikitext", "mmlu"])
 def test_offline_there_is_another_way(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HOME", str(Path.cwd()))
     error = refusal(source, NetworkError)
     assert error.code == "network.offline"
     assert "--calib-data FILE" in str(error.hint)
-    if source == "default":
-        assert error.message.startswith("the default calibration text is a mix of 7 datasets")

@@ -1,16 +1,16 @@
 """From any source to the tokens of a calibration, and to its block in a manifest.
 
 A source is a path, a name known here, or a Hugging Face dataset; an existing path wins over a name.
-It is one or more streams of documents, opened as they are read.
+Its documents are read as they are needed.
 """
 
 from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
 
@@ -34,14 +34,14 @@ from oscar_zoo.compute.data.hf_datasets import (
 from oscar_zoo.compute.data.packing import (
     HELDOUT_SEQUENCES,
     HELDOUT_TOKENS,
-    Budget,
     Encoder,
+    Packed,
     TokenIds,
     Tokenizer,
     pack,
     sequences_sha256,
 )
-from oscar_zoo.errors import MissingDependency, NetworkError, PathNotFound, UsageError
+from oscar_zoo.errors import PathNotFound, UsageError
 from oscar_zoo.evaluate import shared
 
 SHUFFLE_WINDOW = 10_000
@@ -142,61 +142,49 @@ def load_calibration(
     """Read `source` and pack `tokens` tokens, or all there are, into sequences of `seq_len`. A
     `seed` shuffles the documents; for `chat_template` see `Encoder`."""
     opened = open_source(source)
-    encoder = Encoder(tokenizer, chat_template)
-    budget = Budget.of(tokens, seq_len, heldout_tokens)
-    packed = []
-    for at, stream in enumerate(opened.streams):
-        if seed is not None:
-            shuffled = list(islice(stream, opened.window))
-            random.Random(seed).shuffle(shuffled)
-            stream = shuffled
-        packed.append(pack(stream, encoder, budget.share(at, len(opened.streams))))
-    sequences = _dealt([part.sequences for part in packed])
-    if not sequences:
+    documents = opened.documents
+    if seed is not None:
+        shuffled = list(islice(documents, opened.window))
+        random.Random(seed).shuffle(shuffled)
+        documents = shuffled
+    packed = pack(documents, Encoder(tokenizer, chat_template), tokens, seq_len, heldout_tokens)
+    if not packed.sequences:
         raise UsageError(
             f"{source} has no text to calibrate on.",
             hint='give text, or JSON lines with "text" or "messages"',
         )
-    heldout = HeldOut(_dealt([part.heldout for part in packed]))
-    given_up = sum(part.given_up for part in packed)
-    documents = [document for part in packed for document in part.documents]
-    heldout_texts = [text for part in packed for text in part.heldout_texts]
     return CalibrationData(
-        sequences,
+        packed.sequences,
         tokens,
         opened.name,
         seed,
-        heldout=heldout if heldout.sequences else None,
+        heldout=HeldOut(packed.heldout) if packed.heldout else None,
         revision=opened.revision,
         split=opened.split,
         license=opened.license,
-        content="mixed" if any(document.answered for document in documents) else "prefill",
-        chat_template=any(document.templated for document in documents),
+        content="mixed" if any(one.answered for one in packed.documents) else "prefill",
+        chat_template=any(one.templated for one in packed.documents),
         overlaps_with=opened.overlaps_with,
-        texts=(*(document.text for document in documents), *heldout_texts),
-        notes=(*opened.notes, *(_about(heldout, given_up) if heldout_tokens > 0 else ())),
+        texts=(*(one.text for one in packed.documents), *packed.heldout_texts),
+        notes=(*opened.notes, *(_about(packed) if heldout_tokens > 0 else ())),
     )
 
 
-def _dealt(parts: Sequence[tuple[TokenIds, ...]]) -> tuple[TokenIds, ...]:
-    """One sequence of each part in turn."""
-    return tuple(one for row in zip_longest(*parts) for one in row if one is not None)
-
-
-def _about(heldout: HeldOut, given_up: int) -> list[str]:
+def _about(packed: Packed) -> list[str]:
     """Remarks on held-out text that is little, and on what it cost."""
-    number = len(heldout.sequences)
+    number, tokens = len(packed.heldout), sum(map(len, packed.heldout))
     if not number:
         return ["the data has no text left to hold out, so nothing can be measured on it."]
     notes = []
-    if given_up:
+    if packed.given_up:
         notes.append(
-            f"the data ended early: {given_up:,} tokens were held out instead of calibrated on."
+            f"the data ended early: {packed.given_up:,} tokens were held out instead of calibrated"
+            " on."
         )
-    if number < HELDOUT_SEQUENCES or heldout.tokens < HELDOUT_TOKENS:
+    if number < HELDOUT_SEQUENCES or tokens < HELDOUT_TOKENS:
         notes.append(
-            f"only {heldout.tokens:,} tokens in {number} sequences are held out: figures measured"
-            f" on them are rough below {HELDOUT_TOKENS:,} in {HELDOUT_SEQUENCES}."
+            f"only {tokens:,} tokens in {number} sequences are held out: figures measured on them"
+            f" are rough below {HELDOUT_TOKENS:,} in {HELDOUT_SEQUENCES}."
         )
     return notes
 
@@ -204,10 +192,9 @@ def _about(heldout: HeldOut, given_up: int) -> list[str]:
 @dataclass(frozen=True)
 class TextSource:
     """Documents, and where they are from, named for the manifest without folders of this machine.
-    Sequences are dealt to the streams in turn; a seed shuffles `window` documents of each, `None`
-    for all."""
+    A seed shuffles the first `window` of them, `None` for all."""
 
-    streams: tuple[Iterable[Document], ...]
+    documents: Iterable[Document]
     name: str
     revision: str | None = None
     split: str | None = None
@@ -227,15 +214,13 @@ def open_source(source: Path | str) -> TextSource:
         if not found.is_dir():
             return _file(found)
         texts = chain.from_iterable(map(read_file, folder_files(found)))
-        return TextSource((texts,), found.resolve().name)
-    if found == hf_datasets.DEFAULT:
-        return _default_mix()
+        return TextSource(texts, found.resolve().name)
     if found in hf_datasets.NAMED:
         return _dataset(hf_datasets.NAMED[found])
     if found in overlap.KNOWN:
         return _evaluation_set(found)
     text = read_file(shared.text_path(found, "calibration"))
-    return TextSource((text,), found, split="calibration")
+    return TextSource(text, found, split="calibration")
 
 
 def check_source(source: Path | str) -> None:
@@ -243,7 +228,7 @@ def check_source(source: Path | str) -> None:
     fetched."""
     found = _resolve(source)
     absent = isinstance(found, str) and found in overlap.KNOWN and not overlap.copies(found)
-    named = found == hf_datasets.DEFAULT or found in hf_datasets.NAMED
+    named = found in hf_datasets.NAMED
     if named or absent or (isinstance(found, DatasetName) and not Path(found.name).is_file()):
         load_library(f"the calibration text {source}")
 
@@ -260,7 +245,7 @@ def _resolve(source: Path | str) -> Path | DatasetName | str:
         )
     if path.exists():
         return path
-    names = (hf_datasets.DEFAULT, *shared.NAMES, *hf_datasets.NAMED, *overlap.KNOWN)
+    names = (*shared.NAMES, *hf_datasets.NAMED, *overlap.KNOWN)
     if text in names:
         return text
     name = None if isinstance(source, Path) or not text.strip("@:#") else DatasetName.parse(text)
@@ -277,8 +262,8 @@ def _resolve(source: Path | str) -> Path | DatasetName | str:
 
 def _file(path: Path, field: str | None = None) -> TextSource:
     if path.suffix.lower() == ".parquet":
-        return TextSource((documents_of(parquet_rows([path]), str(path), "row", field),), path.name)
-    return TextSource((read_file(path, field),), path.name)
+        return TextSource(documents_of(parquet_rows([path]), str(path), "row", field), path.name)
+    return TextSource(read_file(path, field), path.name)
 
 
 def _dataset(name: DatasetName) -> TextSource:
@@ -291,19 +276,8 @@ def _dataset(name: DatasetName) -> TextSource:
     if name.config:
         label += f":{name.config}"
     return TextSource(
-        (documents,), label, revision, name.split, license_text, SHUFFLE_WINDOW, notes=notes
+        documents, label, revision, name.split, license_text, SHUFFLE_WINDOW, notes=notes
     )
-
-
-def _default_mix() -> TextSource:
-    parts = hf_datasets.DEFAULT_PARTS
-    try:
-        streams = tuple(open_dataset(part)[0] for part in parts)
-    except (MissingDependency, NetworkError) as error:
-        message = f"the default calibration text is a mix of {len(parts)} datasets: {error.message}"
-        raise type(error)(message, hint=error.hint) from None
-    revision = hf_datasets.default_revision()
-    return TextSource(streams, "oscar-zoo/default", revision, window=SHUFFLE_WINDOW)
 
 
 def _evaluation_set(name: str) -> TextSource:
@@ -318,10 +292,10 @@ def _evaluation_set(name: str) -> TextSource:
         dataset = _dataset(overlap.KNOWN[name][0])
         prompts = (
             one if one.messages else Document.prompt(one.text, one.where)
-            for one in dataset.streams[0]
+            for one in dataset.documents
         )
         return TextSource(
-            (prompts,),
+            prompts,
             name,
             dataset.revision,
             dataset.split,
@@ -329,4 +303,4 @@ def _evaluation_set(name: str) -> TextSource:
             notes=(warning, *dataset.notes),
         )
     documents = [Document.prompt(text, f"item {at} of {name}") for at, text in enumerate(items, 1)]
-    return TextSource((documents,), name, overlaps_with=(name,), notes=(warning,))
+    return TextSource(documents, name, overlaps_with=(name,), notes=(warning,))

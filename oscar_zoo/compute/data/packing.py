@@ -164,78 +164,58 @@ def sequences_sha256(sequences: Sequence[TokenIds]) -> str:
     return sha256_hex(strict_json.canonical_bytes([list(sequence) for sequence in sequences]))
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Tokens to take from one stream in sequences of one `length`, the last of which may be
-    shorter, and sequences to hold out."""
-
-    tokens: int
-    length: int
-    heldout: int = 0
-    heldout_length: int = 1
-
-    @classmethod
-    def of(cls, tokens: int, length: int, heldout_tokens: int) -> Budget:
-        """Hold out at least `heldout_tokens`, in sequences no longer than `length`. There are at
-        least `HELDOUT_SEQUENCES` sequences."""
-        if heldout_tokens <= 0:
-            return cls(tokens, length)
+def pack(
+    documents: Iterable[Document],
+    encoder: Encoder,
+    tokens: int,
+    length: int,
+    heldout_tokens: int = 0,
+) -> Packed:
+    """Cut a stream of documents into sequences of `length`, the last of which may be shorter, as
+    the module docstring says, reading no more than needed. At least `heldout_tokens` are held out,
+    in `HELDOUT_SEQUENCES` or more."""
+    start = encoder.prefix  # which is no part of the stream
+    full, rest = divmod(tokens, length)
+    wanted = full * max(1, length - len(start)) + (max(1, rest - len(start)) if rest else 0)
+    number, body = 0, 1
+    if heldout_tokens > 0:
         longest = min(length, max(1, heldout_tokens // HELDOUT_SEQUENCES))
-        return cls(tokens, length, max(HELDOUT_SEQUENCES, -(-heldout_tokens // longest)), longest)
-
-    def share(self, index: int, parts: int) -> Budget:
-        """The part of stream `index` when sequences are dealt to `parts` streams in turn."""
-        full, rest = divmod(self.tokens, self.length)
-        lengths = [self.length] * full + [rest] * (rest > 0)
-        heldout = len(range(index, self.heldout, parts))
-        return Budget(sum(lengths[index::parts]), self.length, heldout, self.heldout_length)
-
-
-def pack(documents: Iterable[Document], encoder: Encoder, budget: Budget) -> Packed:
-    """Cut one stream of documents as the module docstring says, reading no more than needed."""
-    prefix = len(encoder.prefix)  # which is no part of the stream
-    full, rest = divmod(budget.tokens, budget.length)
-    wanted = full * max(1, budget.length - prefix) + (max(1, rest - prefix) if rest else 0)
-    needed = budget.heldout * max(1, budget.heldout_length - prefix)
-    placed = _read(documents, encoder, wanted, needed)
+        number = max(HELDOUT_SEQUENCES, -(-heldout_tokens // longest))
+        body = max(1, longest - len(start))
+    placed = _read(documents, encoder, wanted, number * body)
     total = placed[-1].end if placed else 0
     most = min(wanted, total)
-    cut, start = _division(placed, wanted, needed)
-    packed = _packed(placed, encoder.prefix, budget, cut, start, given_up=most - cut)
-    if packed.heldout:
-        return packed
-    return _packed(placed, encoder.prefix, budget, most, total, given_up=0)
 
+    def packed(cut: int, begin: int) -> Packed:
+        """Calibrate on the tokens before `cut`, hold out those from `begin` on. Documents that also
+        occur before `cut` are not held out."""
+        before = [item for item in placed if item.start < cut]
+        stream = islice(chain.from_iterable(item.encoded.ids for item in before), cut)
+        sequences = tuple(_sequences(stream, start, tokens, length))
+        used = {item.digest for item in before}
+        kept = [
+            item
+            for item in placed
+            if item.end > begin and (item.start < cut or item.digest not in used)
+        ]
+        ids = [token for item in kept for token in item.encoded.ids[max(0, begin - item.start) :]]
+        # shorter than wished, rather than fewer than `HELDOUT_SEQUENCES`
+        each = max(1, min(body, len(ids) // min(max(1, number), HELDOUT_SEQUENCES)))
+        heldout = (
+            start + tuple(ids[at * each : (at + 1) * each])
+            for at in range(min(number, len(ids) // each))
+        )
+        known = set(sequences)
+        return Packed(
+            sequences,
+            tuple(one for one in heldout if one not in known),
+            tuple(item.encoded for item in before),
+            tuple(item.encoded.text for item in kept),
+            most - cut,
+        )
 
-def _packed(
-    placed: Sequence[_Placed],
-    prefix: TokenIds,
-    budget: Budget,
-    cut: int,
-    start: int,
-    *,
-    given_up: int,
-) -> Packed:
-    """Calibration sequences from the tokens before `cut`, held-out ones from `start` on. Documents
-    that also occur before `cut` are not held out."""
-    before = [item for item in placed if item.start < cut]
-    stream = islice(chain.from_iterable(item.encoded.ids for item in before), cut)
-    sequences = tuple(_sequences(stream, prefix, budget))
-    used = {item.digest for item in before}
-    kept = [
-        item
-        for item in placed
-        if item.end > start and (item.start < cut or item.digest not in used)
-    ]
-    ids = [token for item in kept for token in item.encoded.ids[max(0, start - item.start) :]]
-    known = set(sequences)
-    return Packed(
-        sequences,
-        tuple(one for one in _equal_sequences(ids, prefix, budget) if one not in known),
-        tuple(item.encoded for item in before),
-        tuple(item.encoded.text for item in kept),
-        given_up,
-    )
+    found = packed(*_division(placed, wanted, number * body))
+    return found if found.heldout else packed(most, total)
 
 
 def _read(
@@ -278,23 +258,15 @@ def _division(placed: Sequence[_Placed], wanted: int, needed: int) -> tuple[int,
     return (near, near) if cut < wanted else (cut, cut)
 
 
-def _sequences(stream: Iterator[int], prefix: TokenIds, budget: Budget) -> Iterator[TokenIds]:
+def _sequences(
+    stream: Iterator[int], prefix: TokenIds, tokens: int, length: int
+) -> Iterator[TokenIds]:
     """Sequences until the budget is spent or the stream ends."""
-    left = budget.tokens
-    while left > 0:
-        length = min(budget.length, left)
-        body = tuple(islice(stream, max(1, length - len(prefix))))
+    while tokens > 0:
+        wanted = min(length, tokens)
+        body = tuple(islice(stream, max(1, wanted - len(prefix))))
         if not body:
             return
-        sequence = (prefix + body)[:length]
-        left -= len(sequence)
+        sequence = (prefix + body)[:wanted]
+        tokens -= len(sequence)
         yield sequence
-
-
-def _equal_sequences(ids: Sequence[int], prefix: TokenIds, budget: Budget) -> Iterator[TokenIds]:
-    """Held-out sequences of one length. They are shorter than wished when there would otherwise be
-    fewer than `HELDOUT_SEQUENCES`."""
-    fewest = min(budget.heldout, HELDOUT_SEQUENCES)
-    body = max(1, min(budget.heldout_length - len(prefix), len(ids) // max(1, fewest)))
-    for at in range(min(budget.heldout, len(ids) // body)):
-        yield prefix + tuple(ids[at * body : (at + 1) * body])
