@@ -54,7 +54,7 @@ def random_pair(d: int, seed: int, spread: float = 1.5) -> tuple[Matrix, Matrix]
 def one(gram: Matrix, hessian: Matrix, **damping: object) -> tuple[Matrix, Matrix, Matrix]:
     """`wush.transform` of a single head."""
     found = wush.transform(torch.from_numpy(gram)[None], torch.from_numpy(hessian)[None], **damping)  # type: ignore[arg-type]
-    return tuple(x[0].numpy() for x in (found.forward, found.partner, found.eigenvalues))  # type: ignore[return-value]
+    return tuple(x[0].numpy() for x in found)  # type: ignore[return-value]
 
 
 def loss(gram: Matrix, hessian: Matrix, forward: Matrix, partner: Matrix) -> float:

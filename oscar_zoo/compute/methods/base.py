@@ -7,9 +7,8 @@ of moments is checked before every fit.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -49,14 +48,10 @@ class Forecast:
 
 @dataclass(frozen=True)
 class FittedPair:
-    """The result of a method.
-
-    Attributes:
-        k, v: float32 transforms of all layers, without a calibration block.
-        targets: statistics name (`qq`, `sst`, ..) -> the undamped float64 matrices the fit used,
-            `[layers, d, d]` or `[layers, num_kv_heads, d, d]`; empty when no data was used.
-        forecasts: by side, where the method is not orthogonal.
-    """
+    """The result of a method: float32 transforms of all layers, without a calibration block; by
+    statistics name (`qq`, `sst`, ..) the undamped float64 matrices that the fit used, `[layers, d,
+    d]` or `[layers, num_kv_heads, d, d]`, none without data; and forecasts by side, where the
+    method is not orthogonal."""
 
     k: RotationSet
     v: RotationSet
@@ -80,13 +75,11 @@ class CalibrationRows:
 
 @dataclass(frozen=True)
 class Method:
-    """A fitting method.
+    """A fitting method; its `name` is a key of `table.TABLE`.
 
     Attributes:
-        name: its key in `table.TABLE`.
         variant: last part of the artifact's tag; `None` for the default method.
         needs: kinds of sums that it reads; empty for a method without data.
-        estimators: ids of the matrices that it targets; `None` without data.
         composition: how eigenvectors become matrices; `None` when that does not apply.
         fit: from moments with full coverage to transforms.
         tune: improves the result of `fit` with rows of the model; `None` when the method reads only
@@ -124,19 +117,11 @@ def each_layer(function: Callable[[Arguments], T], layers: Sequence[Arguments]) 
     """`function` of every element of `layers`, in order, one layer per worker and one thread each.
     Threads inside a 128 x 128 factorization cost more than they save, and their number changes its
     last bits. With one thread each, a fit does not depend on the number of cores."""
-    with (
-        _one_thread_each(),
-        ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), max(1, len(layers)))) as pool,
-    ):
-        return list(pool.map(function, layers))
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    before = torch.get_num_threads()
+    before, workers = torch.get_num_threads(), min(len(os.sched_getaffinity(0)), len(layers))
     torch.set_num_threads(1)
     try:
-        yield
+        with ThreadPoolExecutor(max(1, workers)) as pool:
+            return list(pool.map(function, layers))
     finally:
         torch.set_num_threads(before)
 
@@ -190,23 +175,22 @@ def fit_all(moments: Moments, names: Sequence[str] | None = None) -> Fits:
     methods = [*map(find_method, possible_methods(moments) if names is None else names)]
     for method in methods:
         moments.check(method.needs)
-    return _fits(moments, methods)
+    return _fitted(Fits({}, {}), moments, methods, None, lambda done, total: None)
 
 
 def with_tuned(fits: Fits, moments: Moments, rows: CalibrationRows, *, tick: Tick) -> Fits:
     """Add one result, or one refusal, of each method of `TUNED`."""
-    more = _fits(moments, TUNED.values(), rows, tick)
-    return Fits({**fits.results, **more.results}, {**fits.refused, **more.refused})
+    return _fitted(fits, moments, TUNED.values(), rows, tick)
 
 
-def _fits(
+def _fitted(
+    fits: Fits,
     moments: Moments,
     methods: Iterable[Method],
-    rows: CalibrationRows | None = None,
-    tick: Tick = lambda done, total: None,
+    rows: CalibrationRows | None,
+    tick: Tick,
 ) -> Fits:
-    results: dict[str, FitResult] = {}
-    refused: dict[str, str] = {}
+    results, refused = dict(fits.results), dict(fits.refused)
     for method in methods:
         try:
             results[method.name] = fit(moments, method, rows, tick=tick)

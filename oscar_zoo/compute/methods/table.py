@@ -24,16 +24,13 @@ class MethodRow:
     """Facts about a method that need none of its code.
 
     Attributes:
-        name: as on the command line and in `fit.method` of a manifest.
         place: `module:name` of its `Method` in this package.
-        requires: what an engine must be able to do to serve the result; `recipe.requires` of the
-            manifest.
+        requires: what an engine must be able to do to serve the result.
         tuned: whether it reads rows of the model besides the moments.
         publishable: whether an artifact may hold the result; a baseline is only measured.
         variant_of: the method that it refines. Rule `auto` treats the two as one method.
     """
 
-    name: str
     place: str
     requires: tuple[Capability, ...] = ()
     tuned: bool = False
@@ -43,18 +40,13 @@ class MethodRow:
 
 WUSH_REQUIRES: tuple[Capability, ...] = ("per_head", "k_partner", "v_partner")
 TABLE: Mapping[str, MethodRow] = {
-    row.name: row
-    for row in (
-        MethodRow("identity", "rotations:IDENTITY", publishable=False),
-        MethodRow("hadamard", "rotations:HADAMARD"),
-        MethodRow("oscar", "rotations:OSCAR"),
-        MethodRow("oscar-exact", "rotations:OSCAR_EXACT"),
-        MethodRow("oscar-per-head", "rotations:OSCAR_PER_HEAD", requires=("per_head",)),
-        MethodRow("wush", "wush:METHOD", requires=WUSH_REQUIRES),
-        MethodRow(
-            "wush-tuned", "tuned:METHOD", requires=WUSH_REQUIRES, tuned=True, variant_of="wush"
-        ),
-    )
+    "identity": MethodRow("rotations:IDENTITY", publishable=False),
+    "hadamard": MethodRow("rotations:HADAMARD"),
+    "oscar": MethodRow("rotations:OSCAR"),
+    "oscar-exact": MethodRow("rotations:OSCAR_EXACT"),
+    "oscar-per-head": MethodRow("rotations:OSCAR_PER_HEAD", requires=("per_head",)),
+    "wush": MethodRow("wush:METHOD", requires=WUSH_REQUIRES),
+    "wush-tuned": MethodRow("tuned:METHOD", WUSH_REQUIRES, tuned=True, variant_of="wush"),
 }
 
 
@@ -86,11 +78,9 @@ TUNED = Methods([name for name, row in TABLE.items() if row.tuned])
 
 def find_method(name: str) -> Method:
     """The method called `name`; raises `UsageError`."""
-    for methods in (METHODS, TUNED):
-        if name in methods:
-            return methods[name]
-    known = ", ".join((*METHODS, *TUNED))
-    raise UsageError(f"no method is called {name!r}.", hint=f"methods: {known}")
+    if name not in TABLE:
+        raise UsageError(f"no method is called {name!r}.", hint=f"methods: {', '.join(TABLE)}")
+    return (TUNED if TABLE[name].tuned else METHODS)[name]
 
 
 def main_method(name: str) -> str:
