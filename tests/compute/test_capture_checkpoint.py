@@ -66,9 +66,9 @@ class Killed:
         for passes in (False, True):
             engine = "passes" if passes else "layers"
             self.add(f"{engine} undisturbed", passes=passes)
-            for report in range(1, REPORTS[passes] + 1, 1 if passes else 2):
+            for report in range(1, REPORTS[passes] + 1, 2 if passes else 4):
                 self.killed(f"{engine} at report {report}", passes=passes, kill_at=report)
-            for number, when in itertools.product((1, 2, 4), ("before", "after")):
+            for number, when in itertools.product((1, 4), ("before", "after")):
                 self.killed(
                     f"{engine} {when} save {number}", passes=passes, kill_in_save=[number, when]
                 )
@@ -100,7 +100,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
 
 def test_a_killed_capture_ends_with_the_same_bits(killed: Killed) -> None:
     names = [name for name in killed.names if "killed" not in name and "undisturbed" not in name]
-    assert len(names) == 7 + 8 + 12 + 2
+    assert len(names) == 4 + 4 + 8 + 2
     for name in names:
         want = killed.sums(f"{name.split()[0].rstrip(',')} undisturbed")
         got = killed.sums(name)
@@ -124,7 +124,7 @@ def test_finished_work_is_not_done_again(killed: Killed) -> None:
     assert first("layers at report 9") == total * 2 // 4  # two layers of four
     assert first("layers without hidden states") == 0  # forward passes again, sums not
     assert first("layers, twice") == total * 3 // 4
-    assert first("passes at report 4") == sum(LENGTHS[:2]) // 2
+    assert first("passes at report 5") == total // 2
 
 
 def test_a_state_is_whole_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,11 +178,9 @@ def test_a_damaged_state_is_refused(tmp_path: Path, damage: str) -> None:
     save_one(Checkpoint(tmp_path, FACTS, INFO))
     place, sums = tmp_path / "state.json", next(tmp_path.glob("moments-*"))
     if damage == "state cut":
-        place.write_bytes(place.read_bytes()[:-9])
+        os.truncate(place, 90)
     elif damage == "state of another version":
-        place.write_bytes(
-            place.read_bytes().replace(b"oscar-zoo.capture/1", b"oscar-zoo.capture/9")
-        )
+        place.write_bytes(place.read_bytes().replace(b"capture/1", b"capture/9"))
     elif damage == "sums cut":
         os.truncate(sums, 900)
     elif damage == "one bit of a sum":
@@ -237,19 +235,19 @@ def random_sums(seed: int) -> LayerMoments:
     return layer
 
 
-def test_an_interrupt_says_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("saved", [False, True])
+def test_an_interrupt_says_how_to_go_on(
+    tmp_path: Path, saved: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     work = tmp_path / "r.work"
-    for saved in (False, True):
-        if saved:
-            (work / "capture").mkdir(parents=True)
-            (work / "capture" / STATE).write_text("{}")
-        with pytest.raises(KeyboardInterrupt) as caught, kept_for_resume(work):
-            raise KeyboardInterrupt
-        aborted = click.Abort()
-        aborted.__cause__ = caught.value  # what click makes of it
-        main._report(aborted, as_json=False)
-        line = capsys.readouterr().err
-        assert (
-            "nothing was left half-written" in line
-            and (f"is kept in {work}" in line) == saved == work.exists()
-        )
+    if saved:
+        (work / "capture").mkdir(parents=True)
+        (work / "capture" / STATE).write_text("{}")
+    with pytest.raises(KeyboardInterrupt) as caught, kept_for_resume(work):
+        raise KeyboardInterrupt
+    aborted = click.Abort()
+    aborted.__cause__ = caught.value  # what click makes of it
+    main._report(aborted, as_json=False)
+    line = capsys.readouterr().err
+    assert "nothing was left half-written" in line
+    assert (f"is kept in {work}" in line) == saved == work.exists()
