@@ -63,10 +63,7 @@ class Making:
     group_size: Annotated[
         int | None, Opt("Channels per scale. [default: the recipe's]", "N", least=4)
     ] = None
-    dtype: Annotated[
-        Literal["auto", "float32", "bfloat16"],
-        DTYPE,
-    ] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], DTYPE] = "auto"
     device: Annotated[
         str | None,
         Opt(
@@ -75,10 +72,7 @@ class Making:
             "cpu|cuda[:N]|auto",
         ),
     ] = None
-    stream_weights: Annotated[
-        bool | None,
-        STREAM_WEIGHTS,
-    ] = None
+    stream_weights: Annotated[bool | None, STREAM_WEIGHTS] = None
     force: Annotated[bool, Opt("Replace an artifact that is already in the output folder.")] = False
     observer: Observer | None = None
 
@@ -190,10 +184,9 @@ class ComputeCommand(ComputeParams):
                 "the OSCAR server reads codes of 2 bits only, so --compat has no other bits.",
                 hint="leave out --compat, or --bits and --max-loss",
             )
-        shared = {one.name: getattr(self, one.name) for one in fields(ComputeParams)}
-        method = {"method": "oscar"} if self.compat else {}
-        tune = {"tune": not self.no_tune}
-        return ComputeParams(**(shared | {"model": model} | tune | method))
+        given = {one.name: getattr(self, one.name) for one in fields(ComputeParams)}
+        given |= {"model": model, "tune": not self.no_tune}
+        return ComputeParams(**(given | ({"method": "oscar"} if self.compat else {})))
 
 
 @dataclass(frozen=True)

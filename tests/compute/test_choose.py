@@ -10,7 +10,8 @@ import pytest
 
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
-from oscar_zoo.cli.render.computing import print_choice
+from oscar_zoo.cli.render import terminal
+from oscar_zoo.cli.render.computing import choice_lines
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.data.calibration import CalibrationData, HeldOut, load_calibration
 from oscar_zoo.compute.methods.base import fit_all
@@ -93,7 +94,8 @@ def test_every_method_is_measured_and_the_best_with_more_clips_on_more_text(
     early = [row for row in chosen.rows if row.sequences == 2]
     assert early and all(row.perplexity is None and row.change_percent for row in early)
     assert all(row.divergence for row in chosen.rows)
-    print_choice(chosen)
+    for line in choice_lines(chosen):
+        terminal.out().print(line)
     printed = capsys.readouterr().out
     (kept,) = (line.split() for line in printed.splitlines() if line.endswith(" kept"))
     ratios = [0.0 if text == "-" else float(text) for text in kept[1:3]]
