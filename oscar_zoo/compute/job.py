@@ -267,7 +267,7 @@ def _notes(
             for gate in choice.gates
             if gate.result != "pass"
         ]
-        notes += [f"{choice.questions.remark}."] if choice.questions.remark else []
+        notes += [f"{choice.base.remark}."] if choice.base and choice.base.remark else []
         notes += [choice.worth_more_bits] if choice.worth_more_bits else []
         if choice.instead is not None:
             bits = bits_of(choice.recipe, block)

@@ -154,8 +154,7 @@ def test_a_poor_best_is_refused_unless_it_is_wanted(
     assert "--allow-poor" in (caught.value.hint or "")
     assert found.chosen.gate == "fail"
     assert len(found.trials) == 1
-    assert found.questions.remark is not None  # too little text for questions
-    assert "leave no room" in found.questions.remark
+    assert found.base is not None and "leave no room" in (found.base.remark or "")
 
 
 def test_a_model_that_recalls_nothing_is_not_judged_by_it(
@@ -168,8 +167,8 @@ def test_a_model_that_recalls_nothing_is_not_judged_by_it(
         tokenizer=lambda text, **options: {"input_ids": mute(text, **options)["input_ids"][::-1]},
     )
     found = choose(odd, held(data, 4), fit_all(moments, ["wush"]), RECIPE, fixed_clip=True)
-    assert found.questions.own is not None
-    assert found.questions.own.value < 0.5
-    assert "recall was not judged" in (found.questions.remark or "")
+    assert found.base is not None and found.base.answers is not None
+    assert found.base.answers.value < 0.5
+    assert "recall was not judged" in (found.base.remark or "")
     assert found.chosen.recall is None
     assert [gate.name for gate in found.gates] == ["perplexity_change_percent"]

@@ -149,7 +149,7 @@ def test_auto_measures_and_keeps_one(
     rows: CalibrationRows = collect_rows(loaded, data.sequences, 16)
     fits: Fits = with_tuned(fit_all(moments), moments, rows, tick=lambda *at: None)
     choice = choose(loaded, data.heldout, fits, RECIPE)
-    assert choice.questions.own is not None, choice.questions.remark
+    assert choice.base is not None and choice.base.answers is not None
     facts = Facts(
         artifact_id=ArtifactId("random", "seq1024_prompt8_group16-wush"),
         model=loaded.block,

@@ -33,8 +33,7 @@ def choice_lines(choice: Choice) -> list[RenderableType]:
     heads += ["TEXT", "KL", "PERPLEXITY", "vs BF16", "± SE", "RECALL"] if base else []
     table = terminal.table(*heads, "", right=tuple(range(1, len(heads))))
     if base is not None:
-        own = choice.questions.own
-        recall = _number(own.value if own else None, ".1%")
+        recall = _number(base.answers.value if base.answers else None, ".1%")
         perplexity = _number(base.perplexity.value, ",.3f")
         table.add_row("BF16", "", "", "", "", "", perplexity, "", "", recall, "")
     for row in choice.rows:

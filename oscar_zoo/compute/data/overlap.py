@@ -20,7 +20,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -183,29 +183,16 @@ _WORD = re.compile(r"[^\W_]+")
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]")  # Han and Kana
 
 
-@dataclass(frozen=True)
-class Overlap:
-    """The part of an evaluation set that occurs in calibration text: of its `items` some are long
-    enough to be `compared`, of these some share 13 words in a row (`partial`) or are there `whole`;
-    the first of them is number `example`, from 1."""
-
-    dataset: str
-    items: int
-    compared: int
-    whole: int
-    partial: int
-    example: int | None
-
-
 def words(text: str) -> list[str]:
     """Words of `text` in one spelling: compatibility forms and case folded, punctuation dropped."""
     folded = unicodedata.normalize("NFKC", text).casefold()
     return _WORD.findall(_UNSPACED.sub(r" \g<0> ", folded))
 
 
-def measure_overlap(texts: Iterable[str], name: str, questions: Questions) -> Overlap:
-    """Compare calibration texts with one evaluation set. Runs of equal words are looked for inside
-    one text at a time."""
+def measure_overlap(texts: Iterable[str], questions: Questions) -> tuple[int, set[int], set[int]]:
+    """Compare calibration texts with one evaluation set: how many questions are long enough to be
+    compared, which of them share 13 words in a row with a text, and which are in one whole. Runs of
+    equal words are looked for inside one text at a time."""
     items = [words(question) for question in questions]
     wanted: dict[int, dict[str, set[int]]] = {}
     for at, item in enumerate(items):
@@ -226,9 +213,7 @@ def measure_overlap(texts: Iterable[str], name: str, questions: Questions) -> Ov
         spaced = f" {' '.join(stream)} "
         whole |= {at for at in here if f" {' '.join(items[at])} " in spaced}
         found |= here
-    compared = sum(len(item) >= SHORTEST for item in items)
-    example = min(found) + 1 if found else None
-    return Overlap(name, len(items), compared, len(whole), len(found), example)
+    return sum(len(item) >= SHORTEST for item in items), found, whole
 
 
 def check_overlap(
@@ -240,27 +225,27 @@ def check_overlap(
     """`data` with the result of comparing calibration and held-out text with evaluation sets, by
     default every known set that is on this machine."""
     sets = sets_on_this_machine() if sets is None else sets
-    results = [measure_overlap(data.texts, name, items) for name, items in sets.items()]
     disjoint, notes, names = [], list(data.notes), dict.fromkeys(data.overlaps_with)
-    for result in results:
-        chosen = result.dataset in data.overlaps_with
-        if result.partial:
+    for name, items in sets.items():
+        compared, some, whole = measure_overlap(data.texts, items)
+        chosen = name in data.overlaps_with
+        if some:
             found = (
-                f"{data.source} holds {result.partial} of {result.items} questions of"
-                f" {result.dataset} ({result.whole} whole, the others by {NGRAM} words in a row;"
-                f" the first is number {result.example})"
+                f"{data.source} holds {len(some)} of {len(items)} questions of {name}"
+                f" ({len(whole)} whole, the others by {NGRAM} words in a row; the first is number"
+                f" {min(some) + 1})"
             )
             if not allow_overlap and not chosen:
                 step = AddOption("--allow-overlap")
                 raise UsageError(f"{found}.", hint="use other text", next_step=step)
             notes.append(f"{found}: scores on it say nothing.")
-            names[result.dataset] = None
-        elif result.compared and not chosen:
-            method = f"{METHOD}, {result.compared} of {result.items} items"
-            disjoint.append(Disjoint(dataset=result.dataset, method=method))
+            names[name] = None
+        elif compared and not chosen:
+            method = f"{METHOD}, {compared} of {len(items)} items"
+            disjoint.append(Disjoint(dataset=name, method=method))
     return replace(
         data,
-        disjoint_from=tuple(disjoint) if results else None,
+        disjoint_from=tuple(disjoint) if sets else None,
         overlaps_with=tuple(names),
         notes=tuple(notes),
     )

@@ -132,7 +132,7 @@ def _comparison(choice: Choice) -> Comparison:
         )
         for row in choice.rows
     )
-    own = choice.questions.own
+    own = choice.base.answers if choice.base else None
     return Comparison(
         candidates=rows,
         bf16_perplexity=choice.base.perplexity.value if choice.base else None,

@@ -30,7 +30,6 @@ from oscar_zoo.compute.select.decision import Choice
 from oscar_zoo.compute.select.rule import (
     Base,
     Gate,
-    Questions,
     Trial,
     farthest,
     in_halving_order,
@@ -87,7 +86,7 @@ def choose(
     rows = collect(model, [one.ids.tolist() for one in shown], recipe.windows, tick=meter.at)
     runner = _Runner(model, rows, fits, recipe, meter)
     errors = runner.errors(fixed_clip=fixed_clip)
-    base, asked, exact = None, Questions(), None
+    base, exact = None, None
     if fast:
         trials = [Trial(name, found.found) for name, found in errors.items()]
         final = [at for at, trial in enumerate(trials) if TABLE[trial.method].publishable]
@@ -95,8 +94,8 @@ def choose(
     else:
         quarters = len(fits.results) + RACE_QUARTERS  # of a race between few methods
         meter.start(PERPLEXITY, (2 + quarters // 4) * len(task.prompts))
-        base = Base(runner.measure(task, None))
-        if not math.isfinite(base.perplexity.value):
+        own = runner.measure(task, None)
+        if not math.isfinite(own.value):
             raise ComputeFailed(
                 "the model's own perplexity is not finite on held-out text.",
                 next_step=AddOption("--dtype", "float32"),
@@ -107,16 +106,15 @@ def choose(
         offered_clips = {
             name: [Trial(name, one) for one in found.clips] for name, found in errors.items()
         }
-        trials = race(base.perplexity, on_more, finer, offered_clips)
+        trials = race(own, on_more, finer, offered_clips)
         offered = [at for at, one in enumerate(trials) if TABLE[one.method].publishable]
-        lasting = [at for at in offered if whole(trials[at], base.perplexity)]
+        lasting = [at for at in offered if whole(trials[at], own)]
         final = [lasting[n] for n in rule.finalists([trials[at] for at in lasting])]
         questions = recall_task(model, heldout, recipe.windows)
         if questions is not None:
             meter.start(RECALL, (1 + len(final)) * len(questions.prompts))
-        asked = judged(questions, partial(runner.measure, cache=None))
-        if asked.remark is None and questions is not None:
-            base = replace(base, recall=asked.own)
+        base = judged(own, questions, partial(runner.measure, cache=None))
+        if questions is not None and base.recall is not None:
             runner.recalls(trials, final, questions)
             pool = [at for at in offered if farthest(trials[at], trials)]
             measured = [pool.index(at) for at in final]
@@ -138,7 +136,6 @@ def choose(
         base=base,
         heldout=heldout,
         refused=fits.refused,
-        questions=asked,
         exact=exact,
     )
 
@@ -208,15 +205,16 @@ def recall_task(model: LoadedModel, heldout: HeldOut, windows: Windows) -> Recal
     return None
 
 
-def judged(task: Recall | None, measure: Callable[[Task], Measurement]) -> Questions:
-    """Questions with the answers of the model itself, which may be too poor to judge by."""
-    if task is None:
-        return Questions(remark=NO_ROOM)
-    own = measure(task)
-    if own.value >= RECALL_LEAST:
-        return Questions(task, own)
-    remark = f"the model itself recalls {own.value:.0%} of digits: recall was not judged"
-    return Questions(task, own, remark)
+def judged(
+    perplexity: Measurement, questions: Recall | None, measure: Callable[[Task], Measurement]
+) -> Base:
+    """The model itself with its answers, which may be too poor to judge by."""
+    if questions is None:
+        return Base(perplexity, remark=NO_ROOM)
+    own, remark = measure(questions), None
+    if own.value < RECALL_LEAST:
+        remark = f"the model itself recalls {own.value:.0%} of digits: recall was not judged"
+    return Base(perplexity, own, questions, remark)
 
 
 class _Runner:

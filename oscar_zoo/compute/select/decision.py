@@ -19,7 +19,6 @@ from oscar_zoo.compute.select.rule import (
     RULE,
     Base,
     Gate,
-    Questions,
     Trial,
     Verdict,
     Verified,
@@ -36,13 +35,12 @@ WIDTHS_RULE = "widths/1"
 
 @dataclass(frozen=True)
 class WidthChoice:
-    """Bits of every layer and side: the recipe with these widths, the curve, BF16, how recall was
-    measured, and what was measured with the widths."""
+    """Bits of every layer and side: the recipe with these widths, the curve, BF16, and what was
+    measured with the widths."""
 
     recipe: ServingRecipe
     selection: WidthSelection
     base: Base
-    questions: Questions
     verified: Verified
 
     @property
@@ -59,7 +57,7 @@ class WidthChoice:
         """`fit.selection` of a manifest whose method the user named; keys as of `Choice`."""
         return {
             "rule": WIDTHS_RULE,
-            **_measured(heldout, self.base, self.questions),
+            **_measured(heldout, self.base),
             "chosen": {"method": method, **_figures(self.verified, self.base)},
             **self.block,
         }
@@ -70,7 +68,7 @@ class WidthChoice:
         recall = _figures(self.verified, self.base)["recall"]
         return {
             **_quality(self.recipe, self.gates),
-            "recall": self.questions.to_json() | {"int2": recall},
+            "recall": self.base.recall_block(recall),
         }
 
 
@@ -147,7 +145,6 @@ class Choice:
     base: Base | None
     heldout: HeldOut
     refused: Mapping[str, str]
-    questions: Questions
     widths: WidthChoice | None = None
     instead: str | None = None
     exact: ExactPredictions | None = field(default=None, repr=False)
@@ -215,7 +212,7 @@ class Choice:
         """The block `fit.selection` of the manifest."""
         return {
             "rule": FAST_RULE if self.base is None else RULE,
-            **_measured(self.heldout, self.base, self.questions),
+            **_measured(self.heldout, self.base),
             "candidates": [asdict(row) for row in self.rows],
             "chosen": asdict(self.served),
             "reason": self.reason,
@@ -240,7 +237,7 @@ class Choice:
             "clip": {"k": fidelity.k_curve.to_json(), "v": fidelity.v_curve.to_json()},
         }
         if self.base is not None:
-            block["recall"] = self.questions.to_json() | {"int2": self.served.recall}
+            block["recall"] = self.base.recall_block(self.served.recall)
         return block
 
 
@@ -255,11 +252,12 @@ def _figures(found: Verified, base: Base | None) -> dict[str, Any]:
     }
 
 
-def _measured(heldout: HeldOut, base: Base | None, questions: Questions) -> dict[str, Any]:
+def _measured(heldout: HeldOut, base: Base | None) -> dict[str, Any]:
+    own = base.answers if base else None
     return {
         "heldout": {"prompts_sha256": heldout.prompts_sha256, "tokens": heldout.tokens},
         "bf16_perplexity": base.perplexity.value if base else None,
-        "bf16_recall": questions.own.value if questions.own else None,
+        "bf16_recall": own.value if own else None,
     }
 
 

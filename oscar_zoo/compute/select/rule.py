@@ -79,10 +79,24 @@ class Gate:
 
 @dataclass(frozen=True)
 class Base:
-    """The model as it is; `recall` is `None` when it is not to be judged."""
+    """The model with a BF16 cache: perplexity, its answers where recall was measured, the questions
+    behind them, and why recall takes no part in the choice, where it does not."""
 
     perplexity: Measurement
-    recall: Measurement | None = None
+    answers: Measurement | None = None
+    questions: Recall | None = None
+    remark: str | None = None
+
+    @property
+    def recall(self) -> Measurement | None:
+        """`None` when it is not to be judged."""
+        return None if self.remark else self.answers
+
+    def recall_block(self, found: float | None) -> dict[str, Any]:
+        """Of the `quality` in a manifest, where an INT2 cache has `found`."""
+        facts = {} if self.questions is None else dict(self.questions.describe())
+        own = self.answers.value if self.answers else None
+        return {**facts, "bf16": own, "remark": self.remark, "int2": found}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,21 +325,6 @@ def _forgets(trial: Trial, other: Trial) -> bool:
 
 def _verdict(value: float, passes: float, fails: float) -> Verdict:
     return "pass" if value <= passes else "warn" if value <= fails else "fail"
-
-
-@dataclass(frozen=True)
-class Questions:
-    """How recall was measured, if it was: the questions, the answers of the model with a BF16
-    cache, and why recall takes no part in the choice, if it was measured and does not."""
-
-    task: Recall | None = None
-    own: Measurement | None = None
-    remark: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        facts = {} if self.task is None else dict(self.task.describe())
-        return {**facts, "bf16": self.own.value if self.own else None, "remark": self.remark}
 
 
 FACTOR, APART = 2.0, 0.005

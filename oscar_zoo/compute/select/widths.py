@@ -28,7 +28,6 @@ from oscar_zoo.compute.methods.base import FitResult
 from oscar_zoo.compute.select.choose import heldout_task, judged, recall_task
 from oscar_zoo.compute.select.decision import WIDTHS_RULE, Choice, WidthChoice
 from oscar_zoo.compute.select.rule import (
-    Base,
     Verified,
     recalls_as_much,
     standard_error,
@@ -313,21 +312,20 @@ class _Runner:
     def start_verifying(self, heldout: HeldOut, known: Choice | None) -> None:
         """Measure BF16, unless that is known."""
         rounds = ROUNDS if self.wish.bits is None else 1
-        if known is not None:
-            questions = known.questions.task
+        if known is not None and known.base is not None:
+            questions = known.base.questions
         else:
             questions = recall_task(self._model, heldout, self._recipe.windows)
             rounds += 1 if self.wish.bits is None else 2  # BF16, and the codes of 2 bits
         one = len(self._task.prompts) + (len(questions.prompts) if questions else 0)
         self._meter.start(VERIFY, rounds * one + len(self._exact.prompts))
         if known is not None and known.base is not None:
-            self._base, self._asked = known.base, known.questions
+            self._base = known.base
             two = self.divergence(NOTHING)
             self._found[NOTHING] = replace(known.trials[known.at], divergence=two)
             return
         perplexity = self._run(self._task, None)
-        self._asked = judged(questions, lambda task: self._run(task, None))
-        self._base = Base(perplexity, None if self._asked.remark else self._asked.own)
+        self._base = judged(perplexity, questions, lambda task: self._run(task, None))
 
     def rise(self, raised: Raised) -> float:
         """Of perplexity over BF16, in percent."""
@@ -360,14 +358,14 @@ class _Runner:
             chosen=steps,
             bits_at={str(length): bits_with_windows(cache, block, length) for length in CONTEXTS},
         )
-        return WidthChoice(cache.recipe, selection, self._base, self._asked, self._found[raised])
+        return WidthChoice(cache.recipe, selection, self._base, self._found[raised])
 
     def _verify(self, raised: Raised) -> Verified:
         """Perplexity and recall of some raises together, each measured once."""
-        seen, questions = self._found.get(raised, Verified()), self._asked.task
+        seen, questions = self._found.get(raised, Verified()), self._base.questions
         if seen.perplexity is None:
             seen = replace(seen, perplexity=self._run(self._task, self._cache(raised)))
-        if seen.recall is None and questions is not None and self._asked.remark is None:
+        if seen.recall is None and questions is not None and self._base.remark is None:
             seen = replace(seen, recall=self._run(questions, self._cache(raised)))
         self._found[raised] = seen
         return seen
