@@ -6,7 +6,6 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -60,20 +59,8 @@ def test_the_command_line_has_the_defaults_of_python() -> None:
     for name, parameter in given.items():
         if name not in ("model", "observer", "tune"):
             assert typed[name] == parameter.default, name
-    assert typed["no_tune"] is not given["tune"].default
-
-
-@pytest.mark.parametrize("flags", [[], ["--no-tune"]])
-def test_no_tune_is_the_opposite_of_tune(flags: list[str]) -> None:
-    with command.make_context("compute", ["a-model", *flags]) as context:
-        typed = ComputeCommand(
-            **{
-                one.name: context.params[one.name]
-                for one in fields(ComputeCommand)
-                if one.name in context.params
-            }
-        )
-    assert typed.given().tune is not bool(flags)
+    for no_tune in (False, True):
+        assert ComputeCommand(model="a-model", no_tune=no_tune).given().tune is not no_tune
 
 
 def test_the_methods_are_those_of_the_table() -> None:
@@ -83,10 +70,8 @@ def test_the_methods_are_those_of_the_table() -> None:
 
 def test_what_a_request_leaves_open_is_decided_once(model: Path) -> None:
     job, _ = plan_job(ComputeParams(str(model)), choose_model(model))
-    assert (job.model_name, job.model_id) == ("tiny", "tiny")
-    assert job.calib_tokens == CALIB_TOKENS
-    assert (job.method, job.clip, job.tune) == ("auto", None, True)
-    assert job.recipe.group_size == 16
+    assert (job.model_name, job.model_id, job.calib_tokens) == ("tiny", "tiny", CALIB_TOKENS)
+    assert (job.method, job.clip, job.tune, job.recipe.group_size) == ("auto", None, True, 16)
     given = ComputeParams(str(model), clip=Clip(k=0.5, v=0.6), group_size=8, device="cpu")
     job, _ = plan_job(given, choose_model(model))
     assert (job.recipe.clip.k, job.recipe.clip.v) == (0.5, 0.6)

@@ -12,12 +12,7 @@ from torch import Tensor
 
 from oscar_zoo.artifact.specs import Windows
 from oscar_zoo.compute.capture import rows as module
-from oscar_zoo.compute.capture.rows import (
-    EVEN,
-    FOCUSED,
-    HeldOutRows,
-    collect,
-)
+from oscar_zoo.compute.capture.rows import EVEN, FOCUSED, HeldOutRows, collect
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.models.attention import Softmax
 from oscar_zoo.models.loading import LoadedModel, load_model
