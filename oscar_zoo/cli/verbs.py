@@ -24,7 +24,7 @@ class Verb(NamedTuple):
 
 
 VERBS = {
-    "fit": Verb("compute.params:FitCommand", "compute.fit:run", "computing:show_fit", quiet=True),
+    "fit": Verb("compute.params:FitParams", "compute.fit:run", "computing:show_fit", quiet=True),
     "merge-moments": Verb(
         "compute.params:MergeParams", "compute.fit:merge", "computing:show_merged", quiet=True
     ),

@@ -68,8 +68,7 @@ def plan_job(params: ComputeParams, choice: ModelChoice) -> tuple[Job, ModelConf
     check_device(params.device)
     check_model(choice.source, params.revision)
     # What follows imports torch and transformers, which takes seconds.
-    from oscar_zoo.compute.options import Job
-    from oscar_zoo.compute.width_wish import check_wish
+    from oscar_zoo.compute.options import Job, check_wish
     from oscar_zoo.models.memory import pick_device
     from oscar_zoo.models.model_source import read_model_config
     from oscar_zoo.models.weight_files import check_model_folder
@@ -95,11 +94,7 @@ def plan_job(params: ComputeParams, choice: ModelChoice) -> tuple[Job, ModelConf
 
 
 def run_job(
-    job: Job,
-    observer: Observer,
-    *,
-    cost: Estimate | None = None,
-    notes: tuple[Note, ...] = (),
+    job: Job, observer: Observer, *, cost: Estimate | None = None, notes: tuple[Note, ...] = ()
 ) -> ComputeResult:
     """Do a job and tell the observer how far it is; `notes` are made when the work begins, and the
     result holds them too."""
@@ -116,9 +111,7 @@ def run_job(
     for note in notes:
         tell(note)
     result = compute_artifact(
-        job,
-        progress=phase_progress(observer),
-        tell=lambda text: tell(Note("compute.remark", text)),
+        job, progress=phase_progress(observer), tell=lambda text: tell(Note("compute.remark", text))
     )
     observer.begin((), timed=False)
     return replace(result, notes=tuple(dict.fromkeys((*told, *result.notes))))

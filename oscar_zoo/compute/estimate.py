@@ -17,8 +17,7 @@ from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.compute.capture.rows import MOST_TOKENS
 from oscar_zoo.compute.methods import tuned
 from oscar_zoo.compute.methods.table import TABLE
-from oscar_zoo.compute.options import LONGEST_DEFAULT, Job
-from oscar_zoo.compute.width_wish import INSTEAD
+from oscar_zoo.compute.options import INSTEAD, LONGEST_DEFAULT, Job
 from oscar_zoo.evaluate.shared import Phase, Progress
 from oscar_zoo.models.memory import default_device
 from oscar_zoo.models.model_source import ModelConfig, model_size
@@ -40,6 +39,9 @@ VERIFY_PASSES = 5
 """Reads of as many tokens as are held out, to verify bits once."""
 
 
+REFIT_PHASES = (Phase(FIT, "", 6), Phase(WRITE, "", 2))
+
+
 def expected_phases(job: Job) -> tuple[Phase, ...]:
     """The phases of `compute_artifact(job)`, in order; their `seconds` are only shares."""
     phases = [Phase(LOAD, "", 5), Phase(CAPTURE, "tokens", 20), Phase(FIT, "", 5)]
@@ -50,21 +52,10 @@ def expected_phases(job: Job) -> tuple[Phase, ...]:
             Phase(name, "layers" if name == ERRORS else "sequences", times)
             for name, times in passes.items()
         ]
-    return (*phases, *_of_bits(job), Phase(WRITE, "", 2))
-
-
-def refit_phases(job: Job | None) -> tuple[Phase, ...]:
-    """The phases of `refit.refit`, which has `job` where bits are chosen with the model."""
-    load = () if job is None else (Phase(LOAD, "", 5),)
-    bits = () if job is None else _of_bits(job)
-    return (*load, Phase(FIT, "", 6), *bits, Phase(WRITE, "", 2))
-
-
-def _of_bits(job: Job) -> tuple[Phase, ...]:
-    if job.wish is None and not may_raise(job):
-        return ()
-    gains = 3 if job.wish is not None and not job.wish.measures else 2 * USUAL_LAYERS
-    return Phase(GAINS, "sequences", gains), Phase(VERIFY, "sequences", VERIFY_PASSES)
+    if job.wish is not None or may_raise(job):
+        gains = 3 if job.wish is not None and not job.wish.measures else 2 * USUAL_LAYERS
+        phases += [Phase(GAINS, "sequences", gains), Phase(VERIFY, "sequences", VERIFY_PASSES)]
+    return (*phases, Phase(WRITE, "", 2))
 
 
 def may_raise(job: Job) -> bool:

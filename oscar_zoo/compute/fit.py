@@ -1,99 +1,71 @@
 """Fit another rotation from the moments of an earlier capture, add captures up, and draw reports.
 
 All of it needs torch, but for a report that is drawn again from its numbers. Nothing needs the
-model or its text, except where bits are chosen per layer and side.
+model or its text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.output_files import check_file, write_file
 from oscar_zoo.compute.outcome import Drawn, FitResult, MergeResult
-from oscar_zoo.compute.params import DEFAULT_TEXT, ComputeParams, FitParams, MergeParams, PlotParams
+from oscar_zoo.compute.params import FitParams, MergeParams, PlotParams
 from oscar_zoo.compute.report.data import MAX_BYTES, SUFFIX, ReportData
 from oscar_zoo.engines.requirements import require_compute
 from oscar_zoo.errors import MalformedFile, PathNotFound, UsageError
-from oscar_zoo.observer import SILENT, Note, Observer, phase_progress
-from oscar_zoo.registry.arguments import clip_of, model_text
+from oscar_zoo.observer import SILENT, Observer, phase_progress
+from oscar_zoo.registry.arguments import clip_of
 from oscar_zoo.verb import python_call
-
-if TYPE_CHECKING:
-    from oscar_zoo.artifact.specs import ServingRecipe
-    from oscar_zoo.compute.moments_file import MomentsInfo
-    from oscar_zoo.compute.options import Job
-    from oscar_zoo.registry.targets import ModelChoice
 
 
 def run(params: FitParams, observer: Observer = SILENT) -> FitResult:
     """Fit another method from the moments of an earlier capture, without a run over its text.
 
     Returns:
-        `path` and `manifest` of the artifact, and `notes`.
+        `path` and `manifest` of the artifact.
     """
     observer = params.observer or observer
-    measured = params.max_loss is not None or params.bits not in (None, 2, 4)
-    useless = params.model is not None and not measured and params.bits != 4
-    if useless or (measured and params.model is None):
-        raise UsageError(
-            "which layers get more bits is measured with the model, and only that needs it.",
-            hint="give both --model and --bits or --max-loss, or --bits 4 for all of them",
-        )
-    if params.calib_data is not None and params.model is None:
-        raise UsageError("--calib-data goes with --model.", hint="add --model, or leave it out")
     require_compute()
     from oscar_zoo.artifact.tensor_file import check_start
-    from oscar_zoo.compute.compute import check_device, check_model
     from oscar_zoo.compute.folder import check_place
-    from oscar_zoo.registry.targets import parse_model, recorded_model
 
     moments = _moments_file(Path(params.moments))
     target = None if params.output is None else Path(params.output)
     check_place(target, force=params.force)
     check_start(moments)
-    choice = None
-    if params.model is not None:
-        check_device(params.device)
-        choice = parse_model(model_text(params.model), observer)
-        choice.check_can_be_had("oscar-zoo fit MOMENTS --model FOLDER")
-        check_model(choice.source, params.revision)
     # What follows imports torch and transformers, which takes seconds.
     from oscar_zoo.artifact.specs import Widths, check_groups
-    from oscar_zoo.compute.estimate import refit_phases
+    from oscar_zoo.compute.estimate import REFIT_PHASES
     from oscar_zoo.compute.job import refit
     from oscar_zoo.compute.moments_file import load_moments
     from oscar_zoo.registry.recipe import serving_recipe
+    from oscar_zoo.registry.targets import recorded_model
 
-    info = load_moments(moments)[1]
+    sums, info = load_moments(moments)
     recorded = recorded_model(info.model.id)
     recipe = serving_recipe(recorded.recipe, info.model.geometry)
     recipe = recipe.override(clip=clip_of(params.clip), group_size=params.group_size)
     check_groups(info.model.head_dims, recipe.group_size, info.model.id)
-    job = None if choice is None else _job(params, choice, info, recipe)
-    if job is None and params.bits == 4:
+    if params.bits == 4:
         layers = len(info.model.attention_layers)
         recipe = recipe.with_widths(Widths.uniform(layers, k=4, v=4, clip=recipe.clip))
-    observer.begin(refit_phases(job), timed=False)
-    told: list[str] = []
+    observer.begin(REFIT_PHASES, timed=False)
     path, manifest = refit(
         moments,
+        sums,
+        info,
         params.method,
         recipe,
         model_name=recorded.name,
         target=target,
         force=params.force,
-        job=job,
         progress=phase_progress(observer),
-        tell=told.append,
     )
     observer.begin((), timed=False)
-    for text in told:
-        observer.note(Note("fit.remark", text))
-    return FitResult.of(path, manifest, notes=tuple(told))
+    return FitResult.of(path, manifest)
 
 
 fit = python_call(FitParams, run)
@@ -121,32 +93,6 @@ def _only(folder: Path, patterns: Sequence[str], what: str, hint: str) -> Path:
             hint=f"name one, for example {path_text(found[0])}",
         )
     return found[0]
-
-
-def _job(params: FitParams, choice: ModelChoice, info: MomentsInfo, recipe: ServingRecipe) -> Job:
-    """What `compute` would do with the model, its text cut as for the moments."""
-    from oscar_zoo.compute.compute import plan_job
-
-    cut = info.calibration
-    asked = ComputeParams(
-        choice.source,
-        calib_data=params.calib_data or DEFAULT_TEXT,
-        calib_tokens=cut.tokens_requested if cut else None,
-        seq_len=cut.length.max if cut and cut.length else None,
-        seed=cut.seed if cut else None,
-        method=params.method,
-        clip=params.clip,
-        group_size=params.group_size,
-        device=params.device,
-        dtype=params.dtype,
-        stream_weights=params.stream_weights,
-        revision=params.revision,
-        bits=params.bits,
-        max_loss=params.max_loss,
-        allow_overlap=True,
-        allow_poor=params.allow_poor,
-    )
-    return replace(plan_job(asked, choice)[0], recipe=recipe)
 
 
 def merge(params: MergeParams, observer: Observer = SILENT) -> MergeResult:

@@ -74,11 +74,7 @@ class LayerMoments:
 
     @classmethod
     def zeros(
-        cls,
-        num_kv_heads: int,
-        head_dim: int,
-        v_head_dim: int,
-        device: torch.device | str = "cpu",
+        cls, num_kv_heads: int, head_dim: int, v_head_dim: int, device: torch.device | str = "cpu"
     ) -> Self:
         """Empty sums."""
         d, dv = head_dim, v_head_dim
@@ -268,8 +264,7 @@ def _check_traces(layer_id: int, layer: LayerMoments, needs: Set[Need]) -> None:
             head = int(bad.nonzero()[0])
             value = float(trace[head])
             raise ComputeFailed(
-                f"layer {layer_id}, KV head {head}: trace of {name} is {value:.3g}.",
-                hint=_BROKEN,
+                f"layer {layer_id}, KV head {head}: trace of {name} is {value:.3g}.", hint=_BROKEN
             )
 
 

@@ -34,8 +34,7 @@ class Made:
     path: Annotated[Typed, says("The folder of the artifact, as it is typed.")]
     manifest: Annotated[Manifest, *HIDDEN]
     id: Annotated[
-        str,
-        says("Name of one version of an artifact: MODEL/TAG.", pattern="^[^/]+/[^/]+$"),
+        str, says("Name of one version of an artifact: MODEL/TAG.", pattern="^[^/]+/[^/]+$")
     ]
     model: Annotated[str, says("The part of the name before the tag.")]
     tag: Annotated[str, says("The calibration tag.")]
@@ -102,7 +101,6 @@ class ComputeResult(Made):
 class FitResult(Made):
     """An artifact that was fitted to moments."""
 
-    notes: Annotated[tuple[str, ...], *HIDDEN] = ()
     schema: Literal["oscar-zoo.fit/1"] = "oscar-zoo.fit/1"
 
 

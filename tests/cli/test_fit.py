@@ -136,23 +136,6 @@ def test_one_capture_gives_what_every_method_would_have_computed(
         assert run(["verify", str(tmp_path / f"fit-{method}"), "--strict"]) == 0
 
 
-def test_bits_are_chosen_from_moments_and_the_model(
-    tmp_path: Path, halves: list[Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    moments = compute(capsys, tmp_path / "two", halves[0], "wush")["moments"]
-    command = ["fit", str(moments), "--method", "wush", "--bits", "2.75"]
-    assert run([*command, "--output-dir", str(tmp_path / "no")]) == 2
-    assert "--model" in capsys.readouterr().err
-    command += ["--model", MODEL, "--calib-data", str(halves[0]), *EXACT]
-    printed = lines(capsys, *command, "--output-dir", str(tmp_path / "more"))
-    assert printed[0].split()[:2] == ["RAISED", "BITS"]
-    assert any(line.startswith("Kept 2.75 bits per element") for line in printed)
-    (saved,) = [line for line in printed if line.startswith("Saved ")]
-    assert "_bits2.75-wush" in saved
-    assert not any("may be among the text" in line for line in printed)
-    assert run(["verify", str(tmp_path / "more"), "--strict"]) == 0
-
-
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The example model in the current folder, under a name of its own."""

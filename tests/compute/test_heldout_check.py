@@ -12,8 +12,7 @@ from tiny_models import EXAMPLE
 
 from oscar_zoo.artifact.manifest import ModelBlock, WeightsInfo
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
-from oscar_zoo.compute.options import Job, read_data
-from oscar_zoo.compute.width_wish import WidthWish, check_wish
+from oscar_zoo.compute.options import Job, WidthWish, check_wish, read_data
 from oscar_zoo.errors import UsageError
 from oscar_zoo.models.loading import load_tokenizer
 from oscar_zoo.models.model_source import inspect_model

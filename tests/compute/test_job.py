@@ -11,7 +11,6 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -66,8 +65,8 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComputeResult]:
-    yield compute_artifact(options(tmp_path_factory.mktemp("computed") / "out"))
+def result(tmp_path_factory: pytest.TempPathFactory) -> ComputeResult:
+    return compute_artifact(options(tmp_path_factory.mktemp("computed") / "out"))
 
 
 def test_the_folder_holds_a_verified_artifact(result: ComputeResult) -> None:

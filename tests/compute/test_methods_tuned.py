@@ -25,7 +25,6 @@ from oscar_zoo.compute.methods import tuned
 from oscar_zoo.compute.methods.base import FitResult, fit
 from oscar_zoo.compute.methods.table import METHODS, TUNED
 from oscar_zoo.compute.moments import Moments
-from oscar_zoo.compute.moments_file import save_moments
 from oscar_zoo.compute.options import Job
 from oscar_zoo.compute.select import choose
 from oscar_zoo.errors import UsageError
@@ -127,11 +126,10 @@ def test_a_head_that_tuning_harms_keeps_wush(
 def test_moments_alone_are_not_enough(moments: Moments, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="rows of the model"):
         fit(moments, TUNED_WUSH)
-    path = tmp_path / "moments.safetensors"
-    save_moments(path, moments, describe(moments))
+    path, info = tmp_path / "moments.safetensors", describe(moments)
     recipe = ServingRecipe(group_size=GROUP, clip=Clip(k=0, v=0))
     with pytest.raises(UsageError) as caught:
-        refit(path, "wush-tuned", recipe, model_name="random", target=tmp_path / "out")
+        refit(path, moments, info, "wush-tuned", recipe, model_name="random", target=tmp_path)
     assert "compute MODEL" in (caught.value.hint or "")
 
 

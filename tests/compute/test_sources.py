@@ -99,8 +99,7 @@ def test_a_bad_byte_far_down_is_named_with_its_line(tmp_path: Path) -> None:
         ('{"text": 3}', "is not a string"),
         ('{"text": [{"role": "user", "content": "a"}]}', "is not a string"),
         ('{"text": "half \\ud83d"}', "half a surrogate pair at character 5"),
-        ('{"prompt": "p"}', 'has "prompt", but line 1 has "text"'),
-        ('{"messages": []}', 'has "messages", but line 1 has "text"'),
+        ('{"prompt": "p"}', 'has no "text", only "prompt"'),
     ],
 )
 def test_a_bad_line_of_jsonl_is_named(tmp_path: Path, line: str, why: str) -> None:

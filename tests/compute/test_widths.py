@@ -13,7 +13,7 @@ from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.artifact.width_selection import WidthSelection
 from oscar_zoo.cli.main import run
 from oscar_zoo.compute.estimate import expected_phases
-from oscar_zoo.compute.job import compute_artifact, refit
+from oscar_zoo.compute.job import compute_artifact
 from oscar_zoo.compute.options import Job
 from oscar_zoo.compute.outcome import ComputeResult
 from oscar_zoo.compute.select import rule
@@ -90,34 +90,6 @@ def test_bits_are_part_of_the_digest_and_of_the_tag(
     assert more.manifest.digest == result.manifest.digest != two.manifest.digest
     rotations = [{f.path: f.sha256 for f in one.manifest.files} for one in (two, more)]
     assert rotations[1].pop(WIDTHS_NAME) is not None and rotations[0] == rotations[1]
-
-
-def test_moments_and_the_model_give_what_compute_gave(
-    result: ComputeResult, model: Path, tmp_path: Path
-) -> None:
-    """The held-out text is cut from the same text, and the choice is the same code."""
-    told: list[str] = []
-
-    def again(name: str, tokens: int) -> Manifest:
-        assert result.moments is not None
-        target = tmp_path / name
-        job = options(model, target, 4.6, method="oscar", calib_tokens=tokens)
-        return refit(
-            result.moments,
-            "oscar",
-            RECIPE,
-            model_name="random",
-            target=target,
-            job=job,
-            tell=told.append,
-        )[1]
-
-    manifest = again("a", 200)
-    assert told == [] and (manifest.digest, manifest.id) == (result.digest, result.id)
-    assert manifest.fit.selection == result.manifest.fit.selection
-    assert manifest.quality == result.manifest.quality
-    again("b", 150)
-    assert len(told) == 1 and "may be among the text" in told[0]
 
 
 def test_the_curve_goes_from_2_bits_to_4_and_says_what_was_measured(result: ComputeResult) -> None:

@@ -175,9 +175,7 @@ def show(result: ComputeResult, params: ComputeCommand, *, quiet: bool) -> None:
 
 
 def show_fit(result: FitResult, params: FitParams, *, quiet: bool) -> None:
-    """How bits were chosen, where the artifact is, and how to measure it."""
-    if (widths := WidthSelection.of(result.manifest.fit.selection)) is not None:
-        _print(width_lines(widths))
+    """Where the artifact is, and how to measure it."""
     _print([saved(result.path, result.manifest)])
     terminal.note(measuring(result.path, result.manifest.model.id), quiet=quiet)
 

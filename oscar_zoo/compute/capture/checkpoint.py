@@ -166,20 +166,6 @@ def can_resume(work: Path) -> bool:
     return (work / STORE / STATE).exists()
 
 
-def check_text(work: Path, mine: str) -> None:
-    """Refuse a state in `work` of another text than that with the hash `mine`, before the model is
-    loaded. Everything else is compared when the capture goes on; a state that cannot be read is
-    left to that."""
-    path = work / STORE / STATE
-    try:
-        facts: Any = strict_json.loads(path.read_bytes(), what=str(path))
-        theirs = facts["facts"].get(DATA)
-    except (AttributeError, LookupError, TypeError, ValueError, OSError):
-        return
-    if theirs not in (None, mine):
-        raise _another(path.parent, DATA, str(theirs), mine)
-
-
 @contextmanager
 def kept_for_resume(work: Path) -> Iterator[None]:
     """Keep `work` when the body fails and a capture can be resumed from it; remove it otherwise."""

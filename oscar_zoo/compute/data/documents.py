@@ -133,15 +133,19 @@ def documents_of(
     records: Iterable[tuple[int, Any]], what: str, unit: str, field: str | None = None
 ) -> Iterator[Document]:
     """Turn records of one kind into documents."""
-    first: int | None = None
     for number, record in records:
         where = f"{unit} {number} of {what}"
         if not isinstance(record, dict):
             raise UsageError(f"{where} is not a JSON object.", hint=f"give {_FORMS}")
         if field is None:
-            field, first = next((name for name in FIELDS if name in record), None), number
+            field = next((name for name in FIELDS if name in record), None)
         if field is None or field not in record:
-            raise _wrong_fields(where, record, field, f"{unit} {first}" if first else None)
+            seen = ", ".join(f'"{name}"' for name in list(record)[:5]) or "nothing"
+            wanted = f'"{field}"' if field else '"text", "messages" or "prompt"'
+            raise UsageError(
+                f"{where} has no {wanted}, only {seen}.",
+                hint="one file holds one kind; name another field behind it: SOURCE#FIELD",
+            )
         document = _document(record[field], field, where)
         if document.text.strip():
             yield document
@@ -180,20 +184,3 @@ def _check_text(text: str, name: str, where: str) -> None:
             f'"{name}" in {where} has half a surrogate pair at character {error.start}.',
             hint="write it as UTF-8 again",
         ) from None
-
-
-def _wrong_fields(
-    where: str, record: dict[str, Any], field: str | None, first: str | None
-) -> UsageError:
-    other = next((name for name in FIELDS if name in record), None)
-    if field and other and first:
-        return UsageError(
-            f'{where} has "{other}", but {first} has "{field}".',
-            hint="one file holds one kind: split it, and give the folder of both",
-        )
-    seen = ", ".join(f'"{name}"' for name in list(record)[:5]) or "nothing"
-    wanted = f'"{field}"' if field else '"text", "messages" or "prompt"'
-    return UsageError(
-        f"{where} has no {wanted}, only {seen}.",
-        hint="name its field behind the source: SOURCE#FIELD",
-    )

@@ -27,15 +27,7 @@ from oscar_zoo.compute.options import shortest_measured
 from oscar_zoo.compute.select import rule
 from oscar_zoo.compute.select.attention_errors import Fidelity, index_of, measure_fits
 from oscar_zoo.compute.select.decision import Choice
-from oscar_zoo.compute.select.rule import (
-    Base,
-    Gate,
-    Trial,
-    farthest,
-    in_halving_order,
-    race,
-    whole,
-)
+from oscar_zoo.compute.select.rule import Base, Gate, Trial, farthest, in_halving_order, race, whole
 from oscar_zoo.errors import ComputeFailed, UsageError
 from oscar_zoo.evaluate.measure import (
     ExactPredictions,
@@ -221,12 +213,7 @@ class _Runner:
     """Everything that candidates are measured with."""
 
     def __init__(
-        self,
-        model: LoadedModel,
-        rows: HeldOutRows,
-        fits: Fits,
-        recipe: ServingRecipe,
-        meter: Meter,
+        self, model: LoadedModel, rows: HeldOutRows, fits: Fits, recipe: ServingRecipe, meter: Meter
     ) -> None:
         self._model, self._rows, self._fits = model, rows, fits
         self._recipe, self._meter = recipe, meter

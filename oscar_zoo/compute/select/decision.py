@@ -11,6 +11,7 @@ from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.artifact.width_selection import KEY, WidthSelection
 from oscar_zoo.compute.data.calibration import HeldOut
 from oscar_zoo.compute.methods.base import FitResult
+from oscar_zoo.compute.options import AUTO_LOSS
 from oscar_zoo.compute.select.attention_errors import Fidelity, ratio_text
 from oscar_zoo.compute.select.layer_errors import geometric_mean
 from oscar_zoo.compute.select.rule import (
@@ -27,7 +28,6 @@ from oscar_zoo.compute.select.rule import (
     whole,
     worst,
 )
-from oscar_zoo.compute.width_wish import AUTO_LOSS
 from oscar_zoo.evaluate.measure import ExactPredictions
 
 WIDTHS_RULE = "widths/1"
@@ -66,10 +66,7 @@ class WidthChoice:
     def quality(self) -> dict[str, Any]:
         """The `quality` block of such a manifest."""
         recall = _figures(self.verified, self.base)["recall"]
-        return {
-            **_quality(self.recipe, self.gates),
-            "recall": self.base.recall_block(recall),
-        }
+        return {**_quality(self.recipe, self.gates), "recall": self.base.recall_block(recall)}
 
 
 @dataclass(frozen=True)

@@ -25,14 +25,10 @@ from oscar_zoo.artifact.width_selection import WidthSelection, WidthStep
 from oscar_zoo.compute.data.calibration import HeldOut
 from oscar_zoo.compute.estimate import GAINS, VERIFY, Meter
 from oscar_zoo.compute.methods.base import FitResult
+from oscar_zoo.compute.options import AUTO_BITS, AUTO_LOSS, WidthWish, possible_bits
 from oscar_zoo.compute.select.choose import heldout_task, judged, recall_task
 from oscar_zoo.compute.select.decision import WIDTHS_RULE, Choice, WidthChoice
-from oscar_zoo.compute.select.rule import (
-    Verified,
-    recalls_as_much,
-    standard_error,
-)
-from oscar_zoo.compute.width_wish import AUTO_BITS, AUTO_LOSS, WidthWish, possible_bits
+from oscar_zoo.compute.select.rule import Verified, recalls_as_much, standard_error
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.caches import CONTEXTS, bits_with_windows, stored_bits
 from oscar_zoo.evaluate.changed_layers import divergences_of_changes
