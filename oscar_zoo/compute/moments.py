@@ -127,16 +127,8 @@ class LayerMoments:
         self.wo = symmetric(wo).to(self.vv.device)
 
     def merge(self, other: LayerMoments) -> None:
-        """Add the sums of a disjoint token set of the same layer and heads."""
-        if (self.kk.shape, self.vv.shape) != (other.kk.shape, other.vv.shape):
-            raise ComputeFailed(
-                "moments of different heads do not add.", hint="use parts of one model"
-            )
-        if self.weighted_tokens or other.weighted_tokens:
-            raise ComputeFailed(
-                "moments cannot be merged after the weighted pass.",
-                hint="merge first, then weigh all tokens",
-            )
+        """Add the sums of a disjoint token set of the same layer and heads, before the weighted
+        pass."""
         if self.wo is not None and other.wo is not None and not same(self.wo, other.wo):
             raise ComputeFailed(
                 "moments of different weights do not add.", hint="use one revision of one model"
