@@ -21,7 +21,7 @@ from oscar_zoo.artifact import durable
 from oscar_zoo.artifact.files import read_file, sha256_hex
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest, ModelBlock, MomentsFile
 from oscar_zoo.artifact.names import ArtifactId, path_text
-from oscar_zoo.artifact.outcome import Outcome, Verified, why
+from oscar_zoo.artifact.outcome import Verified, why
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.compute import moments_file
@@ -189,7 +189,7 @@ def _finish(
         elif widths is not None and data.heldout is not None:
             selection = widths.selection_of(chosen.method.name, data.heldout)
             facts = replace(facts, selection=selection, quality=widths.quality)
-        verified = require_verified(verify_files(assemble(chosen, facts), strict=True))
+        verified = _verified(chosen, facts)
     target = job.output or default_target(facts.artifact_id)
     with clock.phase(WRITE):
         check_target(target, force=job.force)
@@ -249,8 +249,9 @@ def now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def require_verified(outcome: Outcome) -> Verified:
-    """The outcome of verifying a result, which must have passed."""
+def _verified(chosen: FitResult, facts: Facts) -> Verified:
+    """The outcome of verifying the artifact in memory, which must have passed."""
+    outcome = verify_files(assemble(chosen, facts), strict=True)
     if isinstance(outcome, Verified):
         return outcome
     raise ComputeFailed(
@@ -335,7 +336,7 @@ def refit(
     check_target(target, force=force)
     progress(0, 0, FIT)
     result = fit(sums, chosen)
-    require_verified(verify_files(assemble(result, facts), strict=True))
+    _verified(result, facts)
     progress(0, 0, WRITE)
     data = read_file(moments, max_bytes=moments_file.MAX_BYTES)
     source = MomentsFile(sha256=sha256_hex(data), size=len(data), location=MOMENTS_NAME)

@@ -102,8 +102,6 @@ def mistakes() -> list[tuple[int, list[str]]]:
         (4, ["fit", "./captured", "--method", "oscar"]),  # those beside it are damaged
         (7, [*fit, "--output-dir", "./artifact"]),
         (2, [*fit, "--bits", "3"]),
-        (3, [*fit, "--bits", "3", "--model", "./nowhere"]),
-        (2, [*fit, "--bits", "3", "--model", str(MODEL), "--device", "gpu"]),
         (3, ["merge-moments", "./artifact", "./moments.safetensors", "--output", "./out"]),
         (3, ["merge-moments", "./nowhere", "./moments.safetensors", "--output", "./out"]),
     ]

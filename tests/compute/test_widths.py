@@ -157,21 +157,26 @@ def strict_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rule, "PERPLEXITY_FAIL", 0.1)
 
 
-def chosen_freely(model: Path, target: Path, **changes: object) -> Job:
-    free: dict[str, object] = {"method": "auto", "tune": False, "allow_poor": False}
-    if model == EXAMPLE:
-        windows = Windows(sink=16, recent=32, dtype="bfloat16")
-        recipe = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92), windows=windows)
-        free |= {"recipe": recipe, "dtype": "float32", "calib_tokens": 1024, "seq_len": 512}
-        free |= {"heldout_tokens": 2048}
-    return options(model, target, **{"bits": 2, **free, **changes})
+def chosen_freely(target: Path, **changes: object) -> Job:
+    windows = Windows(sink=16, recent=32, dtype="bfloat16")
+    free: dict[str, object] = {
+        "recipe": ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92), windows=windows),
+        "method": "auto",
+        "tune": False,
+        "allow_poor": False,
+        "dtype": "float32",
+        "calib_tokens": 1024,
+        "seq_len": 512,
+        "heldout_tokens": 2048,
+    }
+    return options(EXAMPLE, target, **{"bits": 2, **free, **changes})
 
 
 def test_layers_get_more_bits_where_2_fail_and_nobody_asked_for_them(
     strict_gates: None, tmp_path: Path
 ) -> None:
     """`auto` takes 3.25 bits at most, which is not enough here: the last step is 4 bits."""
-    wanted = chosen_freely(EXAMPLE, tmp_path / "a", bits=None)
+    wanted = chosen_freely(tmp_path / "a", bits=None)
     told: list[str] = []
     found = compute_artifact(wanted, progress=lambda *news: told.append(news[2]))
     assert found.choice is not None
@@ -181,14 +186,14 @@ def test_layers_get_more_bits_where_2_fail_and_nobody_asked_for_them(
     assert found.choice.chosen.gate == "fail" and found.choice.served.gate == "pass"
     (note,) = (note for note in found.notes if "--bits 2 --allow-poor" in note)
     assert "4.50 bits" in note
-    poor = compute_artifact(chosen_freely(EXAMPLE, tmp_path / "b", bits=None, allow_poor=True))
+    poor = compute_artifact(chosen_freely(tmp_path / "b", bits=None, allow_poor=True))
     assert poor.manifest.recipe.widths is None
 
 
 def test_2_bits_that_were_asked_for_are_refused_with_the_budget_that_passes(
     strict_gates: None, tmp_path: Path
 ) -> None:
-    wanted, told = chosen_freely(EXAMPLE, tmp_path / "a"), set[str]()
+    wanted, told = chosen_freely(tmp_path / "a"), set[str]()
     with pytest.raises(ComputeFailed, match="raises perplexity") as caught:
         compute_artifact(wanted, progress=lambda *news: told.add(news[2]))
     assert {phase.name for phase in expected_phases(wanted)} >= told
