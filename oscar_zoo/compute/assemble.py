@@ -40,7 +40,6 @@ from oscar_zoo.artifact.manifest import (
 from oscar_zoo.artifact.names import ArtifactId, CalibrationTag
 from oscar_zoo.artifact.specs import CAPABILITIES, Geometry, Harness, ServingRecipe
 from oscar_zoo.compute.methods.base import FitResult, Method
-from oscar_zoo.compute.methods.table import TABLE
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.caches import stored_bits
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
@@ -69,7 +68,7 @@ class Facts:
 
 def assemble(result: FitResult, facts: Facts) -> dict[str, bytes]:
     """File name -> content of the whole artifact, `oscar.json` included."""
-    if not TABLE[result.method.name].publishable:
+    if not result.method.publishable:
         raise UsageError(
             f"{result.method.name} is a baseline to measure, not an artifact.", hint="use hadamard"
         )
@@ -191,7 +190,7 @@ def _manifest(
 def _recipe(result: FitResult, facts: Facts) -> ServingRecipe:
     """The recipe with the capabilities that the method requires. It forbids folding the value
     transform into the weights where that product is not exact."""
-    requires = {*facts.recipe.requires, *TABLE[result.method.name].requires}
+    requires = {*facts.recipe.requires, *result.method.requires}
     update: dict[str, object] = {"requires": tuple(c for c in CAPABILITIES if c in requires)}
     model = facts.model
     # That product is exact for unquantized weights without an elementwise operation between

@@ -68,7 +68,7 @@ def tunes(job: Job) -> bool:
     """Whether the job asks for a method that is tuned."""
     if job.auto:
         return job.tune and not job.fast
-    return TABLE[job.method].tuned
+    return TABLE[job.method].tune is not None
 
 
 EFFICIENCY = 0.4

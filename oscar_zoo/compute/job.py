@@ -55,12 +55,17 @@ from oscar_zoo.compute.methods.base import (
     Method,
     Tick,
     fit,
-    fit_all,
     needs_model,
+)
+from oscar_zoo.compute.methods.table import (
+    METHODS,
+    TABLE,
+    TUNED,
+    find_method,
+    fit_all,
     possible_methods,
     with_tuned,
 )
-from oscar_zoo.compute.methods.table import METHODS, TABLE, TUNED, find_method
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord
 from oscar_zoo.compute.options import (

@@ -14,8 +14,7 @@ from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.render.computing import choice_lines
 from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.data.calibration import CalibrationData, HeldOut, load_calibration
-from oscar_zoo.compute.methods.base import fit_all
-from oscar_zoo.compute.methods.table import METHODS
+from oscar_zoo.compute.methods.table import METHODS, fit_all
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.select.choose import FINER_CLIPS, choose, refuse_poor
 from oscar_zoo.compute.select.decision import Choice

@@ -34,8 +34,8 @@ from oscar_zoo.compute.capture.rows import CalibrationRows, collect_rows
 from oscar_zoo.compute.capture.transformers import capture, numerics
 from oscar_zoo.compute.data.calibration import CalibrationData, load_calibration
 from oscar_zoo.compute.methods import base, tuned
-from oscar_zoo.compute.methods.base import fit, fit_all, with_tuned
-from oscar_zoo.compute.methods.table import METHODS, TUNED
+from oscar_zoo.compute.methods.base import fit
+from oscar_zoo.compute.methods.table import METHODS, TUNED, fit_all, with_tuned
 from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.moments_file import MomentsInfo, SequenceRecord, merge_files
 from oscar_zoo.compute.report.build import report_of, report_of_moments, save_report

@@ -33,8 +33,7 @@ from oscar_zoo.artifact import strict_json, tensor_file
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import Disjoint
 from oscar_zoo.artifact.specs import Harness
-from oscar_zoo.compute.methods.base import possible_methods
-from oscar_zoo.compute.methods.table import METHODS
+from oscar_zoo.compute.methods.table import METHODS, possible_methods
 from oscar_zoo.compute.moments import ROW_SUMS, WEIGHTED_SUMS, LayerMoments, Moments
 from oscar_zoo.compute.moments_file import (
     KEY,

@@ -7,7 +7,7 @@ of moments is checked before every fit.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -19,10 +19,9 @@ from torch import Tensor
 
 from oscar_zoo.artifact.formats import Role, RotationSet, hadamard
 from oscar_zoo.artifact.manifest import Composition, Coverage, Estimators
-from oscar_zoo.artifact.specs import StatisticName
-from oscar_zoo.compute.methods.table import METHODS, TUNED, find_method
+from oscar_zoo.artifact.specs import Capability, StatisticName
 from oscar_zoo.compute.moments import Moments, Need
-from oscar_zoo.errors import ComputeFailed, UsageError
+from oscar_zoo.errors import UsageError
 
 Matrix = NDArray[np.float64]
 Tick = Callable[[int, int], None]
@@ -84,6 +83,9 @@ class Method:
         fit: from moments with full coverage to transforms.
         tune: improves the result of `fit` with rows of the model; `None` when the method reads only
             moments.
+        requires: what an engine must be able to do to serve the result.
+        publishable: whether an artifact may hold the result; a baseline is only measured.
+        variant_of: the method that it refines. Rule `auto` treats the two as one method.
     """
 
     name: str
@@ -93,6 +95,9 @@ class Method:
     composition: Composition | None
     fit: Callable[[Moments], FittedPair]
     tune: Callable[[FittedPair, CalibrationRows, Tick], FittedPair] | None = None
+    requires: tuple[Capability, ...] = ()
+    publishable: bool = True
+    variant_of: str | None = None
 
 
 def eigenbasis(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,38 +173,3 @@ def needs_model(method: Method) -> UsageError:
         f"{method.name} is tuned on rows of the model; moments alone do not have them.",
         hint=f"run oscar-zoo compute MODEL --method {method.name}, or fit wush",
     )
-
-
-def fit_all(moments: Moments, names: Sequence[str] | None = None) -> Fits:
-    """Fit several methods of the same moments; `None` stands for all `possible_methods`."""
-    methods = [*map(find_method, possible_methods(moments) if names is None else names)]
-    for method in methods:
-        moments.check(method.needs)
-    return _fitted(Fits({}, {}), moments, methods, None, lambda done, total: None)
-
-
-def with_tuned(fits: Fits, moments: Moments, rows: CalibrationRows, *, tick: Tick) -> Fits:
-    """Add one result, or one refusal, of each method of `TUNED`."""
-    return _fitted(fits, moments, TUNED.values(), rows, tick)
-
-
-def _fitted(
-    fits: Fits,
-    moments: Moments,
-    methods: Iterable[Method],
-    rows: CalibrationRows | None,
-    tick: Tick,
-) -> Fits:
-    results, refused = dict(fits.results), dict(fits.refused)
-    for method in methods:
-        try:
-            results[method.name] = fit(moments, method, rows, tick=tick)
-        except ComputeFailed as error:
-            refused[method.name] = error.message
-    return Fits(results, refused)
-
-
-def possible_methods(moments: Moments) -> tuple[str, ...]:
-    """The methods whose sums the moments hold; `Moments.check` tells whether they are complete."""
-    met = moments.needs_met()
-    return tuple(name for name, method in METHODS.items() if method.needs <= met)

@@ -20,6 +20,7 @@ from torch import Tensor
 from oscar_zoo.artifact import statistics
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard_set, pbr_permutation
 from oscar_zoo.artifact.manifest import Composition, Estimator, Estimators
+from oscar_zoo.artifact.specs import Capability
 from oscar_zoo.compute.methods.base import (
     FittedPair,
     Method,
@@ -104,6 +105,7 @@ def _oscar(
     *,
     v: str = "sst/1",
     format_version: Literal[1, 2] = 1,
+    requires: tuple[Capability, ...] = (),
 ) -> Method:
     """A method whose keys target `qqt/1`."""
     return Method(
@@ -115,10 +117,11 @@ def _oscar(
             id="r_h_pbr", hadamard="sylvester", permutation="bit-reversal", signs="max-abs-positive"
         ),
         fit=partial(rotate, k="qqt/1", v=v, format_version=format_version),
+        requires=requires,
     )
 
 
-IDENTITY = Method("identity", "identity", frozenset(), None, None, _identity)
+IDENTITY = Method("identity", "identity", frozenset(), None, None, _identity, publishable=False)
 HADAMARD = Method(
     "hadamard",
     "hadamard",
@@ -132,7 +135,13 @@ OSCAR = _oscar("oscar", None, {"rows", "weighted"})
 OSCAR_EXACT = _oscar("oscar-exact", "exact", {"rows", "outputs"}, v="oo/1")
 """Values target the covariance that the paper defines, V^T S^T S V with the causal softmax scores
 S. The rows of S V are the outputs of the heads, so it streams like any other second moment."""
-OSCAR_PER_HEAD = _oscar("oscar-per-head", "per-head", {"rows", "weighted"}, format_version=2)
+OSCAR_PER_HEAD = _oscar(
+    "oscar-per-head",
+    "per-head",
+    {"rows", "weighted"},
+    format_version=2,
+    requires=("per_head",),
+)
 """When the heads of a layer attend to different channels, their mean covariance is nearly flat and
 a shared rotation gains nothing. One matrix per head costs memory, and formats that share one matrix
 cannot hold it."""

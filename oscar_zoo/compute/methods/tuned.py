@@ -224,4 +224,5 @@ METHOD = replace(
     ),
     composition=None,  # of the start only
     tune=tune,
+    variant_of="wush",
 )

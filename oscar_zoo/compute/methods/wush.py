@@ -214,4 +214,5 @@ METHOD = Method(
         id="wush", hadamard="sylvester", permutation="descending", signs="max-abs-positive"
     ),
     fit=fit,
+    requires=("per_head", "k_partner", "v_partner"),
 )
