@@ -16,10 +16,10 @@ from oscar_zoo.compute.moments import Moments
 from oscar_zoo.compute.select.attention_errors import (
     ClipCurve,
     Fidelity,
+    LayerBench,
     clip_indices,
     measure_fits,
 )
-from oscar_zoo.compute.select.layer_errors import LayerBench
 from oscar_zoo.evaluate.simulated_cache import cache_side
 
 GEOMETRY = Geometry(

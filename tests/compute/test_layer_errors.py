@@ -21,7 +21,7 @@ from oscar_zoo.compute.capture.transformers import capture
 from oscar_zoo.compute.data.calibration import load_calibration
 from oscar_zoo.compute.methods.base import fit
 from oscar_zoo.compute.methods.table import METHODS
-from oscar_zoo.compute.select.layer_errors import LayerBench
+from oscar_zoo.compute.select.attention_errors import LayerBench
 from oscar_zoo.errors import ComputeFailed
 from oscar_zoo.evaluate.measure import measure
 from oscar_zoo.evaluate.questions import Perplexity

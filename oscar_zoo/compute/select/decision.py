@@ -12,8 +12,7 @@ from oscar_zoo.artifact.width_selection import KEY, WidthSelection
 from oscar_zoo.compute.data.calibration import HeldOut
 from oscar_zoo.compute.methods.base import FitResult
 from oscar_zoo.compute.options import AUTO_LOSS
-from oscar_zoo.compute.select.attention_errors import Fidelity, ratio_text
-from oscar_zoo.compute.select.layer_errors import geometric_mean
+from oscar_zoo.compute.select.attention_errors import Fidelity, geometric_mean, ratio_text
 from oscar_zoo.compute.select.rule import (
     FAST_RULE,
     LARGEST,
