@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from oscar_zoo.version import __version__
 
 if TYPE_CHECKING:
-    from oscar_zoo.app.benchmark import benchmark_artifact
     from oscar_zoo.app.compute import compute_artifact
-    from oscar_zoo.app.evaluate import evaluate_against, evaluate_artifact
     from oscar_zoo.app.fit import draw_report, fit, merge_moments
-    from oscar_zoo.app.ruler import ask_long_prompts
     from oscar_zoo.app.serve import serve
+    from oscar_zoo.evaluate.benchmarks.suite import benchmark_artifact
+    from oscar_zoo.evaluate.in_process import evaluate_against, evaluate_artifact
+    from oscar_zoo.evaluate.ruler import ask_long_prompts
     from oscar_zoo.registry.artifacts import Artifact
     from oscar_zoo.registry.mirror import mirror
     from oscar_zoo.registry.publish import publish
@@ -44,16 +44,16 @@ _CALLS = {
     "Artifact": "registry.artifacts",
     "RunningServer": "serving.running",
     "add_scores": "site.scores",
-    "benchmark_artifact": "app.benchmark",
+    "benchmark_artifact": "evaluate.benchmarks.suite",
     "build_site": "site.build",
     "card": "site.card",
     "compare": "site.compare",
-    "ask_long_prompts": "app.ruler",
+    "ask_long_prompts": "evaluate.ruler",
     "compute_artifact": "app.compute",
     "deprecate": "site.status",
     "draw_report": "app.fit",
-    "evaluate_against": "app.evaluate",
-    "evaluate_artifact": "app.evaluate",
+    "evaluate_against": "evaluate.in_process",
+    "evaluate_artifact": "evaluate.in_process",
     "fit": "app.fit",
     "fit_gpu": "serving.fit_gpu",
     "installed": "site.cache",

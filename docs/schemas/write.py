@@ -25,6 +25,13 @@ from oscar_zoo.artifact.outcome import VerifyReport
 from oscar_zoo.artifact.specs import Score, ServingRecipe
 from oscar_zoo.compute.outcome import ComputeResult, FitResult, MergeResult
 from oscar_zoo.compute.report.data import ReportData
+from oscar_zoo.evaluate.outcome import (
+    AgainstReport,
+    BenchmarkReport,
+    EvalReport,
+    RulerReport,
+    ServerReport,
+)
 from oscar_zoo.registry.login import Account
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.mirror import MirrorReport
@@ -133,6 +140,11 @@ GENERATED: dict[str, tuple[str, type]] = {
     "compute-1": ("A computed artifact", ComputeResult),
     "fit-1": ("A fitted artifact", FitResult),
     "merge-1": ("Merged moments", MergeResult),
+    "eval-1": ("A measured cache", EvalReport),
+    "eval-against-1": ("Caches side by side", AgainstReport),
+    "eval-benchmark-1": ("Scores of benchmarks", BenchmarkReport),
+    "eval-server-1": ("Measured servers", ServerReport),
+    "ruler-1": ("Facts in long prompts", RulerReport),
     "cache-dir-1": ("The folder of the store", cache.CacheFolder),
     "cache-gc-1": ("Freed space", cache.Freed),
     "cache-list-1": ("Stored artifacts", cache.Stored),

@@ -24,10 +24,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from oscar_zoo.engines.sglang.offline_process import Case
-from oscar_zoo.evaluate.against_table import LONG, OWN, TABLE, AgainstReport, AgainstRow
+from oscar_zoo.evaluate.against_table import LONG, OWN, TABLE
 from oscar_zoo.evaluate.bench.report import Report
 from oscar_zoo.evaluate.bench.sides import CACHES, LABELS, Cache, Side
-from oscar_zoo.evaluate.ruler import RulerReport
+from oscar_zoo.evaluate.outcome import AgainstReport, AgainstRow, RulerReport
 from oscar_zoo.evaluate.shared import cache_title, length_text
 
 Kind = Literal["png", "svg", "html"]
@@ -95,7 +95,7 @@ def loss_chart(report: AgainstReport, title: str, kind: Kind = "png") -> bytes:
     rows = [row for row in report.rows if row.divergence > 0]
     with _drawing(10.5, 5.6, title) as figure:
         left, right = figure.subplots(1, 2, sharey=True)
-        length = length_text(report.facts["length"])
+        length = length_text(report.length)
         short = [row.bits_per_element_with_windows for row in rows]
         _losses(left, rows, short, [row.pareto for row in rows])
         left.set_title(f"bits of sequences of {length} tokens, as measured", **_HEAD)
@@ -166,7 +166,7 @@ def _crowded(at: int, rows: Sequence[AgainstRow], bits: Sequence[float]) -> bool
 def recall_maps(report: RulerReport, title: str, kind: Kind = "png") -> bytes:
     """A map per cache: a column per length, a row per depth, the share of right answers in each.
     Without a family that has depths, a row per family."""
-    caches, lengths, depths = report.caches, report.lengths, report.depths
+    caches, lengths, depths = report.caches, report.lengths, report.places
     names = [f"{depth:.0%}" for depth in depths] or list(report.families)
     columns = math.ceil(len(caches) ** 0.5)
     rows = -(-len(caches) // columns)
@@ -177,9 +177,11 @@ def recall_maps(report: RulerReport, title: str, kind: Kind = "png") -> bytes:
             axis.set_visible(False)
         for cache, axis in zip(caches, axes.flat, strict=False):
             found = (
-                [[report.place(cache, n, depth) for n in lengths] for depth in depths]
+                [[report.share(cache, length=n, depth=depth) for n in lengths] for depth in depths]
                 if depths
-                else [[report.family(cache, f, n) for n in lengths] for f in report.families]
+                else [
+                    [report.share(cache, family=name, length=n) for n in lengths] for name in names
+                ]
             )
             shares = np.array(found, float)
             axis.imshow(shares, cmap=colours, vmin=0, vmax=1, aspect="auto")

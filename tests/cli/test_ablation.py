@@ -12,6 +12,7 @@ from tiny_models import write_model
 
 import oscar_zoo
 from oscar_zoo.cli.render.evaluation import print_bits
+from oscar_zoo.evaluate.outcome import EvalRow
 
 TEXT = (Path(__file__).resolve().parents[2] / "examples/text/validation.txt").read_text("utf-8")
 
@@ -120,13 +121,13 @@ def test_one_value_of_each_is_for_all_caches_and_python_takes_one_or_a_list(
 def test_the_bits_that_are_told_are_those_of_the_artifact(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    row = {"cache": "int2", "changes": {}, "perplexity": 3.0, "recall": None}
-    narrow = {"bits_per_element": 2.5, "bits_per_element_with_windows": 5.0}
-    wide = {"bits_per_element": 3.25, "bits_per_element_with_windows": 5.75}
+    bits = (("bf16", 16.0, 16.0), ("int2", 2.5, 3.125), ("artifact", 3.25, 3.875))
     rows = [
-        row | {"cache": "bf16"} | narrow | {"bits_per_element_at": {"8192": 16.0}},
-        row | narrow | {"bits_per_element_at": {"8192": 3.125}},
-        row | {"cache": "artifact"} | wide | {"bits_per_element_at": {"8192": 3.875}},
-    ]
+        EvalRow(
+            cache=cache, perplexity=3.0, recall=None, changes={}, bits_per_element=stored,
+            bits_per_element_with_windows=5.0, bits_per_element_at={"8192": long},
+        )
+        for cache, stored, long in bits
+    ]  # fmt: skip
     print_bits(rows)
     assert "of it by tokens of a sequence, with windows: 3.88 at 8k" in capsys.readouterr().out

@@ -21,9 +21,9 @@ from forked_commands import ForkedCli
 from scripted_chat import scripted_chat
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.app import benchmark
 from oscar_zoo.cli.main import run
 from oscar_zoo.errors import ServerFailed
+from oscar_zoo.evaluate.benchmarks import suite
 from oscar_zoo.registry.score_file import ScoreFile
 
 needs_harness = pytest.mark.usefixtures("harness")
@@ -234,7 +234,7 @@ def test_an_early_end_says_that_answers_are_kept(
     monkeypatch.setattr(harness, "run_arm", ended)
     one: Any = SimpleNamespace(task=None, settings=None, place=Path("a"), requests=1)
     with pytest.raises(type(error)) as raised:
-        benchmark.ask_one("int2", one, None, None, "label", observer)  # type: ignore[arg-type]
+        suite.ask_one("int2", one, None, None, "label", observer)  # type: ignore[arg-type]
     (said,) = notes or raised.value.__notes__
     assert said.startswith("answers until now are kept")
 

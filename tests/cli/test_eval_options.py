@@ -12,12 +12,12 @@ import pytest
 from cli_output import refused
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.app import benchmark, evaluate, evaluate_server
 from oscar_zoo.artifact.specs import Clip
 from oscar_zoo.cli.commands.eval import TEXT_TASKS
 from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant
-from oscar_zoo.evaluate.ablation import Values
+from oscar_zoo.evaluate import in_process, servers
+from oscar_zoo.evaluate.benchmarks import suite
 from oscar_zoo.evaluate.benchmarks.tasks import NAMES
 from oscar_zoo.evaluate.params import EvalParams, again
 
@@ -33,10 +33,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(params)
         raise KeyboardInterrupt
 
-    for module, name in ((evaluate, "evaluate"), (evaluate_server, "evaluate")):
-        monkeypatch.setattr(module, name, take)
-    monkeypatch.setattr(evaluate, "compare", take)
-    monkeypatch.setattr(benchmark, "run_benchmarks", take)
+    for module in (in_process, servers):
+        monkeypatch.setattr(module, "evaluate", take)
+    monkeypatch.setattr(suite, "run_benchmarks", take)
     return found
 
 
@@ -44,8 +43,8 @@ def test_options_reach_the_parameters(asked: list[Any], tmp_path: Path) -> None:
     common = ["--task", "recall", "--clip", "0.5,0.6", "--answers", "3", "--hub", "file:x"]
     run(["eval", "Name"])
     run(["eval", "Name", *common])
-    servers = ["--engine", "sglang", "--chunk", "64,128", "--radix", "off", "--timeout", "7"]
-    run(["eval", "Name", *common, *servers, "--", "--max-running-requests=2"])
+    flags = ["--engine", "sglang", "--chunk", "64,128", "--radix", "off", "--timeout", "7"]
+    run(["eval", "Name", *common, *flags, "--", "--max-running-requests=2"])
     run(["eval", "Name", "--task", "gsm8k", "--fp8", "--no-thinking", "--limit", "3"])
     plain, here, there, questions = asked
     assert plain == EvalParams("Name")
@@ -55,16 +54,16 @@ def test_options_reach_the_parameters(asked: list[Any], tmp_path: Path) -> None:
     given |= {"engine": "sglang", "chunk": "64,128", "radix": "off", "timeout": 7}
     assert there == EvalParams("Name", **given, engine_flags=("--max-running-requests=2",))
     wanted = tuple(ServerVariant(chunk=chunk, radix=False) for chunk in (64, 128))
-    assert evaluate_server.variants_of(there) == wanted
+    assert servers.variants_of(there) == wanted
     assert questions == EvalParams("Name", tasks=("gsm8k",), fp8=True, thinking=False, limit=3)
 
 
 def test_lists_are_the_values_to_measure_with(asked: list[Any]) -> None:
     run(["eval", "Name", "--sink", "0,64,0", "--recent", "128", "--group-size", "32,64"])
     run(["eval", "Name", "--clip", "0.9,0.8", "--clip", "0,0"])
-    values = Values(sink=(0, 64), recent=(128,), group_size=(32, 64))
-    clips = Values(clip=(Clip(k=0.9, v=0.8), Clip(k=0.0, v=0.0)))
-    assert [evaluate.values_of(params) for params in asked] == [values, clips]
+    values = {"sink": (0, 64), "recent": (128,), "group_size": (32, 64)}
+    clips = {"clip": (Clip(k=0.9, v=0.8), Clip(k=0.0, v=0.0))}
+    assert [in_process.values_of(params) for params in asked] == [values, clips]
 
 
 def test_the_command_line_again_means_the_same_with_a_folder(asked: list[Any]) -> None:

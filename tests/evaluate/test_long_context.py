@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,18 +14,9 @@ from oscar_zoo.engines.server_client import Answer, ServerFacts
 from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.charts import recall_maps
 from oscar_zoo.evaluate.measure import TaskPrompt
-from oscar_zoo.evaluate.ruler import (
-    Cell,
-    Measured,
-    Questions,
-    RulerReport,
-    cells_of,
-    length_rows,
-    measure_cells,
-    measure_servers,
-    write_prompts,
-)
-from oscar_zoo.evaluate.ruler_prompts import FAMILIES
+from oscar_zoo.evaluate.outcome import Cell, RulerReport
+from oscar_zoo.evaluate.ruler import count_cells, length_rows, measure_servers
+from oscar_zoo.evaluate.ruler_prompts import FAMILIES, places_of, write_prompts
 
 LENGTH = 4000
 FILLER = [ord(c) for c in "Plain words stand here, and say nothing. " * 200]
@@ -42,7 +32,7 @@ def decode(prompt: TaskPrompt) -> str:
 
 
 def prompts(family: str, *, depths: int = 3, samples: int = 2, seed: int = 0) -> list[TaskPrompt]:
-    cells = cells_of([family], [LENGTH], depths)
+    cells = places_of([family], [LENGTH], depths)
     tasks = write_prompts(cells, FILLER, encode, samples=samples, depths=depths, seed=seed)
     return [prompt for task in tasks.values() for prompt in task.prompts]
 
@@ -84,14 +74,14 @@ def test_codes_stand_in_the_text_with_the_name_that_is_asked_for(family: str) ->
 
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.has_depth])
 def test_the_fact_lies_at_its_depth(family: str) -> None:
-    cells = cells_of([family], [LENGTH], 5)
+    cells = places_of([family], [LENGTH], 5)
     tasks = write_prompts(cells, FILLER, encode, samples=3, depths=5, seed=0)
     for cell, task in tasks.items():
         for prompt in task.prompts:
             text = decode(prompt)
             at, end = text.index(answers(prompt)[0]), text.index("\nQuestion:")
-            assert cell.depth is not None
-            assert abs(at / end - cell.depth) < 0.12, (cell, at, end)
+            depth = cell[2]
+            assert depth is not None and abs(at / end - depth) < 0.12, (cell, at, end)
 
 
 def test_variables_are_followed_through_their_chain() -> None:
@@ -126,40 +116,40 @@ def test_documents_answer_the_question_that_is_asked() -> None:
 
 def test_what_has_no_room_is_refused() -> None:
     with pytest.raises(UsageError, match="have no room"):
-        write_prompts([Cell("multi-key", 200, 0.5)], FILLER, encode, samples=1, depths=1, seed=0)
+        write_prompts([("multi-key", 200, 0.5)], FILLER, encode, samples=1, depths=1, seed=0)
     with pytest.raises(UsageError, match="the text has"):
-        write_prompts([Cell("single", 20_000, 0.5)], FILLER, encode, samples=1, depths=1, seed=0)
+        write_prompts([("single", 20_000, 0.5)], FILLER, encode, samples=1, depths=1, seed=0)
     with pytest.raises(UsageError, match="no family is called"):
-        cells_of(["needle"], [LENGTH], 1)
+        places_of(["needle"], [LENGTH], 1)
 
 
 def report() -> RulerReport:
     """BF16 answers all, a broken cache what lies at the end."""
-    cells = cells_of(["single", "variables"], [1024, 2000], 3)
+    cells = places_of(["single", "variables"], [1024, 2000], 3)
     tasks = write_prompts(cells, FILLER, encode, samples=2, depths=3, seed=0)
 
     def right(task: object, share: object) -> int:
         cell = next(cell for cell, one in tasks.items() if one is task)
-        whole = share == "all" or cell.depth == 1.0
+        whole = share == "all" or cell[2] == 1.0
         return sum(len(prompt.answers) for prompt in tasks[cell].prompts) if whole else 0
 
-    found = measure_cells(tasks, {"bf16": "all", "<b>": "end"}, right)
+    found = count_cells(tasks, {"bf16": "all", "<b>": "end"}, right)
     rows = length_rows(found, lambda cache, length: 16.0 if cache == "bf16" else 2.28)
-    return RulerReport(found, rows, {"samples": 2, "depths": 3, "seed": 0})
+    return RulerReport(cells=found, rows=rows, samples=2, depths=3, seed=0)
 
 
 def test_shares_are_counted_by_place_by_family_and_by_length() -> None:
     made = report()
-    assert [made.place("<b>", 1024, depth) for depth in made.depths] == [0, 0, 1]
-    assert made.family("bf16", "variables") == 1
-    assert made.family("<b>", "single", 2000) == pytest.approx(1 / 3)
+    assert [made.share("<b>", length=1024, depth=depth) for depth in made.places] == [0, 0, 1]
+    assert made.share("bf16", family="variables") == 1
+    assert made.share("<b>", family="single", length=2000) == pytest.approx(1 / 3)
     shares = {(row.cache, row.length): row.share for row in made.rows}
     assert shares["bf16", 1024] == 1
     assert shares["<b>", 2000] == pytest.approx(1 / 6)  # the mean of one third and of nothing
     facts = json.loads(json.dumps(made.to_json()))
     assert facts["schema"] == "oscar-zoo.ruler/1"
     assert {cell["asked"] for cell in facts["cells"] if cell["family"] == "single"} == {2}
-    assert Measured(Cell("single", 1024, 0.0), "bf16", 50, 50).stderr > 0
+    assert Cell("single", 1024, 0.0, "bf16", 50, 50).stderr > 0
 
 
 def test_the_maps_are_a_picture_and_a_page_that_needs_nothing_else() -> None:
@@ -175,13 +165,13 @@ def test_the_maps_are_a_picture_and_a_page_that_needs_nothing_else() -> None:
 
 def test_a_server_is_right_when_its_greedy_answer_is() -> None:
     """A server that answers what it was given: right where the fact lies in the first half."""
-    questions = Questions(("single",), (900,), depths=4, samples=2)
-    tasks = questions.tasks(FILLER, encode)
+    size = {"depths": 4, "samples": 2, "seed": 0}
+    tasks = write_prompts(places_of(["single"], [900], 4), FILLER, encode, **size)
     known = {
         tuple(prompt.ids.tolist()[: int(prompt.scored[0]) + 1]): prompt.targets.tolist()
         for cell, task in tasks.items()
         for prompt in task.prompts
-        if (cell.depth or 0) < 0.5
+        if (cell[2] or 0) < 0.5
     }
 
     def generate(ids: list[int], number: int) -> Answer:
@@ -191,7 +181,7 @@ def test_a_server_is_right_when_its_greedy_answer_is() -> None:
 
     facts = ServerFacts("0.5.21", "int2", "float32", "cpu", 16, 4, True, 1, 1000, 1000)
     client: Any = SimpleNamespace(url="http://one", facts=lambda: facts, generate=generate)
-    found = measure_servers({"one": client}, tasks, questions)
+    found = measure_servers({"one": client}, tasks, size)
     with pytest.raises(UsageError, match="takes 1,000 tokens"):
-        measure_servers({"one": client}, tasks, replace(questions, lengths=(1001,)))
+        measure_servers({"one": client}, {("single", 1001, 0.5): tasks["single", 900, 0.0]}, size)
     assert [(one.right, one.asked) for one in found.cells] == [(2, 2), (2, 2), (0, 2), (0, 2)]

@@ -4,8 +4,11 @@ refusals."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +17,13 @@ from tiny_models import EXAMPLE, write_model
 from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
-from oscar_zoo.evaluate.ablation import TimeLeft, Values
+from oscar_zoo.evaluate.in_process import _progress, settings_of
 from oscar_zoo.evaluate.measure import measure
 from oscar_zoo.evaluate.questions import Perplexity
 from oscar_zoo.evaluate.run import evaluate
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel, load_model
+from oscar_zoo.observer import Note
 
 TEXT = (EXAMPLE.parents[1] / "text/validation.txt").read_text("utf-8")
 RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92))
@@ -39,45 +43,39 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 def test_every_combination_of_settings_is_measured_with_the_artifact(small: LoadedModel) -> None:
     artifact = hadamard_set(small.block, "k"), hadamard_set(small.block, "v")
     recipe = ServingRecipe(group_size=16, clip=Clip(k=0.96, v=0.92), windows=Windows(sink=4))
-    values = Values(sink=(0, 8), recent=(16,), clip=(Clip(k=0.0, v=0.0), Clip(k=0.9, v=0.9)))
-    settings = values.settings(recipe)
-    assert [(one.recipe.windows.sink, one.recipe.windows.recent) for one in settings] == [
-        (0, 16),
-        (0, 16),
-        (8, 16),
-        (8, 16),
-    ]
+    clips = Clip(k=0.0, v=0.0), Clip(k=0.9, v=0.9)
+    settings = settings_of({"sink": (0, 8), "recent": (16,), "clip": clips}, recipe)
+    windows = [one.windows for one, _ in settings]
+    assert [(one.sink, one.recent) for one in windows] == [(0, 16), (0, 16), (8, 16), (8, 16)]
     given = {"tasks": ("perplexity",), "windows": 1, "length": 128, "recipe": recipe}
     report = evaluate(small, TEXT[:20_000], artifact=artifact, settings=settings, **given)
     rows = report.to_json()["rows"]
     assert [row["cache"] for row in rows] == ["bf16", *["artifact"] * 4]
     assert [row["changes"].get("clip") for row in rows[1:]] == ["0,0", "0.9,0.9"] * 2
     for row, setting in zip(report.rows[1:], settings, strict=True):
-        alone = evaluate(
-            small, TEXT[:20_000], artifact=artifact, **given | {"recipe": setting.recipe}
-        )
+        alone = evaluate(small, TEXT[:20_000], artifact=artifact, **given | {"recipe": setting[0]})
         same = next(one for one in alone.rows if one.cache == "artifact")
         assert row.perplexity == same.perplexity
         assert row.bits_per_element_with_windows == same.bits_per_element_with_windows
     assert report.compared == ()
-    with pytest.raises(UsageError, match="with an artifact only"):
-        evaluate(small, TEXT[:20_000], artifact=None, settings=settings, **given)
 
 
 def test_a_recipe_with_a_clip_for_each_layer_takes_no_other_clip() -> None:
     recipe = RECIPE.with_widths(Widths.uniform(2, k=4, v=2, clip=RECIPE.clip))
     with pytest.raises(UsageError, match="a clip ratio for each layer"):
-        Values(clip=(Clip(k=0.5, v=0.5),)).settings(recipe)
-    (setting,) = Values(sink=(8,)).settings(recipe)
-    assert (setting.recipe.widths, setting.changes) == (recipe.widths, {"sink": 8})
+        settings_of({"clip": (Clip(k=0.5, v=0.5),)}, recipe)
+    ((changed, values),) = settings_of({"sink": (8,)}, recipe)
+    assert (changed.widths, values) == (recipe.widths, {"sink": 8})
 
 
 def test_the_time_left_is_told_once_when_the_first_combination_is_done() -> None:
-    now = iter([7.0, 107.0])
-    left = TimeLeft(caches=5, clock=lambda: next(now))
-    assert [left.after(done, 10) for done in range(1, 11)] == [0, 0, 0, 300.0, *[0] * 6]
-    alone = TimeLeft(caches=1, clock=lambda: 0.0)
-    assert [alone.after(done, 4) for done in range(1, 5)] == [0, 0, 0, 0]
+    for several, seconds, said in ((4, 400.0, [1200.0]), (4, 100.0, []), (0, 400.0, [])):
+        notes: list[Note] = []
+        observer: Any = SimpleNamespace(advance=lambda *_: None, note=notes.append)
+        tell = _progress(observer, several, clock=itertools.count(7.0, seconds).__next__)
+        for done in range(1, 11):
+            tell(done, 10, "")
+        assert [note.facts["seconds"] for note in notes] == said
 
 
 def test_the_report_is_plain_json_with_the_facts_to_repeat_it(small: LoadedModel) -> None:

@@ -3,7 +3,6 @@ has its line."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,9 +17,9 @@ from tiny_models import write_model
 from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows
 from oscar_zoo.engines.server_client import Answer, Scored, ServerFacts
+from oscar_zoo.evaluate.outcome import Recalled, ServerRow
 from oscar_zoo.evaluate.questions import Conversation
 from oscar_zoo.evaluate.server_comparison import (
-    ComparisonRow,
     ReferenceRun,
     ServerQuestions,
     ServerRun,
@@ -33,7 +32,7 @@ from oscar_zoo.models.loading import load_model
 RECENT, HIT = 8, 32
 TEXTS = torch.randint(3, 2000, (2, 70), generator=torch.Generator().manual_seed(1)).tolist()
 FACTS = ServerFacts("0.5.17", "int2", "float32", "cpu", 16, 4, True, 1, 1000, 90)
-Judge = Callable[[ServerRun], ComparisonRow]
+Judge = Callable[[ServerRun], ServerRow]
 
 
 @pytest.fixture(scope="module")
@@ -71,21 +70,10 @@ def judge(reference: ReferenceRun) -> Judge:
 
 def test_a_right_server_has_nothing_wrong(judge: Judge, right: ServerRun) -> None:
     row = judge(right)
-    assert (
-        row.violations == ()
-        and row.cold is not None
-        and row.warm is not None
-        and row.recall is not None
-    )
-    assert row.cold.deviation == row.warm.deviation == 0 and row.cold.exact != row.cold.server
-    assert (row.recall.answers, row.recall.talking, row.recall.alone, row.recall.reference) == (
-        4,
-        4,
-        4,
-        4,
-    )
-    facts = json.loads(json.dumps(row.to_json(), allow_nan=False))
-    assert facts["recall"]["talking"] == 1.0 and facts["reused_tokens"] == [HIT, HIT]
+    cold, warm = row.perplexity, row.perplexity_after_hit
+    assert row.violations == () and cold is not None and warm is not None
+    assert cold.deviation == warm.deviation == 0 and cold.exact != cold.server
+    assert row.recall == Recalled(4, 1.0, 1.0, 1.0) and row.reused_tokens == (HIT, HIT)
 
 
 def test_perplexity_has_a_limit_in_both_directions(judge: Judge, right: ServerRun) -> None:
@@ -109,7 +97,8 @@ def test_a_hit_is_judged_by_the_tokens_it_had(
     assert judge(replace(right, warm=shorter)).violations == ()
     lost = tuple(Scored(reference.score(i, chunk=16, hit=HIT, sinks=False), HIT) for i in range(2))
     row = judge(replace(right, warm=lost))
-    assert row.warm is not None and row.warm.server == row.warm_without_sinks
+    assert row.perplexity_after_hit is not None
+    assert row.perplexity_after_hit.server == row.perplexity_after_hit_without_sinks
     (line,) = row.violations
     assert line.startswith("perplexity after a hit ")
 

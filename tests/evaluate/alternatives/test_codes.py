@@ -13,10 +13,20 @@ from torch import Tensor
 from oscar_zoo.artifact.formats import LayerTransform, hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Windows
 from oscar_zoo.errors import UsageError
-from oscar_zoo.evaluate.against import build_caches
 from oscar_zoo.evaluate.against_table import TABLE, choices, pareto_optimal
-from oscar_zoo.evaluate.formats import Alternative, ChannelGroups, Fp8, Subject, TokenGroups
-from oscar_zoo.evaluate.turboquant import Mse, Prod, Split, codebook, rotation
+from oscar_zoo.evaluate.formats import (
+    Alternative,
+    ChannelGroups,
+    Fp8,
+    Mse,
+    Prod,
+    Split,
+    Subject,
+    TokenGroups,
+    codebook,
+    rotation,
+)
+from oscar_zoo.evaluate.run import build_caches
 
 D, LENGTH = 128, 1000
 MODEL = Geometry(

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from oscar_zoo.app.evaluate import DATA, TASKS, WINDOWS
-from oscar_zoo.artifact.specs import ServingRecipe, Windows, read_clip
+from oscar_zoo.artifact.specs import ServingRecipe, read_clip
 from oscar_zoo.engines.requirements import require_serve
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.starting import WantedServer, log_file, own_server
@@ -19,8 +18,11 @@ from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
 from oscar_zoo.engines.sglang.served_artifact import recipe_values
 from oscar_zoo.engines.sglang.setting_flags import one_or_text
-from oscar_zoo.errors import FlagRefused, OscarZooError, ServerFailed, UsageError
-from oscar_zoo.evaluate.params import EvalParams, again, flag_of, listed, numbers
+from oscar_zoo.errors import FlagRefused, ServerFailed, UsageError
+from oscar_zoo.evaluate.in_process import DATA, TASKS, WINDOWS
+from oscar_zoo.evaluate.outcome import FailedServer, ServedArtifact, ServerReport, ServerRow
+from oscar_zoo.evaluate.params import EvalParams, Servers, again, flag_of, given, listed, numbers
+from oscar_zoo.evaluate.shared import read_text, ticking
 from oscar_zoo.models import hardware
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import targets
@@ -32,8 +34,8 @@ from oscar_zoo.serving.records import client_of
 from oscar_zoo.serving.running import StartObserver
 
 if TYPE_CHECKING:
-    from oscar_zoo.evaluate.server_comparison import ComparisonRow, ServerQuestions, ServerRun
-    from oscar_zoo.models.loading import Dtype, LoadedModel
+    from oscar_zoo.evaluate.server_comparison import ServerQuestions, ServerRun
+    from oscar_zoo.models.loading import Dtype
 
 LENGTH, ANSWERS = 2000, 60
 """The defaults of the tokens of a text and of a conversation, and of recall questions."""
@@ -76,69 +78,31 @@ class Served:
             dtype = "float32" if device == "cpu" else "bfloat16"
         return cls(artifact, choice, params.revision, recipe, device, gpu, dtype)
 
-    def wanted(self, log: str, flags: UserFlags, timeout: float, **others: Any) -> WantedServer:
-        """A server of our own with the INT2 cache."""
-        return WantedServer(
-            model=self.choice.source,
-            revision=self.revision,
-            verified=self.artifact.verified,
-            recipe=self.recipe,
-            device=self.device,
-            log=log_file(log),
-            timeout=timeout,
-            gpu=self.gpu,
-            flags=flags.after(f"--dtype={self.dtype}"),
-            **others,
-        )
-
-
-@dataclass(frozen=True)
-class ServerFailure:
-    """A server that gave no answers, and why."""
-
-    variant: ServerVariant
-    error: OscarZooError
-
-
-@dataclass(frozen=True)
-class ServerEvaluation:
-    """What servers answered, beside the reference: a row for every server that answered, and the
-    failures of the others."""
-
-    served: Served
-    questions: ServerQuestions
-    rows: tuple[ComparisonRow, ...]
-    failures: tuple[ServerFailure, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """0 where every server answered and agrees with the reference, else 1."""
-        return int(bool(self.failures) or any(row.violations for row in self.rows))
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON of `eval --engine sglang`."""
-        questions, served = self.questions, self.served
+    def started_as(self, log: str, flags: UserFlags, timeout: float) -> dict[str, Any]:
+        """What a server of our own takes, whatever its cache."""
         return {
-            "schema": "oscar-zoo.eval-server/1",
-            "model": served.choice.name,
-            "artifact": {"name": served.artifact.label, "digest": served.artifact.digest},
-            "device": served.device,
-            "recipe": served.recipe.model_dump(mode="json"),
-            "texts": len(questions.texts),
-            "length": questions.longest,
-            "shared_tokens": questions.shared,
-            "answers": sum(len(talk.answers) for talk in questions.conversations),
-            "servers": [row.to_json() for row in self.rows],
-            "failures": [
-                {"server": str(one.variant), "error": one.error.message} for one in self.failures
-            ],
+            "model": self.choice.source,
+            "revision": self.revision,
+            "device": self.device,
+            "gpu": self.gpu,
+            "log": log_file(log),
+            "timeout": timeout,
+            "flags": flags.after(f"--dtype={self.dtype}"),
         }
 
+    def wanted(self, log: str, flags: UserFlags, timeout: float, **others: Any) -> WantedServer:
+        """A server of our own with the INT2 cache."""
+        verified, common = self.artifact.verified, self.started_as(log, flags, timeout)
+        return WantedServer(verified=verified, recipe=self.recipe, **common, **others)
 
-def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerEvaluation:
+    @property
+    def told(self) -> ServedArtifact:
+        """The artifact, for outcomes."""
+        return ServedArtifact(self.artifact.label, self.artifact.digest)
+
+
+def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerReport:
     """Ask the servers, then the model in this process, and compare their answers."""
-    from oscar_zoo.evaluate.shared import read_text
-
     servers, flags = variants_of(params), UserFlags(params.engine_flags)
     check_flags(flags)
     running = None if params.url is None else client_of(params.url, timeout=params.timeout)
@@ -146,8 +110,8 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerEvaluatio
         require_serve()
     text = read_text(params.data or DATA, "validation")
     served = Served.of(params, observer)
-    questions = _questions(text, served.choice, served.recipe.windows, params)
-    failures: list[ServerFailure] = []
+    questions = _questions(text, served, params)
+    failures: list[FailedServer] = []
     if running is not None:
         check_recipe(running, served.recipe)
         runs = [_ask(running, questions, observer, radix=True)]
@@ -155,19 +119,24 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> ServerEvaluatio
         runs, failures = ask_own_servers(
             servers, served, questions, flags, params.timeout, observer
         )
-    rows: list[ComparisonRow] = []
-    if runs:
-        observer.advance("loading the model", 0, 0)
-        model = _load(served, questions.longest, runs[0], params)
-        rows = _compare(runs, model, served, questions, observer)
-    return ServerEvaluation(served, questions, tuple(rows), tuple(failures))
+    return ServerReport(
+        model=served.choice.name,
+        artifact=served.told,
+        device=served.device,
+        recipe=served.recipe,
+        texts=len(questions.texts),
+        length=questions.longest,
+        shared_tokens=questions.shared,
+        answers=questions.turns,
+        servers=_compared(runs, served, questions, params, observer) if runs else (),
+        failures=tuple(failures),
+    )
 
 
 def variants_of(params: EvalParams) -> tuple[ServerVariant, ...]:
     """The servers to start, one after the other; none with `--url`."""
-    usual = EvalParams("")
     lists = ("chunk", "page_size", "radix", "tp")
-    changed = [name for name in lists if getattr(params, name) != getattr(usual, name)]
+    changed = [name for name in given(params, Servers) if name in lists]
     if params.url is not None:
         if changed or params.sweep or params.full or params.engine_flags:
             raise UsageError(
@@ -196,15 +165,14 @@ def sweep(device: str | None, *, full: bool = False) -> tuple[ServerVariant, ...
     return variants((512, 8192), (1, 16), (True, False), (1, 2) if two else (1,), full=full)
 
 
-def _questions(
-    text: str, choice: ModelChoice, windows: Windows, params: EvalParams
-) -> ServerQuestions:
-    """What to ask, in tokens of the model; `windows` are those of the recipe."""
+def _questions(text: str, served: Served, params: EvalParams) -> ServerQuestions:
+    """What to ask, in tokens of the model."""
     from oscar_zoo.evaluate.caches import encoder
     from oscar_zoo.evaluate.server_comparison import make_questions
     from oscar_zoo.models.loading import load_tokenizer
     from oscar_zoo.models.model_source import inspect_model
 
+    choice = served.choice
     block = inspect_model(choice.source, revision=params.revision, model_id=choice.model_id)
     encode = encoder(load_tokenizer(choice.source, revision=params.revision))
     length = params.length or LENGTH
@@ -213,7 +181,7 @@ def _questions(
         encode(text),
         encode,
         tasks=params.tasks or TASKS,
-        exact=windows,
+        exact=served.recipe.windows,
         length=min(length, positions - RESERVED_POSITIONS),
         windows=params.windows or WINDOWS,
         answers=params.answers or ANSWERS,
@@ -227,10 +195,10 @@ def ask_own_servers(
     flags: UserFlags,
     timeout: float,
     observer: Observer,
-) -> tuple[list[ServerRun], list[ServerFailure]]:
+) -> tuple[list[ServerRun], list[FailedServer]]:
     """Start one server after the other and ask each; the failure of one of several is a result."""
     runs: list[ServerRun] = []
-    failures: list[ServerFailure] = []
+    failures: list[FailedServer] = []
     tokens = max(POOL_TOKENS, 2 * questions.longest)
     pool = () if served.device == "cpu" else (f"--max-total-tokens={tokens}",)
     for variant in wanted:
@@ -244,7 +212,7 @@ def ask_own_servers(
         except ServerFailed as error:
             if len(wanted) == 1 or isinstance(error, FlagRefused):
                 raise
-            failures.append(ServerFailure(variant, error))
+            failures.append(FailedServer(str(variant), error))
             text = f"{variant}: {error.message}"
             observer.note(Note("server.failed", text, {"code": error.code, "hint": error.hint}))
     return runs, failures
@@ -273,57 +241,49 @@ def check_recipe(client: ServerClient, recipe: ServingRecipe) -> None:
 def _ask(
     client: ServerClient, questions: ServerQuestions, observer: Observer, *, radix: bool
 ) -> ServerRun:
-    from oscar_zoo.evaluate.server_comparison import ask, requests_of
+    from oscar_zoo.evaluate.server_comparison import ask
 
-    run = ask(client, questions, counter(observer, "requests", requests_of(questions, radix=radix)))
+    requests = (len(questions.texts) + questions.turns) * (2 if radix else 1)
+    run = ask(client, questions, counter(observer, "requests", requests))
     observer.begin((), timed=False)
     return run
 
 
 def counter(observer: Observer, label: str, total: int) -> Callable[[], None]:
     """A callback that counts one more of `total`."""
-    done = 0
-    observer.advance(label, done, total)
-
-    def tick() -> None:
-        nonlocal done
-        done += 1
-        observer.advance(label, done, total)
-
-    return tick
+    observer.advance(label, 0, total)
+    return ticking(lambda done, total, _: observer.advance(label, done, total), total)
 
 
-def _load(served: Served, longest: int, run: ServerRun, params: EvalParams) -> LoadedModel:
-    """The reference, in the type that the server computed in."""
+def _compared(
+    runs: Sequence[ServerRun],
+    served: Served,
+    questions: ServerQuestions,
+    params: EvalParams,
+    observer: Observer,
+) -> tuple[ServerRow, ...]:
+    """A row for every run, beside the model in this process, in the type that the first server
+    computed in."""
+    from oscar_zoo.evaluate.server_comparison import ReferenceRun, compare
+    from oscar_zoo.evaluate.simulated_cache import CacheSpec
     from oscar_zoo.models.loading import load_model
-    from oscar_zoo.models.memory import Workload, pick_device
+    from oscar_zoo.models.memory import Workload, memory_errors, pick_device
 
-    told = run.facts.dtype
-    return load_model(
+    observer.advance("loading the model", 0, 0)
+    told = runs[0].facts.dtype
+    model = load_model(
         served.choice.source,
         revision=served.revision,
         dtype=told if told in ("float32", "bfloat16") else served.dtype,  # type: ignore[arg-type]
         device=pick_device(params.device),
         model_id=served.choice.model_id,
         stream=params.stream_weights,
-        workload=Workload(longest),
+        workload=Workload(questions.longest),
     )
-
-
-def _compare(
-    runs: Sequence[ServerRun],
-    model: LoadedModel,
-    served: Served,
-    questions: ServerQuestions,
-    observer: Observer,
-) -> list[ComparisonRow]:
-    from oscar_zoo.evaluate.server_comparison import ReferenceRun, compare
-    from oscar_zoo.evaluate.simulated_cache import CacheSpec
-    from oscar_zoo.models.memory import memory_errors
-
     cache = CacheSpec(*both_sides(served.artifact), served.recipe)
+    recent = served.recipe.windows.recent
     with memory_errors(model.block.id, model.device):
         reference = ReferenceRun(model, cache, questions, counter(observer, "reference", 0))
-        rows = [compare(run, reference, recent=served.recipe.windows.recent) for run in runs]
+        rows = tuple(compare(run, reference, recent=recent) for run in runs)
     observer.begin((), timed=False)
     return rows

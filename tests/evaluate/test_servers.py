@@ -1,4 +1,4 @@
-"""`app.evaluate_server`: which servers a sweep starts, and that the failure of one is a result."""
+"""Servers that `eval` starts: which ones, and that the failure of one is a result."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from oscar_zoo.app import evaluate_server
-from oscar_zoo.app.evaluate_server import ServerEvaluation, ServerFailure, sweep
 from oscar_zoo.artifact.specs import Clip, ServingRecipe
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant
 from oscar_zoo.errors import ServerFailed, UsageError
+from oscar_zoo.evaluate import servers
 from oscar_zoo.observer import SILENT
 
 
@@ -22,14 +21,14 @@ from oscar_zoo.observer import SILENT
 def test_a_sweep_uses_two_ranks_where_there_are_two_gpus(
     monkeypatch: pytest.MonkeyPatch, device: str | None, gpus: int, ranks: set[int]
 ) -> None:
-    monkeypatch.setattr(evaluate_server.hardware, "default_device", lambda: "cuda")
-    monkeypatch.setattr(evaluate_server.hardware, "visible", lambda cards: range(gpus))
-    wanted = sweep(device)
+    monkeypatch.setattr(servers.hardware, "default_device", lambda: "cuda")
+    monkeypatch.setattr(servers.hardware, "visible", lambda cards: range(gpus))
+    wanted = servers.sweep(device)
     assert {one.tp for one in wanted} == ranks
     assert {(one.chunk, one.page_size) for one in wanted} == {
         (chunk, page) for chunk in (512, 8192) for page in (1, 16)
     }
-    assert len(sweep(device, full=True)) == 8 * len(ranks) > len(wanted)
+    assert len(servers.sweep(device, full=True)) == 8 * len(ranks) > len(wanted)
 
 
 def test_one_of_several_servers_may_fail_and_the_only_one_may_not(
@@ -43,19 +42,17 @@ def test_one_of_several_servers_may_fail_and_the_only_one_may_not(
             raise ServerFailed("it died.", hint="see the log")
         yield SimpleNamespace(client="client")
 
-    monkeypatch.setattr(evaluate_server, "own_server", start)
-    monkeypatch.setattr(evaluate_server, "_ask", lambda client, *_, radix: (client, radix))
+    monkeypatch.setattr(servers, "own_server", start)
+    monkeypatch.setattr(servers, "_ask", lambda client, *_, radix: (client, radix))
     served: Any = SimpleNamespace(device="cpu", wanted=lambda log, flags, timeout, **_: flags)
     questions: Any = SimpleNamespace(longest=9)
 
     def ask(*wanted: ServerVariant) -> Any:
-        return evaluate_server.ask_own_servers(
-            wanted, served, questions, UserFlags(()), 1.0, SILENT
-        )
+        return servers.ask_own_servers(wanted, served, questions, UserFlags(()), 1.0, SILENT)
 
     runs, failures = ask(bad, good)
     assert runs == [("client", True)]
-    assert [(one.variant, one.error.message) for one in failures] == [(bad, "it died.")]
+    assert [(one.server, one.error.message) for one in failures] == [(str(bad), "it died.")]
     with pytest.raises(ServerFailed):
         ask(bad)
 
@@ -65,7 +62,7 @@ def test_a_server_with_other_settings_is_refused() -> None:
     for told, fine in (({}, True), ({"sink": 64, "recent": 256}, True), ({"recent": 32}, False)):
         client: Any = SimpleNamespace(facts=lambda told=told: SimpleNamespace(recipe=told))
         with nullcontext() if fine else pytest.raises(UsageError, match="recent 32"):
-            evaluate_server.check_recipe(client, recipe)
+            servers.check_recipe(client, recipe)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +71,7 @@ def test_a_server_with_other_settings_is_refused() -> None:
 def test_an_evaluation_passes_only_without_failures_and_violations(
     violations: tuple[str, ...], failures: int, code: int
 ) -> None:
-    nothing, row = None, SimpleNamespace(violations=violations)
-    failed = (ServerFailure(ServerVariant(), ServerFailed("x")),) * failures
-    found: Any = ServerEvaluation(nothing, nothing, (row,), failed)  # type: ignore[arg-type]
-    assert found.exit_code == code
+    found: Any = SimpleNamespace(
+        servers=(SimpleNamespace(violations=violations),), failures=("x",) * failures
+    )
+    assert servers.ServerReport.exit_code.fget(found) == code  # type: ignore[attr-defined]

@@ -9,38 +9,38 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oscar_zoo import paths
-from oscar_zoo.app.evaluate import made_for, place_of
-from oscar_zoo.app.evaluate_server import Served, check_recipe, counter
 from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import sha256_hex
-from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import ArtifactId
 from oscar_zoo.artifact.output_files import check_file, write_file
 from oscar_zoo.artifact.specs import Harness, Score
 from oscar_zoo.engines.requirements import require_eval, require_serve
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.compat.releases import sglang_version
-from oscar_zoo.engines.sglang.launch.starting import StockServer, log_file, own_server, stock_server
+from oscar_zoo.engines.sglang.launch.starting import StockServer, own_server, stock_server
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import ServerFailed, UsageError
 from oscar_zoo.evaluate.benchmarks.tasks import SAMPLE, Benchmark, benchmark
-from oscar_zoo.evaluate.params import EvalParams
+from oscar_zoo.evaluate.in_process import made_for, place_of
+from oscar_zoo.evaluate.outcome import BenchmarkReport, TaskResult
+from oscar_zoo.evaluate.params import EvalParams, from_python
+from oscar_zoo.evaluate.servers import Served, check_recipe, counter
 from oscar_zoo.evaluate.shared import Phase
 from oscar_zoo.models.hardware import device_name
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import score_file
-from oscar_zoo.registry.artifacts import Artifact
 from oscar_zoo.registry.score_file import ScoreFile
 from oscar_zoo.serving.records import client_of
 from oscar_zoo.serving.running import StartObserver
 
 if TYPE_CHECKING:
+    from oscar_zoo.artifact.manifest import ModelBlock
     from oscar_zoo.evaluate.benchmarks.answers import Answers, Generation
     from oscar_zoo.evaluate.benchmarks.harness import ArmResult, LoadedTask, Settings
 
@@ -54,53 +54,9 @@ MANY_CUT = 0.05
 _KEPT = "answers until now are kept; the same command goes on from there"
 
 
-@dataclass(frozen=True)
-class TaskResult:
-    """One benchmark.
-
-    Attributes:
-        arms: what every cache answered, by cache.
-        scores: of INT2, and of FP8 where it was asked; each holds BF16 as its baseline.
-        answers: the file of kept answers.
-    """
-
-    name: str
-    arms: dict[str, ArmResult]
-    scores: tuple[Score, ...]
-    answers: Path
-
-
-@dataclass(frozen=True)
-class BenchmarkResult:
-    """What the servers are worth; `file` is the score file that was written, or `None` where no
-    score can be recorded."""
-
-    model: str
-    artifact: Artifact
-    tasks: tuple[TaskResult, ...]
-    file: Path | None
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON of `eval` with benchmarks."""
-        return {
-            "schema": "oscar-zoo.eval-benchmark/1",
-            "model": self.model,
-            "artifact": {"name": self.artifact.label, "digest": self.artifact.digest},
-            "file": None if self.file is None else str(self.file),
-            "tasks": [
-                {
-                    "task": task.name,
-                    "answers": str(task.answers),
-                    "scores": [score.model_dump(mode="json") for score in task.scores],
-                }
-                for task in self.tasks
-            ],
-        }
-
-
 def benchmark_artifact(
     artifact: str | Path, tasks: str | Sequence[str], *, observer: Observer = SILENT, **options: Any
-) -> BenchmarkResult:
+) -> BenchmarkReport:
     """Ask benchmarks of an INT2 server and of a BF16 server, and compare them.
 
     Args:
@@ -111,26 +67,12 @@ def benchmark_artifact(
             `EvalParams`; also `clip` for one pair of ratios and `extra` for flags of the engine.
 
     Returns:
-        Per task what every cache answered, and its scores; `file` is the score file.
-
-    Raises:
-        OscarZooError: as `run_benchmarks`.
+        The scores of every task; `file` is the score file.
     """
-    clip = options.pop("clip", None)
-    if clip is not None:
-        k, v = clip if isinstance(clip, tuple) else (clip.k, clip.v)
-        options["clips"] = (f"{k},{v}",)
-    options["engine_flags"] = tuple(options.pop("extra", ()))
-    if options.get("data") is not None:
-        options["data"] = str(options["data"])
-    unknown = options.keys() - {field.name for field in fields(EvalParams)}
-    if unknown:
-        raise TypeError(f"benchmark_artifact() has no argument {min(unknown)!r}")
-    names = (tasks,) if isinstance(tasks, str) else tuple(tasks)
-    return run_benchmarks(EvalParams(artifact, tasks=names, **options), observer)
+    return run_benchmarks(from_python(EvalParams, artifact, options | {"tasks": tasks}), observer)
 
 
-def run_benchmarks(params: EvalParams, observer: Observer = SILENT) -> BenchmarkResult:
+def run_benchmarks(params: EvalParams, observer: Observer = SILENT) -> BenchmarkReport:
     """Ask every task of every cache, judge the answers, and write the score file."""
     wanted = benchmarks_of(params)
     check_file(params.output)
@@ -138,26 +80,30 @@ def run_benchmarks(params: EvalParams, observer: Observer = SILENT) -> Benchmark
     flags = UserFlags(params.engine_flags)
     if params.url is None:
         require_serve()
-    servers = _Servers.of(params, flags, observer)
-    artifact = servers.served.artifact
-    if params.output is not None and artifact.id is None:
+    served = Served.of(params, observer)
+    servers = _Servers(params, served, flags)
+    if params.output is not None and served.artifact.id is None:
         raise UsageError(
-            f"{artifact.label} has no oscar.json, so a score file cannot name it.",
+            f"{served.artifact.label} has no oscar.json, so a score file cannot name it.",
             hint="leave out --output, or give an artifact with a manifest",
         )
     from oscar_zoo.evaluate.benchmarks.answers import open_answers
+    from oscar_zoo.models.model_source import inspect_model
 
-    prepared = [_prepare(one, params, servers, observer) for one in wanted]
+    source, name = served.choice.source, served.choice.model_id
+    model = inspect_model(source, revision=params.revision, model_id=name)
+    asked = [_prepare(one, params, servers, model, observer) for one in wanted]
     with ExitStack() as stack:
         kept = [
             stack.enter_context(open_answers(one.place, one.identity, fresh=params.fresh))
-            for one in prepared
+            for one in asked
         ]
-        tasks = _ask_all(prepared, kept, params, servers, observer)
-    for one in tasks:
-        _remark(one, servers.served, observer)
-    file = _keep(tasks, prepared[0].model, params, servers.served, observer)
-    return BenchmarkResult(servers.served.choice.name, artifact, tasks, file)
+        _ask_all(asked, kept, servers, observer)
+        results = [_result(*pair, servers) for pair in zip(asked, kept, strict=True)]
+    for one, result in zip(asked, results, strict=True):
+        _remark(result, one.arms["int2"], served, observer)
+    file = _keep(results, model, params, served, observer)
+    return BenchmarkReport(served.choice.name, served.told, file, tuple(results))
 
 
 def benchmarks_of(params: EvalParams) -> tuple[Benchmark, ...]:
@@ -182,56 +128,43 @@ def benchmarks_of(params: EvalParams) -> tuple[Benchmark, ...]:
     return found
 
 
-@dataclass(frozen=True)
 class _Servers:
-    """The servers of a benchmark, one after the other: of our own, or such as run already.
+    """The servers of a benchmark, one after the other: of our own, or such as run already. Nothing
+    is started before `serving`."""
 
-    Attributes:
-        flags: engine flags, the same for every server.
-        timeout, patience: seconds that the start of a server, and that one answer may take.
-        urls: servers that run already, by cache.
-        engine: release of SGLang.
-        hardware: that servers of our own run on; `None` for servers that run already.
-    """
-
-    served: Served
-    flags: UserFlags
-    timeout: float
-    patience: float
-    urls: dict[str, str]
-    engine: str
-    hardware: str | None
-
-    @classmethod
-    def of(cls, params: EvalParams, flags: UserFlags, observer: Observer) -> _Servers:
-        """Nothing is started."""
-        served = Served.of(params, observer)
-        patience = max(params.timeout, float(params.max_new_tokens or 32768))
+    def __init__(self, params: EvalParams, served: Served, flags: UserFlags) -> None:
+        self.served, self._flags, self._timeout = served, flags, params.timeout
+        # Seconds that one answer may take.
+        self._patience = max(params.timeout, float(params.max_new_tokens or 32768))
         given = {"int2": params.url, "bf16": params.base_url}
-        urls = {cache: url for cache, url in given.items() if url is not None}
-        if urls:
-            versions = {client_of(url).facts().version for url in urls.values()}
-            if len(versions) > 1:
-                raise UsageError(
-                    f"the servers run SGLang {' and '.join(sorted(versions))}.",
-                    hint="compare servers of one release",
-                )
-            return cls(served, flags, params.timeout, patience, urls, versions.pop(), None)
-        gpus, name = flags.sizes().tensor_parallel or 1, device_name(served.device, served.gpu)
-        hardware = f"{gpus} x {name}" if gpus > 1 else name
-        return cls(served, flags, params.timeout, patience, urls, sglang_version(), hardware)
+        self.urls = {cache: url for cache, url in given.items() if url is not None}
+        self.caches = list(self.urls) or ["int2", "bf16"]
+        if params.fp8:
+            self.caches.append("fp8")
+        self.hardware: str | None = None
+        if not self.urls:
+            gpus, name = flags.sizes().tensor_parallel or 1, device_name(served.device, served.gpu)
+            self.engine, self.hardware = sglang_version(), f"{gpus} x {name}" if gpus > 1 else name
+            return
+        versions = {client_of(url).facts().version for url in self.urls.values()}
+        if len(versions) > 1:
+            raise UsageError(
+                f"the servers run SGLang {' and '.join(sorted(versions))}.",
+                hint="compare servers of one release",
+            )
+        self.engine = versions.pop()
 
     @property
     def words(self) -> list[str]:
-        """The flags of a server of our own, with its dtype."""
-        return list(self.flags.after(f"--dtype={self.served.dtype}").words)
+        """The flags of servers of our own, with their dtype."""
+        return [] if self.urls else list(self._flags.after(f"--dtype={self.served.dtype}").words)
 
     @contextmanager
     def serving(self, cache: str, observer: Observer) -> Iterator[ServerClient]:
         """A client of the server with this cache; a server of our own ends with the block."""
         served = self.served
         if cache in self.urls:
-            client = client_of(self.urls[cache], timeout=self.patience)
+            client = client_of(self.urls[cache], timeout=self._patience)
             if cache == "int2":
                 check_recipe(client, served.recipe)
             told = client.facts().cache_dtype
@@ -243,41 +176,28 @@ class _Servers:
             yield client
             return
         news = StartObserver(f"{served.choice.name} with a cache of {LABELS[cache]}", observer)
-        if cache == "int2":
-            started = own_server(served.wanted(f"eval-{cache}", self.flags, self.timeout), news)
-        else:
-            stock = StockServer(
-                cache=cache,  # type: ignore[arg-type]
-                model=served.choice.source,
-                revision=served.revision,
-                device=served.device,
-                log=log_file(f"eval-{cache}"),
-                timeout=self.timeout,
-                gpu=served.gpu,
-                flags=self.flags.after(f"--dtype={served.dtype}"),
-            )
-            started = stock_server(stock, news)
+        how = f"eval-{cache}", self._flags, self._timeout
+        started = (
+            own_server(served.wanted(*how), news)
+            if cache == "int2"
+            else stock_server(StockServer(cache, **served.started_as(*how)), news)  # type: ignore[arg-type]
+        )
         with started as server:
             observer.begin((), timed=False)
             key = server.administration_key
-            yield ServerClient(server.url, timeout=self.patience, key=key)
+            yield ServerClient(server.url, timeout=self._patience, key=key)
 
 
 @dataclass(frozen=True)
-class PreparedTask:
-    """A benchmark before anything is asked.
-
-    Attributes:
-        model: that answers, by its configuration.
-        place: the file of kept answers.
-        identity: what decides the answers, beside what each question says itself.
-    """
+class Asked:
+    """A benchmark: its questions, how they are asked, the file of kept answers, what decides the
+    answers beside what each question says itself, and what every cache answered."""
 
     task: LoadedTask
     settings: Settings
-    model: ModelBlock
     place: Path
     identity: dict[str, Any]
+    arms: dict[str, ArmResult] = field(default_factory=dict)
 
     @property
     def requests(self) -> int:
@@ -286,22 +206,20 @@ class PreparedTask:
 
 
 def _prepare(
-    one: Benchmark, params: EvalParams, servers: _Servers, observer: Observer
-) -> PreparedTask:
+    one: Benchmark, params: EvalParams, servers: _Servers, model: ModelBlock, observer: Observer
+) -> Asked:
     """Load the questions, decide how they are asked, and where answers are kept."""
     from oscar_zoo.evaluate.benchmarks.data import read_rows
     from oscar_zoo.evaluate.benchmarks.harness import Settings, load_task
     from oscar_zoo.evaluate.records import harness_version
     from oscar_zoo.models.config_file import read_generation_config
-    from oscar_zoo.models.model_source import inspect_model
 
     observer.advance(f"reading {one.name}", 0, 0)
     rows = None if params.data is None else read_rows(Path(params.data).expanduser())
     task = load_task(one, rows, limit=params.limit)
-    served, choice = servers.served, servers.served.choice
-    authors = read_generation_config(choice.source, params.revision)
-    block = inspect_model(choice.source, revision=params.revision, model_id=choice.model_id)
-    context = block.rope.max_position if block.rope else None
+    served = servers.served
+    authors = read_generation_config(served.choice.source, params.revision)
+    context = model.rope.max_position if model.rope else None
     generation = generation_of(params, one, authors, context)
     settings = Settings(
         generation,
@@ -313,20 +231,19 @@ def _prepare(
     identity = {
         "task": one.name,
         "data": task.revision,
-        "model": choice.model_id,
-        "model_config": block.config_sha256,
-        "model_revision": block.revision,
+        "model": served.choice.model_id,
+        "model_config": model.config_sha256,
+        "model_revision": model.revision,
         "artifact": served.artifact.digest,
         "recipe": served.recipe.model_dump(mode="json"),
         "harness": harness_version().version,
         "engine": servers.engine,
         "hardware": servers.hardware,
-        "flags": [] if params.url else servers.words,
+        "flags": servers.words,
         "urls": servers.urls,
     }
     name = f"{one.name}-{sha256_hex(strict_json.canonical_bytes(identity))[:12]}"
-    place = _folder_of(served) / f"{name}.answers.jsonl.gz"
-    return PreparedTask(task, settings, block, place, identity)
+    return Asked(task, settings, _folder_of(served) / f"{name}.answers.jsonl.gz", identity)
 
 
 def _folder_of(served: Served) -> Path:
@@ -342,10 +259,9 @@ def generation_of(
     `generation_config.json`; `context` is in tokens, where it is known."""
     from oscar_zoo.evaluate.benchmarks.answers import Generation
 
-    sampled = bool(authors.get("do_sample")) or params.temperature is not None
     temperature = params.temperature
     if temperature is None:
-        temperature = float(authors.get("temperature") or 1.0) if sampled else 0.0
+        temperature = float(authors.get("temperature") or 1.0) if authors.get("do_sample") else 0.0
     top_p = params.top_p if params.top_p is not None else authors.get("top_p")
     cap = params.max_new_tokens
     if cap is None:
@@ -373,49 +289,31 @@ def seeds_of(params: EvalParams, one: Benchmark, generation: Generation) -> tupl
 
 
 def _ask_all(
-    prepared: Sequence[PreparedTask],
-    kept: Sequence[Answers],
-    params: EvalParams,
-    servers: _Servers,
-    observer: Observer,
-) -> tuple[TaskResult, ...]:
+    asked: Sequence[Asked], kept: Sequence[Answers], servers: _Servers, observer: Observer
+) -> None:
     """One server after the other, each for all tasks that lack answers of it."""
     from oscar_zoo.evaluate.benchmarks.harness import kept_arm
 
-    caches = ["int2", "bf16"] if params.url is None or params.base_url is not None else ["int2"]
-    found: list[dict[str, ArmResult]] = [{} for _ in prepared]
-    for cache in [*caches, "fp8"] if params.fp8 else caches:
-        open_ = []
-        for at, (one, answers) in enumerate(zip(prepared, kept, strict=True)):
+    for cache in servers.caches:
+        open_: list[tuple[Asked, Answers, str]] = []
+        for one, answers in zip(asked, kept, strict=True):
             arm = kept_arm(cache, one.task, one.settings, answers)
             if arm is None:
-                open_.append(at)
+                open_.append((one, answers, f"{LABELS[cache]}, {one.task.benchmark.name}"))
             else:
-                found[at][cache] = arm
+                one.arms[cache] = arm
         if not open_:
             continue
         with servers.serving(cache, observer) as client:
-            labels = {at: f"{LABELS[cache]}, {prepared[at].task.benchmark.name}" for at in open_}
-            phases = [Phase(labels[at], "answers", prepared[at].requests) for at in open_]
+            phases = [Phase(label, "answers", one.requests) for one, _, label in open_]
             observer.begin(phases, timed=False)
-            for at in open_:
-                found[at][cache] = ask_one(
-                    cache, prepared[at], kept[at], client, labels[at], observer
-                )
+            for one, answers, label in open_:
+                one.arms[cache] = ask_one(cache, one, answers, client, label, observer)
             observer.begin((), timed=False)
-    return tuple(
-        TaskResult(one.task.benchmark.name, arms, _scores(one, arms, answers, servers), one.place)
-        for one, arms, answers in zip(prepared, found, kept, strict=True)
-    )
 
 
 def ask_one(
-    cache: str,
-    one: PreparedTask,
-    answers: Answers,
-    client: ServerClient,
-    label: str,
-    observer: Observer,
+    cache: str, one: Asked, answers: Answers, client: ServerClient, label: str, observer: Observer
 ) -> ArmResult:
     """All answers to one benchmark; whatever ends it early says that answers are kept."""
     from oscar_zoo.evaluate.benchmarks.answers import ask
@@ -432,9 +330,7 @@ def ask_one(
         raise
 
 
-def _scores(
-    one: PreparedTask, arms: dict[str, ArmResult], answers: Answers, servers: _Servers
-) -> tuple[Score, ...]:
+def _result(one: Asked, answers: Answers, servers: _Servers) -> TaskResult:
     from oscar_zoo.evaluate.records import benchmark_score
 
     artifact, recipe = servers.served.artifact, servers.served.recipe
@@ -448,19 +344,20 @@ def _scores(
     int2 = {
         "artifact_digest": artifact.digest,
         "recipe_changes": {"clip": f"{recipe.clip.k:g},{recipe.clip.v:g}"} if changed else {},
-        "calibrated_on": _calibrated_on(artifact, one.task.benchmark),
+        "calibrated_on": _calibrated_on(servers.served, one.task.benchmark),
     }
-    return tuple(
-        benchmark_score(arm, arms.get("bf16"), one.task, one.settings, shared, int2)
-        for cache, arm in arms.items()
+    scores: list[Score] = [
+        benchmark_score(arm, one.arms.get("bf16"), one.task, one.settings, shared, int2)
+        for cache, arm in one.arms.items()
         if cache != "bf16"
-    )
+    ]
+    return TaskResult(one.task.benchmark.name, one.place, tuple(scores))
 
 
-def _calibrated_on(artifact: Artifact, one: Benchmark) -> bool | None:
+def _calibrated_on(served: Served, one: Benchmark) -> bool | None:
     """Whether calibration saw questions of a benchmark, as far as the manifest tells."""
-    calibration = artifact.manifest and artifact.manifest.fit.calibration
-    name = one.calibration_name
+    manifest, name = served.artifact.manifest, one.calibration_name
+    calibration = manifest and manifest.fit.calibration
     if not calibration or name is None:
         return None
     family = "gpqa" if name.startswith("gpqa") else name  # its subsets hold each other's questions
@@ -470,30 +367,29 @@ def _calibrated_on(artifact: Artifact, one: Benchmark) -> bool | None:
     return False if name in apart else None
 
 
-def _remark(one: TaskResult, served: Served, observer: Observer) -> None:
+def _remark(one: TaskResult, arm: ArmResult, served: Served, observer: Observer) -> None:
     """Tell what makes the figures of a task say less than they seem to."""
-    arm, windows = one.arms["int2"], served.recipe.windows
-    exact = windows.sink + windows.recent
+    exact = served.recipe.windows.sink + served.recipe.windows.recent
     longer = arm.longer_than(exact)
     if longer < 0.5:
         text = (
-            f"{one.name}: only {100 * longer:.0f} % of the requests are longer than the {exact:,}"
+            f"{one.task}: only {100 * longer:.0f} % of the requests are longer than the {exact:,}"
             " tokens that stay in BF16, so most answers hardly read the INT2 cache."
         )
-        observer.note(Note("benchmark.short", text, {"task": one.name, "share": longer}))
+        observer.note(Note("benchmark.short", text, {"task": one.task, "share": longer}))
     if one.scores[0].calibrated_on:
-        text = f"{one.name}: calibration saw questions of this set, so its score says less."
-        observer.note(Note("benchmark.calibrated_on", text, {"task": one.name}))
+        text = f"{one.task}: calibration saw questions of this set, so its score says less."
+        observer.note(Note("benchmark.calibrated_on", text, {"task": one.task}))
     if arm.exhausted_rate > MANY_CUT:
         text = (
-            f"{one.name}: the generation cap cut {100 * arm.exhausted_rate:.0f} % of the answers;"
+            f"{one.task}: the generation cap cut {100 * arm.exhausted_rate:.0f} % of the answers;"
             " a larger --max-new-tokens lets them end."
         )
-        observer.note(Note("benchmark.cut", text, {"task": one.name}))
+        observer.note(Note("benchmark.cut", text, {"task": one.task}))
 
 
 def _keep(
-    tasks: Sequence[TaskResult],
+    results: Sequence[TaskResult],
     model: ModelBlock,
     params: EvalParams,
     served: Served,
@@ -510,14 +406,14 @@ def _keep(
         observer.note(Note("benchmark.no_record", text))
         return None
     identity = ArtifactId.parse(artifact.id)
-    scores = tuple(score for one in tasks for score in one.scores)
+    scores = tuple(score for one in results for score in one.scores)
     record = ScoreFile.of(identity, artifact.digest, scores)
     trial = params.limit is not None or params.data is not None or SAMPLE in params.tasks
     if params.output is None and not trial:
         path = place_of(artifact, identity)
         score_file.keep(path, record)
         return path
-    name = f"{'-'.join(one.name for one in tasks)[:80]}.scores.json"
+    name = f"{'-'.join(one.task for one in results)[:80]}.scores.json"
     path = params.output or _folder_of(served) / name
     write_file(path, record.to_bytes())
     return path
