@@ -121,12 +121,7 @@ def test_recall_is_one_for_a_perfect_model_and_falls_by_answer_or_token(
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"length": 512},
-        {"windows": Windows(sink=64, recent=1900)},
-        {"answers": 0},
-    ],
+    "options", [{"length": 512}, {"windows": Windows(sink=64, recent=1900)}, {"answers": 0}]
 )
 def test_prompts_without_room_are_refused(
     ids: torch.Tensor, encode: Callable[[str], list[int]], options: dict[str, object]
