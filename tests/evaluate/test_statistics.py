@@ -1,4 +1,5 @@
-"""The statistics of benchmarks, recomputed here from their definitions."""
+"""Errors and intervals over questions and over sequences, recomputed here from their definitions
+and closed forms."""
 
 from __future__ import annotations
 
@@ -7,8 +8,19 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
-from oscar_zoo.evaluate.statistics import compare, mcnemar, mean_error
+from oscar_zoo.evaluate.measure import Measurement
+from oscar_zoo.evaluate.questions import Perplexity
+from oscar_zoo.evaluate.statistics import (
+    compare,
+    difference,
+    mcnemar,
+    mean_error,
+    standard_error,
+)
+
+TASK = Perplexity.from_tokens(torch.arange(1000), windows=3, length=100)
 
 
 def values(questions: int, repeats: int, seed: int = 0, share: float = 0.6) -> np.ndarray:
@@ -19,7 +31,8 @@ def values(questions: int, repeats: int, seed: int = 0, share: float = 0.6) -> n
 
 
 def test_the_error_is_clustered_by_question() -> None:
-    """Miller's sum over all pairs of answers to one question, written out."""
+    """Miller's sum over all pairs of answers to one question, written out; and repeats that happen
+    to agree do not make it vanish."""
     found = values(40, 3)
     middle, n = found.mean(), found.size
     pairs = sum(
@@ -28,10 +41,6 @@ def test_the_error_is_clustered_by_question() -> None:
     error = math.sqrt(pairs) / n * math.sqrt(40 / 39)
     assert mean_error(found) == pytest.approx(error, rel=1e-12)
     assert error > math.sqrt(middle * (1 - middle) / n), "questions differ, so the error is larger"
-
-
-def test_repeats_that_happen_to_agree_do_not_make_the_error_vanish() -> None:
-    """Every question is right once in two: the means are all equal."""
     assert mean_error(np.array([[1.0, 0.0]] * 8)) == pytest.approx(math.sqrt(0.25 / 16))
 
 
@@ -69,10 +78,8 @@ def test_the_one_sided_bound_holds_as_often_as_it_says() -> None:
 
 def test_mcnemar_counts_the_ways_a_coin_may_fall() -> None:
     one, other = values(30, 3, seed=1), values(30, 3, seed=2)
-    first = [sum(row) >= 2 for row in one]
-    second = [sum(row) >= 2 for row in other]
-    gained = sum(a and not b for a, b in zip(first, second, strict=True))
-    missed = sum(b and not a for a, b in zip(first, second, strict=True))
+    first, second = one.sum(axis=1) >= 2, other.sum(axis=1) >= 2
+    gained, missed = int((first & ~second).sum()), int((second & ~first).sum())
     throws = gained + missed
     assert 4 < throws < 20
     uneven = sum(
@@ -80,7 +87,34 @@ def test_mcnemar_counts_the_ways_a_coin_may_fall() -> None:
         for coins in itertools.product((0, 1), repeat=throws)
     )
     assert mcnemar(one, other) == pytest.approx(uneven / 2**throws)
+    partial = np.array([[0.5], [1.0]])
+    assert mcnemar(partial, 1 - partial) is None
 
 
-def test_mcnemar_does_not_apply_to_partial_answers() -> None:
-    assert mcnemar(np.array([[0.5], [1.0]]), np.array([[1.0], [0.0]])) is None
+def measured(losses: list[float]) -> Measurement:
+    """Sequences of 100 tokens with these mean losses."""
+    return Measurement.of(TASK, [(100 * loss, 100) for loss in losses])
+
+
+def test_the_error_of_perplexity_is_that_of_the_mean_loss() -> None:
+    losses = [float(2 + 0.1 * x) for x in np.random.default_rng(1).standard_normal(40)]
+    found = measured(losses)
+    closed = found.value * float(np.std(losses, ddof=1)) / math.sqrt(40)
+    assert standard_error(TASK.result, found) == pytest.approx(closed, rel=0.06)
+
+
+def test_what_both_caches_share_is_not_in_the_error_of_their_difference() -> None:
+    losses = [float(2 + x) for x in np.random.default_rng(2).standard_normal(40)]
+    one, other = measured([loss + 0.01 for loss in losses]), measured(losses)
+    found = difference(TASK.result, one, other, more_is_worse=True)
+    assert found is not None
+    assert found.difference == pytest.approx(one.value - other.value)
+    # Paired, a rise of 1 % is certain although sequences differ by far more.
+    assert 0 < found.lower95 < found.difference < found.no_worse_than < found.upper95
+    assert (standard_error(TASK.result, one) or 0) > found.difference
+
+
+def test_one_sequence_has_no_error() -> None:
+    one, other = measured([2.0]), measured([2.1])
+    assert standard_error(TASK.result, one) is None
+    assert difference(TASK.result, one, other, more_is_worse=True) is None
