@@ -1,15 +1,15 @@
 """Caches of other methods, simulated like ours.
 
-A code turns rows of one side into the arrays that a cache would hold, and these back into rows.
-Bits are counted from the same arrays, so nothing that is stored can be forgotten. A schedule says
-when a row leaves the high-precision window. The functions at the end make a cache of both; they
-take bits, or `None` for a method with one setting.
+A code turns rows of one side into the arrays that a cache would hold, and gives what a query reads
+of them. Bits are counted from the same arrays, so nothing that is stored can be forgotten. A
+schedule says when a row leaves the high-precision window. The functions at the end make a cache of
+both; they take bits, or `None` for a method with one setting.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -56,25 +56,18 @@ class Stored:
     per_sequence: bool = False
 
 
-Arrays = Mapping[str, Stored]
+Coded = tuple[Tensor, dict[str, Stored]]
+"""What a query reads of rows, `[.., T, width]` float32, and the arrays of a cache."""
 
 
+@dataclass(frozen=True)
 class RowCode:
-    """How rows of one side are stored; `tokens` consecutive rows are stored together, more than 1
-    for codes along the sequence."""
+    """How rows of one side are stored, `[.., T, width]` float32 with T a multiple of `tokens`: so
+    many consecutive rows are stored together, more than 1 for codes along the sequence. `encode`
+    raises `ValueError`, with what is wrong, for a width that does not fit."""
 
-    tokens = 1
-
-    def check(self, width: int) -> None:
-        """Raise `ValueError`, with what is wrong, for rows of `width` channels that do not fit."""
-
-    def store(self, rows: Tensor) -> Arrays:
-        """The arrays for `rows`, `[.., T, width]` float32, with T a multiple of `tokens`."""
-        raise NotImplementedError
-
-    def read(self, arrays: Arrays) -> Tensor:
-        """The rows that a query reads, `[.., T, width]` float32."""
-        raise NotImplementedError
+    encode: Callable[[Tensor], Coded]
+    tokens: int = 1
 
 
 class Schedule:
@@ -169,7 +162,7 @@ class CodedSide:
         read = torch.zeros_like(rows)
         if number:
             chosen = slice(self.first, self.first + number)
-            read[..., chosen, :] = self.code.read(self.code.store(rows[..., chosen, :]))
+            read[..., chosen, :], _ = self.code.encode(rows[..., chosen, :])
         return read
 
 
@@ -183,14 +176,13 @@ class Alternative:
 
     def check(self, model: Geometry) -> None:
         """Refuse a model whose rows the method cannot store; raises `UsageError`."""
-        for code, width in zip((self.k, self.v), model.head_dims, strict=True):
-            try:
-                code.check(width)
-            except ValueError as error:
-                raise UsageError(
-                    f"this alternative does not fit the model: {error}.",
-                    hint="leave it out of --against",
-                ) from None
+        try:
+            self.stored_bits(model)
+        except ValueError as error:
+            raise UsageError(
+                f"this alternative does not fit the model: {error}.",
+                hint="leave it out of --against",
+            ) from None
 
     def sides(
         self, geometry: Geometry, layer_id: int, device: torch.device
@@ -219,13 +211,13 @@ class Alternative:
 
 def _row_bits(code: RowCode, width: int) -> tuple[float, float]:
     """Bits of one stored row of one head, and of what is stored once for a sequence and head."""
-    arrays = code.store(torch.zeros(code.tokens, width, device="cpu")).values()
-    rows = sum(one.values.numel() * one.bits for one in arrays if not one.per_sequence)
-    once = sum(one.values.numel() * one.bits for one in arrays if one.per_sequence)
-    return rows / code.tokens, float(once)
+    _, arrays = code.encode(torch.zeros(code.tokens, width, device="cpu"))
+    sizes = [(one.values.numel() * one.bits, one.per_sequence) for one in arrays.values()]
+    rows = sum(bits for bits, once in sizes if not once)
+    return rows / code.tokens, float(sum(bits for bits, once in sizes if once))
 
 
-class Fp8(RowCode):
+def float8(scale: float = 1.0) -> RowCode:
     """FP8 as SGLang stores it: every element is cast to float8 e4m3, whose largest value is 448;
     larger magnitudes saturate, as the cast of PyTorch does it.
 
@@ -236,66 +228,47 @@ class Fp8(RowCode):
     Source: SGLang 0.5.21, `srt/mem_cache/memory_pool.py`; the format: arXiv 2209.05433, section 3.
     """
 
-    def __init__(self, scale: float = 1.0) -> None:
-        self.scale = scale
+    def encode(rows: Tensor) -> Coded:
+        cast = (rows / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn).float()
+        return cast * scale, {"values": Stored(cast, 8)}
 
-    def store(self, rows: Tensor) -> Arrays:
-        cast = (rows / self.scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
-        return {"values": Stored(cast.float(), 8)}
-
-    def read(self, arrays: Arrays) -> Tensor:
-        return arrays["values"].values * self.scale
+    return RowCode(encode)
 
 
-class TokenGroups(RowCode):
+def token_groups(bits: int, group: int) -> RowCode:
     """Every row is cut into groups of at most `group` consecutive channels, with a scale and an
-    offset each; the groups are equal and of a multiple of 4. The quantizer is ours."""
+    offset each; the groups are equal and of a multiple of 4."""
 
-    def __init__(self, bits: int, group: int) -> None:
-        self.bits, self.group = bits, group
+    def encode(rows: Tensor) -> Coded:
+        size = next(n for n in range(group, 0, -4) if rows.shape[-1] % n == 0)
+        read, arrays = _grouped(rows.unflatten(-1, (-1, size)), bits)
+        return read.flatten(-2), arrays
 
-    def store(self, rows: Tensor) -> Arrays:
-        size = next(n for n in range(self.group, 0, -4) if rows.shape[-1] % n == 0)
-        return _grouped(rows.unflatten(-1, (-1, size)), self.bits)
-
-    def read(self, arrays: Arrays) -> Tensor:
-        return _ungrouped(arrays, self.bits).flatten(-2)
+    return RowCode(encode)
 
 
-class ChannelGroups(RowCode):
+def channel_groups(bits: int, tokens: int) -> RowCode:
     """Every channel is cut into groups of `tokens` consecutive tokens, with a scale and an offset
     each."""
 
-    def __init__(self, bits: int, tokens: int) -> None:
-        self.bits, self.tokens = bits, tokens
+    def encode(rows: Tensor) -> Coded:
+        read, arrays = _grouped(rows.unflatten(-2, (-1, tokens)).mT, bits)
+        return read.mT.flatten(-3, -2), arrays
 
-    def store(self, rows: Tensor) -> Arrays:
-        return _grouped(rows.unflatten(-2, (-1, self.tokens)).mT, self.bits)
-
-    def read(self, arrays: Arrays) -> Tensor:
-        return _ungrouped(arrays, self.bits).mT.flatten(-3, -2)
+    return RowCode(encode, tokens)
 
 
-def _grouped(groups: Tensor, bits: int) -> Arrays:
-    """Codes, scales and offsets of the groups along the last axis."""
-    codes, affine = quantize_codes(groups, _spec(groups.shape[-1], bits))
+def _grouped(groups: Tensor, bits: int) -> Coded:
+    """Codes, scales and offsets of the groups along the last axis; the quantizer is ours."""
+    size = groups.shape[-1]
+    spec = QuantSpec(size, size, 0.0, "float16", bits)  # a group as a row of its own
+    codes, affine = quantize_codes(groups, spec)
     scale, offset = affine.float().unbind(-1)
-    return {
+    return dequantize_codes(codes, torch.stack([scale, offset], -1), spec), {
         "codes": Stored(codes, bits),
         "scale": Stored(scale, EXACT_BITS),
         "offset": Stored(offset, EXACT_BITS),
     }
-
-
-def _ungrouped(arrays: Arrays, bits: int) -> Tensor:
-    codes = arrays["codes"].values
-    affine = [arrays[name].values for name in ("scale", "offset")]
-    return dequantize_codes(codes, torch.stack(affine, -1), _spec(codes.shape[-1], bits))
-
-
-def _spec(size: int, bits: int) -> QuantSpec:
-    """A group as a row of its own."""
-    return QuantSpec(size, size, 0.0, "float16", bits)
 
 
 @lru_cache(maxsize=32)
@@ -331,21 +304,6 @@ def codebook(width: int, bits: int) -> NDArray[np.float64]:
     return values
 
 
-def _values(bits: int, like: Tensor) -> Tensor:
-    return torch.tensor(codebook(like.shape[-1], bits), dtype=torch.float32, device=like.device)
-
-
-def _nearest(y: Tensor, bits: int) -> Tensor:
-    """Numbers of the nearest values of the codebook, uint8, same shape."""
-    values = _values(bits, y)
-    return torch.bucketize(y, (values[1:] + values[:-1]) / 2).to(torch.uint8)
-
-
-def _looked_up(codes: Tensor, bits: int) -> Tensor:
-    """The values of `codes`, float32, same shape."""
-    return _values(bits, codes)[codes.int()]
-
-
 def _norms(rows: Tensor) -> Stored:
     """Lengths of rows as float16 holds them, `[.., 1]` float32."""
     largest = torch.finfo(torch.float16).max
@@ -368,64 +326,40 @@ def gaussian(width: int, seed: int) -> Tensor:
     return torch.randn(width, width, generator=draw, device="cpu")
 
 
-class Mse(RowCode):
+def mse(bits: int, seed: int = 0) -> RowCode:
     """Algorithm 1 of TurboQuant, for the mean squared error. With a random orthogonal matrix P of
     `seed` and the codebook c of `bits` bits for coordinates of the unit sphere:
 
         y = P x / |x|,  i_j = argmin_k |y_j - c_k|,  x' = |x| P^T c_i
     """
 
-    signed = False
+    def encode(rows: Tensor) -> Coded:
+        if rows.shape[-1] < 4:  # the density of a coordinate needs them
+            raise ValueError(f"TurboQuant needs 4 channels, not {rows.shape[-1]}")
+        return _turned(rows, rotation(rows.shape[-1], seed).to(rows.device), bits)
 
-    def __init__(self, bits: int, seed: int = 0) -> None:
-        self.bits, self.seed = bits, seed
-
-    def check(self, width: int) -> None:
-        if width < 4:  # the density of a coordinate needs them
-            raise ValueError(f"TurboQuant needs 4 channels, not {width}")
-
-    def matrix(self, like: Tensor) -> Tensor:
-        """P for rows such as `like`."""
-        return rotation(like.shape[-1], self.seed).to(like.device)
-
-    def store(self, rows: Tensor) -> Arrays:
-        turned = rows @ self.matrix(rows).mT
-        turned = turned / turned.norm(dim=-1, keepdim=True).clamp_min(1e-30)
-        codes = _nearest(turned, self.bits)
-        arrays = {"codes": Stored(codes, self.bits), "norm": _norms(rows)}
-        if self.signed:
-            rest = turned - _looked_up(codes, self.bits)
-            arrays["signs"] = Stored((rest >= 0).to(torch.uint8), 1)
-            arrays["rest"] = _norms(rest / math.sqrt(rows.shape[-1]))
-        return arrays
-
-    def read(self, arrays: Arrays) -> Tensor:
-        turned = _looked_up(arrays["codes"].values, self.bits)
-        if self.signed:
-            signs = 2 * arrays["signs"].values.float() - 1
-            turned = turned + arrays["rest"].values * signs
-        return (turned * arrays["norm"].values) @ self.matrix(turned)
+    return RowCode(encode)
 
 
-class HadamardCode(Mse):
-    """The same behind a Hadamard matrix, which is its own inverse; with `signed`, the sign of what
-    remains is stored too, and its mean size.
+def _turned(rows: Tensor, matrix: Tensor, bits: int, *, signed: bool = False) -> Coded:
+    """Codebook codes behind an orthogonal matrix; with `signed`, the sign of what remains is stored
+    too, and its mean size."""
+    turned = rows @ matrix.mT
+    turned = turned / turned.norm(dim=-1, keepdim=True).clamp_min(1e-30)
+    book = codebook(rows.shape[-1], bits)
+    values = torch.tensor(book, dtype=torch.float32, device=rows.device)
+    codes = torch.bucketize(turned, (values[1:] + values[:-1]) / 2).to(torch.uint8)
+    arrays, read = {"codes": Stored(codes, bits), "norm": _norms(rows)}, values[codes.int()]
+    if signed:
+        rest = turned - read
+        signs = (rest >= 0).to(torch.uint8)
+        arrays["signs"] = Stored(signs, 1)
+        arrays["rest"] = _norms(rest / math.sqrt(rows.shape[-1]))
+        read = read + arrays["rest"].values * (2 * signs.float() - 1)
+    return (read * arrays["norm"].values) @ matrix, arrays
 
-        y = H x / |x|,  r_j = y_j - c_i,  x' = |x| H^T (c_i + |r| / sqrt(d) * sign(r))
-    """
 
-    def __init__(self, bits: int, *, signed: bool) -> None:
-        self.bits, self.signed = bits, signed
-
-    def check(self, width: int) -> None:
-        if not has_hadamard(width):
-            raise ValueError(f"no Hadamard matrix for {width} channels is known here")
-
-    def matrix(self, like: Tensor) -> Tensor:
-        return torch.tensor(hadamard(like.shape[-1]), dtype=torch.float32, device=like.device)
-
-
-class Prod(RowCode):
+def products(bits: int, seed: int = 0) -> RowCode:
     """Algorithm 2 of TurboQuant, for inner products: algorithm 1 with one bit fewer, and of the
     residual r = x - x' its norm and the signs of S r, with a Gaussian matrix S of d rows, drawn
     with the next seed. A query reads what makes products right on average:
@@ -433,70 +367,64 @@ class Prod(RowCode):
         x'' = x' + sqrt(pi / 2) / d * |r| S^T sign(S r)
     """
 
-    def __init__(self, bits: int, seed: int = 0) -> None:
-        self.coarse = Mse(bits - 1, seed)
+    def encode(rows: Tensor) -> Coded:
+        width = rows.shape[-1]
+        coarse, arrays = mse(bits - 1, seed).encode(rows)
+        rest, sketch = rows - coarse, gaussian(width, seed + 1).to(rows.device)
+        signs = (rest @ sketch.mT >= 0).to(torch.uint8)
+        arrays |= {"signs": Stored(signs, 1), "rest": _norms(rest)}
+        scale = math.sqrt(math.pi / 2) / width * arrays["rest"].values
+        return coarse + scale * ((2 * signs.float() - 1) @ sketch), arrays
 
-    def check(self, width: int) -> None:
-        self.coarse.check(width)
-
-    def store(self, rows: Tensor) -> Arrays:
-        coarse = self.coarse.store(rows)
-        rest = rows - self.coarse.read(coarse)
-        signs = (rest @ self._sketch(rows).mT >= 0).to(torch.uint8)
-        return {**coarse, "signs": Stored(signs, 1), "rest": _norms(rest)}
-
-    def read(self, arrays: Arrays) -> Tensor:
-        signs = 2 * arrays["signs"].values.float() - 1
-        scale = math.sqrt(math.pi / 2) / signs.shape[-1] * arrays["rest"].values
-        return self.coarse.read(arrays) + scale * (signs @ self._sketch(signs))
-
-    def _sketch(self, like: Tensor) -> Tensor:
-        return gaussian(like.shape[-1], self.coarse.seed + 1).to(like.device)
+    return RowCode(encode)
 
 
-class Split(RowCode):
-    """Algorithm 1 for a `share` of outlier channels and, with fewer bits, for the others.
+def split(share: float, more: int, fewer: int) -> RowCode:
+    """Algorithm 1 with `more` bits for a `share` of outlier channels and with fewer for the others.
 
     Outliers are the channels with the largest squares summed over the first 64 tokens of a
     sequence, as if these were the prompt; their numbers are stored once for a sequence.
     """
 
-    def __init__(self, share: float, outliers: Mse, others: Mse) -> None:
-        self.share, self.parts = share, {"outlier": outliers, "other": others}
-
-    def check(self, width: int) -> None:
-        number = round(self.share * width)
-        self.parts["other"].check(min(number, width - number))
-
-    def store(self, rows: Tensor) -> Arrays:
+    def encode(rows: Tensor) -> Coded:
         width = rows.shape[-1]
-        number = round(self.share * width)
+        number = round(share * width)
         energy = rows[..., :64, :].square().sum(-2, keepdim=True)
         # Ascending numbers within each part, so that the numbers of the first tell both.
         order = energy.argsort(dim=-1, descending=True, stable=True)
         order = torch.cat([order[..., :number].sort(-1)[0], order[..., number:].sort(-1)[0]], -1)
         moved = rows.gather(-1, order.expand_as(rows)).split([number, width - number], -1)
+        first, outliers = mse(more).encode(moved[0])
+        second, others = mse(fewer).encode(moved[1])
         bits = max(1, math.ceil(math.log2(width)))
         arrays = {"channels": Stored(order[..., :number], bits, per_sequence=True)}
-        for (part, code), own in zip(self.parts.items(), moved, strict=True):
-            arrays |= {f"{part} {name}": one for name, one in code.store(own).items()}
-        return arrays
+        arrays |= {f"outlier {name}": one for name, one in outliers.items()}
+        arrays |= {f"other {name}": one for name, one in others.items()}
+        read = torch.cat([first, second], -1)
+        return torch.empty_like(read).scatter(-1, order.expand_as(read), read), arrays
 
-    def read(self, arrays: Arrays) -> Tensor:
-        parts = [
-            code.read({name: arrays[f"{part} {name}"] for name in ("codes", "norm")})
-            for part, code in self.parts.items()
-        ]
-        moved = torch.cat(parts, -1)
-        first = arrays["channels"].values
-        rank = torch.ones(*first.shape[:-1], moved.shape[-1], device=moved.device)
-        order = rank.scatter(-1, first, 0.0).argsort(dim=-1, stable=True)
-        return torch.empty_like(moved).scatter(-1, order.expand_as(moved), moved)
+    return RowCode(encode)
+
+
+def behind_hadamard(bits: int, *, signed: bool) -> RowCode:
+    """Codebook codes behind a Hadamard matrix H, which is its own inverse:
+
+    y = H x / |x|,  r_j = y_j - c_i,  x' = |x| H^T (c_i + |r| / sqrt(d) * sign(r))
+    """
+
+    def encode(rows: Tensor) -> Coded:
+        width = rows.shape[-1]
+        if not has_hadamard(width):
+            raise ValueError(f"no Hadamard matrix for {width} channels is known here")
+        matrix = torch.tensor(hadamard(width), dtype=torch.float32, device=rows.device)
+        return _turned(rows, matrix, bits, signed=signed)
+
+    return RowCode(encode)
 
 
 def fp8(bits: float | None, subject: Subject) -> Alternative:
     """Both sides with scale 1."""
-    return Alternative(Fp8(), Fp8(), Schedule())
+    return Alternative(float8(), float8(), Schedule())
 
 
 def kivi(bits: float | None, subject: Subject) -> Alternative:
@@ -516,19 +444,21 @@ def kivi(bits: float | None, subject: Subject) -> Alternative:
     and prefill: the authors' repository, github.com/jy-yuan/KIVI, `models/llama_kivi.py`.
     """
     width = int(bits or 2)
-    return Alternative(ChannelGroups(width, KIVI_GROUP), TokenGroups(width, KIVI_GROUP), Residual())
+    return Alternative(
+        channel_groups(width, KIVI_GROUP), token_groups(width, KIVI_GROUP), Residual()
+    )
 
 
 def kivi_windows(bits: float | None, subject: Subject) -> Alternative:
     """KIVI with the windows of the recipe in place of its residual, the first tokens too."""
     width = int(bits or 2)
     schedule = GroupedWindows(subject.recipe.windows, KIVI_GROUP)
-    return Alternative(ChannelGroups(width, KIVI_GROUP), TokenGroups(width, KIVI_GROUP), schedule)
+    return Alternative(channel_groups(width, KIVI_GROUP), token_groups(width, KIVI_GROUP), schedule)
 
 
 def kivi_token(bits: float | None, subject: Subject) -> Alternative:
     """KIVI with the groups of values for keys too, to show what the channels bring."""
-    code = TokenGroups(int(bits or 2), KIVI_GROUP)
+    code = token_groups(int(bits or 2), KIVI_GROUP)
     return Alternative(code, code, Residual())
 
 
@@ -548,19 +478,15 @@ def turboquant(bits: float | None, subject: Subject) -> Alternative:
     Source: arXiv 2504.19874, algorithms 1 and 2, section 4.3 for the bits of a KV cache; the sketch
     of signs: arXiv 2406.03482.
     """
-    width, code = bits or 2.0, RowCode()
-    if width in SPLITS:
-        share, more, fewer = SPLITS[width]
-        code = Split(share, Mse(more), Mse(fewer))
-    else:
-        code = Mse(int(width))
+    width = bits or 2.0
+    code = split(*SPLITS[width]) if width in SPLITS else mse(int(width))
     return Alternative(code, code, EqualWindows(subject.recipe.windows))
 
 
 def turboquant_prod(bits: float | None, subject: Subject) -> Alternative:
     """Algorithm 2 on keys and algorithm 1, with as many bits, on values."""
     width = int(bits or 2)
-    return Alternative(Prod(width), Mse(width), EqualWindows(subject.recipe.windows))
+    return Alternative(products(width), mse(width), EqualWindows(subject.recipe.windows))
 
 
 def lmdeploy(bits: float | None, subject: Subject) -> Alternative:
@@ -573,5 +499,5 @@ def lmdeploy(bits: float | None, subject: Subject) -> Alternative:
 
     Source: LMDeploy, pull request 4510, `lmdeploy/pytorch/kernels/cuda/turbo_quant.py` and tests.
     """
-    keys, values = HadamardCode(3, signed=True), HadamardCode(2, signed=False)
+    keys, values = behind_hadamard(3, signed=True), behind_hadamard(2, signed=False)
     return Alternative(keys, values, EqualWindows(subject.recipe.windows))
