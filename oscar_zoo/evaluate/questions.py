@@ -17,6 +17,9 @@ from oscar_zoo.errors import UsageError
 from oscar_zoo.evaluate.measure import TaskPrompt, losses, right
 
 Encode = Callable[[str], list[int]]
+Conversation = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+"""What the user says, of which the first holds a long text with facts, and the right answer to it,
+turn by turn; token ids."""
 SHALLOW, DEEP = 0.1, 0.9
 """Passkeys start between these fractions of the prompt."""
 TABLE_LINES = 48
@@ -254,15 +257,6 @@ def places_of(prompt: TaskPrompt) -> list[tuple[int, int]]:
     return [(int(prompt.scored[a]) + 1, int(prompt.scored[b - 1]) + 2) for a, b in prompt.answers]
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """A long text with facts, then questions, each followed by its own answer: token ids of the
-    user's turns, the first of which holds the context, and the right answer to each."""
-
-    says: tuple[tuple[int, ...], ...]
-    answers: tuple[tuple[int, ...], ...]
-
-
 def conversations(
     ids: Tensor,
     encode: Encode,
@@ -300,9 +294,9 @@ def conversations(
         starts = [rng.randrange(len(ids) - between) for _ in range(turns - 1)]
         fillers = [(), *(tuple(ids[a : a + between].tolist()) for a in starts)]
         whole: tuple[int, ...] = tuple(prompt.ids.tolist())
-        says, end = [], 0
+        talk, end = [], 0
         for (first, last), filler in zip(places_of(prompt), fillers, strict=True):
-            says.append(filler + whole[end:first])
+            talk.append((filler + whole[end:first], whole[first:last]))
             end = last
-        found.append(Conversation(tuple(says), tuple(whole[a:b] for a, b in places_of(prompt))))
+        found.append(tuple(talk))
     return tuple(found)

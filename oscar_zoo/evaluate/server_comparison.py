@@ -51,15 +51,13 @@ class ServerQuestions:
     @property
     def longest(self) -> int:
         """Tokens of the longest request, prompt and answer."""
-        talks = (
-            sum(map(len, talk.says)) + sum(map(len, talk.answers)) for talk in self.conversations
-        )
+        talks = (sum(len(a) + len(b) for a, b in talk) for talk in self.conversations)
         return max([*map(len, self.texts), *talks], default=0)
 
     @property
     def turns(self) -> int:
         """Questions of all conversations."""
-        return sum(len(talk.answers) for talk in self.conversations)
+        return sum(map(len, self.conversations))
 
 
 def make_questions(
@@ -161,7 +159,7 @@ def _talk(
     client.flush()
     turns: list[Turn] = []
     said: tuple[int, ...] = ()
-    for says, right in zip(talk.says, talk.answers, strict=True):
+    for says, right in talk:
         prompt = said + says
         answer = client.generate(prompt, len(right))
         turns.append(Turn(prompt, right, answer, answer if radix else None))
