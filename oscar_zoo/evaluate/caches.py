@@ -12,7 +12,7 @@ from oscar_kernels.spec import row_bytes
 from oscar_zoo.artifact.formats import RotationSet, hadamard_set
 from oscar_zoo.artifact.specs import Clip, CodeBits, Geometry, ServingRecipe, Widths
 from oscar_zoo.evaluate.formats import Alternative, Subject
-from oscar_zoo.evaluate.outcome import ClipFacts, MeasuredModel
+from oscar_zoo.evaluate.outcome import MeasuredModel
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel
 
@@ -97,7 +97,7 @@ def facts_of(model: LoadedModel, text: str, recipe: ServingRecipe) -> dict[str, 
         "text_sha256": hashlib.sha256(text.encode()).hexdigest(),
         "sink": recipe.windows.sink,
         "recent": recipe.windows.recent,
-        "clip": ClipFacts(recipe.clip.k, recipe.clip.v, recipe.clip.algorithm),
+        "clip": recipe.clip,
         "group_size": recipe.group_size,
         "scale_dtype": recipe.scale_dtype,
         "quantizer": recipe.quantizer,

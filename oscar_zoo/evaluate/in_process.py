@@ -4,8 +4,7 @@ loaded when nothing else can go wrong. Importing this needs no torch."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -20,7 +19,7 @@ from oscar_zoo.errors import OscarZooError, UsageError
 from oscar_zoo.evaluate.against_table import ALL, choices
 from oscar_zoo.evaluate.outcome import AgainstReport, EvalReport
 from oscar_zoo.evaluate.params import EvalParams, RulerParams, again, from_python, numbers
-from oscar_zoo.evaluate.shared import NAMES, Phase, Progress, duration, read_text
+from oscar_zoo.evaluate.shared import NAMES, Phase, read_text
 from oscar_zoo.models import hardware
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import score_file, targets
@@ -41,8 +40,6 @@ DATA, WINDOWS, LENGTH, ANSWERS = "manuals", 6, 2048, 64
 """The defaults of the text, its windows, their tokens, and recall questions."""
 PHASES = (Phase("load", "", 1), Phase("measure", "sequences", 9))
 """The seconds are shares."""
-_LONG = 600.0
-"""Seconds from which on it is worth saying how long the other combinations will take."""
 
 
 def evaluate_artifact(
@@ -121,7 +118,7 @@ def evaluate(params: EvalParams, observer: Observer = SILENT) -> EvalReport | Ag
         "windows": params.windows or WINDOWS,
         "length": length,
         "answers": params.answers or ANSWERS,
-        "progress": _progress(observer, len(several)),
+        "progress": lambda done, total, unit: observer.advance("measure", done, total, unit),
     }
     report: EvalReport | AgainstReport
     with memory_errors(model.block.id, model.device):
@@ -275,28 +272,6 @@ def _tell_of_limit(length: int, model: ModelBlock, observer: Observer) -> None:
     if limit is not None and length > LENGTH and limit < length:
         text = f"{model.id} takes {limit:,} tokens, so windows have no more than that."
         observer.note(Note("eval.limit", text, {"limit": limit}))
-
-
-def _progress(
-    observer: Observer, several: int, clock: Callable[[], float] = time.monotonic
-) -> Progress:
-    """Tells `observer` how far the measurement is, and once, when the first of `several`
-    combinations is done, how long the others take, if that is long."""
-    began = 0.0
-
-    def tell(done: int, total: int, unit: str) -> None:
-        nonlocal began
-        observer.advance("measure", done, total, unit)
-        each = total // (1 + several)
-        if done == each:  # BF16 is done
-            began = clock()
-        if several and done == 2 * each:
-            seconds = (several - 1) * (clock() - began)
-            if seconds >= _LONG:
-                rest = f"the rest of the combinations will take about {duration(seconds)}."
-                observer.note(Note("eval.long", rest, {"seconds": seconds}))
-
-    return tell
 
 
 def _keep(

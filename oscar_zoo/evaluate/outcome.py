@@ -33,8 +33,8 @@ Number = Annotated[float | None, PlainSerializer(_finite, return_type=float | No
 Finite = Annotated[float, PlainSerializer(_finite, return_type=float | None)]
 """The same where there is always a number."""
 Error = Annotated[Number, Field(ge=0)]
-AtLength = Mapping[str, float]
-"""By the tokens of a sequence."""
+Clip = Annotated[InstanceOf[specs.Clip], WithJsonSchema({"x-ref": "Clip"})]
+Changes = Mapping[str, int | str]
 
 
 class Plain:
@@ -57,36 +57,24 @@ class MeasuredModel:
     dtype: Annotated[str, says("Of the weights.")]
 
 
-@dataclass(frozen=True)
-class ClipFacts:
-    """Clip ratios; 0 means no clipping."""
-
-    k: float
-    v: float
-    algorithm: str
-
-
 @dataclass(frozen=True, kw_only=True)
 class Facts(Plain):
     """What a reader needs to repeat a measurement in this process."""
 
     model: MeasuredModel
     text_sha256: Sha256
-    sink: Annotated[int, says("First tokens that stay uncompressed.", ge=0)]
-    recent: Annotated[int, says("Last tokens that stay uncompressed.", ge=0)]
-    clip: ClipFacts
-    group_size: Annotated[int, says("Channels that share a scale.", ge=0)]
+    sink: Annotated[Count, says("First tokens that stay uncompressed.")]
+    recent: Annotated[Count, says("Last tokens that stay uncompressed.")]
+    clip: Clip
+    group_size: Annotated[Count, says("Channels that share a scale.")]
     scale_dtype: str
     quantizer: str
     chunking: Annotated[str, says("How the prompt was processed.")]
     torch: Annotated[str, says("Version.")]
     device: str
-    tokens: Annotated[int, says("Of the text.", ge=0)]
-    length: Annotated[int, says("Tokens of a sequence, at most.", ge=0)]
-    tasks: Annotated[
-        Mapping[str, Mapping[str, int | str]],
-        says("What was asked, by task: numbers of windows, prompts and answers, and tokens."),
-    ]
+    tokens: Annotated[Count, says("Of the text.")]
+    length: Annotated[Count, says("Tokens of a sequence, at most.")]
+    tasks: Annotated[Mapping[str, Mapping[str, int | str]], says("What was asked, by task.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +82,8 @@ class Bits:
     """What an element costs in one cache."""
 
     bits_per_element: Annotated[float, says("Of one stored element, scales included.")]
-    bits_per_element_with_windows: Annotated[
-        float, says("Of everything that one sequence of the measured length occupies.")
-    ]
-    bits_per_element_at: Annotated[
-        AtLength, says("The same for sequences of other lengths, by their tokens.")
-    ]
+    bits_per_element_with_windows: Annotated[float, says("Of all that one sequence occupies.")]
+    bits_per_element_at: Annotated[Mapping[str, float], says("The same, by tokens of a sequence.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +92,8 @@ class EvalRow(Bits):
 
     cache: Literal["bf16", "int2", "int2-hadamard", "int2-hadamard-clip", "artifact"]
     perplexity: Annotated[Number, says("Null when not measured.")]
-    recall: Annotated[
-        Share | None, says("Share of the digits of all answers that are right; guessing gives 0.1.")
-    ]
-    changes: Annotated[
-        Mapping[str, int | str],
-        says("Values of this row in place of those above; empty unless several were tried."),
-    ]
+    recall: Annotated[Share | None, says("Of digits of all answers; guessing gives 0.1.")]
+    changes: Annotated[Changes, says("Values in place of those above, where several were tried.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,25 +118,15 @@ class AgainstRow(Bits):
     title: Annotated[str, says("For people.")]
     source: Annotated[str | None, says("Where the method is described.")]
     divergence: Annotated[Finite, says("From the exact cache, in nats per position.")]
-    divergence_error: Annotated[
-        Error, says("Standard error over the windows of text; null for one window.")
-    ]
+    divergence_error: Annotated[Error, says("Over the windows of text; null for one window.")]
     perplexity: Finite
     perplexity_change: Annotated[Finite, says("Against BF16, in percent.")]
-    perplexity_change_error: Annotated[
-        Error, says("Standard error of the change over the same windows, in percent.")
-    ]
+    perplexity_change_error: Annotated[Error, says("Over the same windows, in percent.")]
     digits: Annotated[Share, says("Share of the digits of all answers that are right.")]
-    digits_error: Annotated[Error, says("Standard error over the prompts; null for one prompt.")]
+    digits_error: Annotated[Error, says("Over the prompts; null for one prompt.")]
     answers: Annotated[Share, says("Share of whole answers that are right.")]
-    answers_error: Annotated[Error, says("Standard error over the prompts; null for one prompt.")]
-    pareto: Annotated[
-        bool,
-        says(
-            "No other cache has at most as many bits, windows included, and at most as much"
-            " divergence."
-        ),
-    ] = False
+    answers_error: Annotated[Error, says("Over the prompts; null for one prompt.")]
+    pareto: Annotated[bool, says("Whether none has at most its bits and its divergence.")] = False
     pareto_at: Annotated[Mapping[str, bool], says("The same with the bits of other sequences.")] = (
         field(default_factory=dict)
     )
@@ -169,9 +138,7 @@ class AgainstReport(Facts):
     methods, simulated in the process."""
 
     rows: Annotated[tuple[AgainstRow, ...], says("One per cache, by bits with windows.")]
-    left_out: Annotated[
-        Mapping[str, str], says("Alternatives that do not fit the model, by name, with the reason.")
-    ]
+    left_out: Annotated[Mapping[str, str], says("What does not fit the model, and why.")]
     schema: Literal["oscar-zoo.eval-against/1"] = "oscar-zoo.eval-against/1"
 
 
@@ -212,20 +179,16 @@ class Recalled:
 class ServerRow:
     """One server beside the reference."""
 
-    chunk: Annotated[int, says("Tokens prefilled at once.", ge=0)]
-    page_size: Annotated[int, says("Tokens.", ge=0)]
+    chunk: Annotated[Count, says("Tokens prefilled at once.")]
+    page_size: Annotated[Count, says("Tokens.")]
     radix: Annotated[bool, says("Whether prefixes are reused.")]
-    tensor_parallel: Annotated[int, says("Number of GPUs.", ge=0)]
+    tensor_parallel: Annotated[Count, says("Number of GPUs.")]
     sglang: Annotated[str, says("Version.")]
     dtype: Annotated[str, says("Of weights and activations.")]
-    capacity_tokens: Annotated[int, says("That the cache holds.", ge=0)]
+    capacity_tokens: Annotated[Count, says("That the cache holds.")]
     perplexity: Annotated[Perplexities | None, says("Without reuse; null when not measured.")]
-    perplexity_after_hit: Annotated[
-        Perplexities | None, says("After a hit in the prefix cache; null without a prefix cache.")
-    ]
-    perplexity_after_hit_without_sinks: Annotated[
-        Number, says("Of a reference whose first tokens are INT2 after a hit.")
-    ]
+    perplexity_after_hit: Annotated[Perplexities | None, says("Null without a prefix cache.")]
+    perplexity_after_hit_without_sinks: Annotated[Number, says("Their first tokens are INT2.")]
     reused_tokens: Annotated[tuple[Count, ...], says("That every hit took from the cache.")]
     recall: Annotated[Recalled | None, says("Null when not measured.")]
     violations: Annotated[tuple[str, ...], says("One line for each violated limit.")]
@@ -250,12 +213,10 @@ class ServerReport(Plain):
     artifact: ServedArtifact
     device: str
     recipe: Annotated[InstanceOf[specs.ServingRecipe], WithJsonSchema({"x-ref": "ServingRecipe"})]
-    texts: Annotated[int, says("For perplexity.", ge=0)]
-    length: Annotated[int, says("Tokens of the longest.", ge=0)]
-    shared_tokens: Annotated[
-        int, says("That each two of them have in common at the beginning.", ge=0)
-    ]
-    answers: Annotated[int, says("Questions of recall.", ge=0)]
+    texts: Annotated[Count, says("For perplexity.")]
+    length: Annotated[Count, says("Tokens of the longest.")]
+    shared_tokens: Annotated[Count, says("Of each, that a request before it has.")]
+    answers: Annotated[Count, says("Questions of recall.")]
     servers: tuple[ServerRow, ...]
     failures: Annotated[tuple[FailedServer, ...], says("Servers that gave no answers.")]
     schema: Literal["oscar-zoo.eval-server/1"] = "oscar-zoo.eval-server/1"
@@ -297,12 +258,12 @@ class Cell:
         "single", "multi-key", "multi-value", "multi-query", "variables", "common-words",
         "documents",
     ]  # fmt: skip
-    length: Annotated[int, says("Tokens of a prompt.", ge=0)]
+    length: Annotated[Count, says("Tokens of a prompt.")]
     depth: Annotated[
         Share | None, says("Of the fact that is asked for; null where facts lie everywhere.")
     ]
     cache: str
-    right: Annotated[int, says("Answers.", ge=0)]
+    right: Annotated[Count, says("Answers.")]
     asked: Annotated[int, says("Answers.", ge=1)]
 
     @computed_field(description="Standard error of the share of right answers.")  # type: ignore[prop-decorator]
@@ -320,7 +281,7 @@ class LengthRow:
     """One cache at one length."""
 
     cache: str
-    length: Annotated[int, says("Tokens of a prompt.", ge=0)]
+    length: Annotated[Count, says("Tokens of a prompt.")]
     share: Annotated[Share, says("Of right answers, mean over the families.")]
     bits_per_element: Annotated[
         float | None,
@@ -350,7 +311,7 @@ class RulerReport(Plain):
     text_sha256: Maybe[Sha256] = None
     sink: Maybe[Count] = None
     recent: Maybe[Count] = None
-    clip: Maybe[ClipFacts] = None
+    clip: Maybe[Clip] = None
     group_size: Maybe[Count] = None
     scale_dtype: Maybe[str] = None
     quantizer: Maybe[str] = None
@@ -358,8 +319,8 @@ class RulerReport(Plain):
     torch: Maybe[str] = None
     device: Maybe[str] = None
     servers: Annotated[Maybe[Mapping[str, AskedServer]], says("By the name of the cache.")] = None
-    depths: Annotated[int, says("Number of depths.", ge=0)]
-    samples: Annotated[int, says("Prompts of a cell.", ge=0)]
+    depths: Annotated[Count, says("Number of depths.")]
+    samples: Annotated[Count, says("Prompts of a cell.")]
     seed: int
     cells: tuple[Cell, ...]
     rows: Annotated[tuple[LengthRow, ...], Field(serialization_alias="lengths")]

@@ -4,9 +4,7 @@ refusals."""
 from __future__ import annotations
 
 import hashlib
-import itertools
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,13 +15,12 @@ from tiny_models import EXAMPLE, write_model
 from oscar_zoo.artifact.formats import hadamard_set
 from oscar_zoo.artifact.specs import Clip, Geometry, ServingRecipe, Widths, Windows
 from oscar_zoo.errors import GeometryMismatch, UsageError
-from oscar_zoo.evaluate.in_process import _progress, settings_of
+from oscar_zoo.evaluate.in_process import settings_of
 from oscar_zoo.evaluate.measure import measure
 from oscar_zoo.evaluate.questions import Perplexity
 from oscar_zoo.evaluate.run import evaluate
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import LoadedModel, load_model
-from oscar_zoo.observer import Note
 
 TEXT = (EXAMPLE.parents[1] / "text/validation.txt").read_text("utf-8")
 RECIPE = ServingRecipe(group_size=64, clip=Clip(k=0.96, v=0.92))
@@ -70,20 +67,6 @@ def test_a_recipe_with_a_clip_for_each_layer_takes_no_other_clip() -> None:
         settings_of({"clip": (Clip(k=0.5, v=0.5),)}, mixed)
     ((changed, values),) = settings_of({"sink": (8,)}, mixed)
     assert (changed.widths, values) == (mixed.widths, {"sink": 8})
-
-
-@pytest.mark.parametrize(
-    ("several", "seconds", "said"), [(4, 400.0, [1200.0]), (4, 100.0, []), (0, 400.0, [])]
-)
-def test_the_time_left_is_told_once_when_the_first_combination_is_done(
-    several: int, seconds: float, said: list[float]
-) -> None:
-    notes: list[Note] = []
-    observer: Any = SimpleNamespace(advance=lambda *_: None, note=notes.append)
-    tell = _progress(observer, several, clock=itertools.count(7.0, seconds).__next__)
-    for done in range(1, 11):
-        tell(done, 10, "")
-    assert [note.facts["seconds"] for note in notes] == said
 
 
 def test_the_report_has_the_facts_to_repeat_it(small: LoadedModel) -> None:
