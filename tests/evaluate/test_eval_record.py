@@ -24,10 +24,10 @@ class Notes(Silent):
     """Keeps remarks."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.said: list[Note] = []
 
     def note(self, note: Note) -> None:
-        self.said.append(note.text)
+        self.said.append(note)
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +52,23 @@ def folder(model: Path, tmp_path: Path) -> Path:
     return made.path
 
 
-def words(what: object, model: Path, tmp_path: Path) -> list[str]:
+@pytest.fixture
+def words(folder: Path, model: Path, tmp_path: Path) -> list[str]:
+    """The command line that measures `folder`."""
     sizes = ["--task", "perplexity", "--windows", "2", "--length", "64"]
-    return ["eval", str(what), "--model", str(model), "--data", f"{tmp_path}/text.txt", *sizes]
+    return ["eval", str(folder), "--model", str(model), "--data", f"{tmp_path}/text.txt", *sizes]
+
+
+def measure(what: object, model: Path, tmp_path: Path, notes: Notes) -> Path | None:
+    """The same from Python: where scores were kept."""
+    size = {"tasks": ("perplexity",), "windows": 2, "length": 64, "data": tmp_path / "text.txt"}
+    return oscar_zoo.evaluate_artifact(what, model=model, observer=notes, **size).record  # type: ignore[arg-type]
 
 
 def test_a_folder_of_the_user_gets_the_scores_and_publishing_takes_them(
-    folder: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(words(folder, model, tmp_path)) == 0
+    assert run(words) == 0
     assert f"Scores: {folder}/scores.json" in capsys.readouterr().out.splitlines()
     file = score_file.load(folder / "scores.json")
     (score,) = file.scores
@@ -76,26 +84,21 @@ def test_a_folder_of_the_user_gets_the_scores_and_publishing_takes_them(
 
 
 def test_measuring_again_changes_nothing_and_other_clips_stand_beside(
-    folder: Path, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([*words(folder, model, tmp_path), "--json"]) == 0
-    assert parsed(capsys.readouterr().out)["record"] == f"{folder}/scores.json"
-    before = (folder / "scores.json").read_bytes()
-    assert run([*words(folder, model, tmp_path), "-q"]) == 0
-    assert (folder / "scores.json").read_bytes() == before
-    assert run([*words(folder, model, tmp_path), "-q", "--clip", "0.9,0.8"]) == 0
-    changes = [score.recipe_changes for score in score_file.load(folder / "scores.json").scores]
-    assert changes == [{}, {"clip": "0.9,0.8"}]
-
-
-def test_another_window_is_named_and_the_recipe_s_own_values_are_no_change(
-    folder: Path, model: Path, tmp_path: Path
-) -> None:
-    windows = ["--sink", "4", "--recent", "16"]
-    assert run([*words(folder, model, tmp_path), "-q", *windows, "--clip", "0.96,0.92"]) == 0
-    (score,) = score_file.load(folder / "scores.json").scores
-    assert score.recipe_changes == {"sink": "4", "recent": "16"}
-    assert score.source is not None and score.source.endswith(" --sink 4 --recent 16")
+    path = folder / "scores.json"
+    assert run([*words, "--json"]) == 0
+    assert parsed(capsys.readouterr().out)["record"] == str(path)
+    before = path.read_bytes()
+    assert run([*words, "-q"]) == 0
+    assert path.read_bytes() == before
+    # The recipe's own values are no change.
+    windows = ["--sink", "4", "--recent", "16", "--clip", "0.96,0.92"]
+    assert run([*words, "-q", "--clip", "0.9,0.8"]) == run([*words, "-q", *windows]) == 0
+    scores = score_file.load(path).scores
+    changes = [{}, {"clip": "0.9,0.8"}, {"sink": "4", "recent": "16"}]
+    assert sorted((one.recipe_changes for one in scores), key=changes.index) == changes
+    assert any(str(one.source).endswith(" --sink 4 --recent 16") for one in scores)
 
 
 def test_an_artifact_that_was_named_is_recorded_in_the_state_folder(
@@ -104,9 +107,7 @@ def test_an_artifact_that_was_named_is_recorded_in_the_state_folder(
     hub = f"file:{tmp_path}/hub"
     oscar_zoo.publish(folder, hub=hub, create=True, unmeasured=True)
     pulled = oscar_zoo.pull("tiny", hubs=hub)
-    places = []
-    for what in ("tiny", pulled.path):
-        places.append(measure(what, model, tmp_path, Notes()))
+    places = [measure(what, model, tmp_path, Notes()) for what in ("tiny", pulled.path)]
     path = score_file.in_state(ArtifactId.parse(str(pulled.id)))
     assert places == [path, path] and path.is_relative_to(state)
     assert not list(pulled.path.glob("scores*")), "the store never changes"
@@ -117,13 +118,13 @@ def test_an_artifact_that_was_named_is_recorded_in_the_state_folder(
 def test_what_is_about_another_model_or_cannot_be_kept_is_not_recorded(
     folder: Path, model: Path, tmp_path: Path
 ) -> None:
-    notes = Notes()
+    notes, path = Notes(), folder / "scores.json"
     other = write_model(tmp_path / "other", layers=2, kv_heads=2, heads=2)
     assert measure(folder, other, tmp_path, notes) is None
-    assert "was not made for other" in notes.said[-1]
-    (folder / "scores.json").write_text("mine")
+    path.write_text("mine")
     assert measure(folder, model, tmp_path, notes) is None
-    assert "not kept" in notes.said[-1] and (folder / "scores.json").read_text() == "mine"
+    assert [note.code for note in notes.said].count("eval.no_record") == 2
+    assert path.read_text() == "mine"
 
 
 def test_scores_of_bytes_that_are_gone_make_room(folder: Path, model: Path, tmp_path: Path) -> None:
@@ -136,15 +137,3 @@ def test_scores_of_bytes_that_are_gone_make_room(folder: Path, model: Path, tmp_
     assert [score.task for score in score_file.load(path).scores] == ["perplexity"]
     more = ScoreFile.of(file.artifact_id, file.digest, (gpqa(file.digest),))
     assert [s.task for s in score_file.keep(path, more).scores] == ["perplexity", "gpqa_diamond"]
-
-
-def measure(what: object, model: Path, tmp_path: Path, notes: Notes) -> Path | None:
-    return oscar_zoo.evaluate_artifact(
-        what,  # type: ignore[arg-type]
-        model=model,
-        tasks=("perplexity",),
-        data=f"{tmp_path}/text.txt",
-        windows=2,
-        length=64,
-        observer=notes,
-    ).record

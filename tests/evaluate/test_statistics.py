@@ -12,13 +12,7 @@ import torch
 
 from oscar_zoo.evaluate.measure import Measurement
 from oscar_zoo.evaluate.questions import Perplexity
-from oscar_zoo.evaluate.statistics import (
-    compare,
-    difference,
-    mcnemar,
-    mean_error,
-    standard_error,
-)
+from oscar_zoo.evaluate.statistics import compare, difference, mcnemar, mean_error, standard_error
 
 TASK = Perplexity.from_tokens(torch.arange(1000), windows=3, length=100)
 
