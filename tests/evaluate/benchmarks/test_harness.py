@@ -166,7 +166,7 @@ def test_choices_are_compared_by_log_probability(tmp_path: Path) -> None:
     with open_answers(tmp_path / "answers.gz", {}) as answers:
         found = run_arm("int2", task, Settings(GENERATION, (0,)), answers, ask=ask)
     assert found.values.tolist() == [[1], [0], [0], [1]]
-    assert found.exhausted_rate == 0 and len(found.used) == 16
+    assert (found.exhausted_rate, len(found.used)) == (0, 16)
 
 
 def test_a_limit_takes_the_first_questions(tmp_path: Path) -> None:
