@@ -25,6 +25,8 @@ from oscar_zoo.artifact.outcome import VerifyReport
 from oscar_zoo.artifact.specs import Score, ServingRecipe
 from oscar_zoo.compute.outcome import ComputeResult, FitResult, MergeResult
 from oscar_zoo.compute.report.data import ReportData
+from oscar_zoo.evaluate.bench.load import LoadReport
+from oscar_zoo.evaluate.bench.report import Report
 from oscar_zoo.registry.login import Account
 from oscar_zoo.registry.measured import Measured
 from oscar_zoo.registry.mirror import MirrorReport
@@ -153,6 +155,8 @@ GENERATED: dict[str, tuple[str, type]] = {
     "publish-1": ("Published versions", PublishReport),
     "pull-1": ("Pulled artifacts", PullReport),
     "verify-1": ("Verified artifacts", VerifyReport),
+    "bench-load-1": ("A server under load", LoadReport),
+    "bench-serve-2": ("Caches compared", Report),
     "chat-1": ("An answer", Answer),
     "logs-1": ("The log of a server", LogsReport),
     "ps-1": ("Servers that run, and servers that ended by themselves", PsReport),

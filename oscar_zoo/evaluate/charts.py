@@ -25,8 +25,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from oscar_zoo.engines.sglang.offline_process import Case
 from oscar_zoo.evaluate.against_table import LONG, OWN, TABLE, AgainstReport, AgainstRow
-from oscar_zoo.evaluate.bench.report import Report
-from oscar_zoo.evaluate.bench.sides import CACHES, LABELS, Cache, Side
+from oscar_zoo.evaluate.bench.report import CACHES, LABELS, Cache, Number, Report, Side
 from oscar_zoo.evaluate.ruler import RulerReport
 from oscar_zoo.evaluate.shared import cache_title, length_text
 
@@ -213,7 +212,7 @@ def speed_chart(report: Report) -> bytes:
     cases = [f"{case.batch} × {case.context:,}" for case in report.cases]
     gains = [_ratios(report, partial(report.speedup, case)) for case in report.cases]
     compared = [f"{case}\n{gain}" for case, gain in zip(cases, gains, strict=True)]
-    weights = "random weights" if report.random_weights else "its own weights"
+    weights = "random weights" if report.weights == "random" else "its own weights"
     title = f"{report.model}, {weights}, {report.device}: batch × context"
     width = 5 + (0.6 + 0.45 * len(caches)) * len(cases)
     with _drawing(width, 4.4, title) as figure:
@@ -236,20 +235,21 @@ def _ratios(report: Report, of: Callable[[Cache], float | None]) -> str:
     return "\n".join(f"{ratio:.2f}x vs {label}" for label, ratio in found)
 
 
-def _values(report: Report, cache: Cache, name: str) -> list[_Bar]:
+def _values(report: Report, cache: Cache, name: Number) -> list[_Bar]:
     """The figure of each case with the side that has the smallest."""
     sides = [side for side in report.sides if side.cache == cache]
-    found = [[_bar(report, side, case, name) for side in sides] for case in report.cases]
+    found = [[_bar(side, case, name) for side in sides] for case in report.cases]
     return [min((bar for bar in bars if bar), default=(0.0, 0.0, 0.0)) for bars in found]
 
 
-def _bar(report: Report, side: Side, case: Case, name: str) -> _Bar | None:
-    result, value = report.result(side, case), report.number(side, case, name)
-    return None if result is None or value is None else (value, *result.spread[name])
+def _bar(side: Side, case: Case, name: Number) -> _Bar | None:
+    result, value = side.of(case), side.number(case, name)
+    ends = None if result is None else result.spread[name]
+    return None if value is None or ends is None else (value, *ends)
 
 
 def _capacity(report: Report, cache: Cache) -> _Bar:
-    found = [result.capacity or 0 for side, result in report.sides.items() if side.cache == cache]
+    found = [side.capacity or 0 for side in report.sides if side.cache == cache]
     return (max(found) / 1e3,) * 3
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 from cli_output import refused
 
-from oscar_zoo.app import bench
 from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang.launch import server
+from oscar_zoo.evaluate.bench import measuring
 from oscar_zoo.models import hardware
 
 COMMANDS = (("bench", "serve", "--cases", "1x64"), ("bench", "load", "--clients", "2"))
@@ -22,7 +22,7 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(hardware, "default_device", lambda: "cpu")
     monkeypatch.setattr(server, "_start", started)
-    monkeypatch.setattr(bench, "require_serve", lambda: None)
+    monkeypatch.setattr(measuring, "require_serve", lambda: None)
 
 
 @each_command
@@ -53,6 +53,6 @@ def test_a_model_without_weights_on_a_cpu_nobody_named_is_remarked_on(
     def measured(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "_measure_all", measured)
+    monkeypatch.setattr(measuring, "_measure_all", measured)
     assert run(["bench", "serve", "--dummy-weights", "tiny-qwen3-hard", *device]) == 130
     assert ("no GPU was found" in capsys.readouterr().err) == told

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_output import parsed
@@ -12,9 +13,9 @@ from engines import MODEL, environment, needs_sglang
 from forked_commands import ForkedCli, running_in
 from tiny_artifacts import artifact_files, write_folder
 
-from oscar_zoo.app import bench
 from oscar_zoo.cli.main import run
-from oscar_zoo.evaluate.bench.load import Load, LoadLimits, LoadReport, Outcome, Tally
+from oscar_zoo.evaluate.bench import measuring
+from oscar_zoo.evaluate.bench.load import FreeTokens, Load, LoadReport
 
 
 @pytest.mark.sglang
@@ -51,15 +52,11 @@ def test_a_server_holds_under_load_and_ends_without_cutting_anybody_off(tmp_path
 
 @pytest.mark.parametrize(("name", "called"), [("SIGINT", "Ctrl-C"), ("SIGTERM", "SIGTERM")])
 def test_what_a_signal_left_is_shown(
-    name: str, called: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: Any, called: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tally = Tally()
-    tally.add(Outcome(5, 0.1))
-    load = Load(8, 600, 200, 16, 0.4)
-    left = LoadReport(
-        load, tally, 41.0, None, None, (1500,), None, None, None, LoadLimits(), "m", name
-    )
-    monkeypatch.setattr(bench, "load", lambda *_: left)
+    left = LoadReport(Load(8, 600, 200, 16, 0.4), "m", 41.0, 1, new_tokens=5, stopped=name)
+    left.free_tokens = FreeTokens((1500,))
+    monkeypatch.setattr(measuring, "load", lambda *_: left)
     code = 128 + signal.Signals[name]
     line = f"error: stopped by {called} after 41 s of load; the result is what was measured until"
     line += " then\n"

@@ -9,6 +9,7 @@ experts of a mixture get equal load.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -17,12 +18,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from oscar_zoo.artifact.formats import Role, hadamard_set
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.artifact.writer import rotation_bytes
-from oscar_zoo.engines.sglang import settings
+from oscar_zoo.engines.sglang import offline_process, settings
 from oscar_zoo.engines.sglang.launch import plan
 from oscar_zoo.engines.sglang.launch.plan import child_environment, rank_port
 from oscar_zoo.engines.sglang.launch.starting import CACHE_TYPES, NO_PLUGIN
@@ -30,12 +31,10 @@ from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_process import Bulk, Case, OfflineJob
 from oscar_zoo.engines.sglang.sizing import CPU_FLAGS, device_flags, device_switches
 from oscar_zoo.errors import UsageError
+from oscar_zoo.evaluate.bench.report import Cache, Side
 from oscar_zoo.models import config_file
 from oscar_zoo.registry.recipe import ModelRecipe
 
-Cache = Literal["bf16", "fp8", "int2"]
-CACHES: tuple[Cache, ...] = get_args(Cache)
-LABELS: dict[Cache, str] = {cache: cache.upper() for cache in CACHES}
 REFUSED_FLAGS = {
     "--attention-backend": "for the sides without INT2 use --baseline",
     "--prefill-attention-backend": "for the sides without INT2 use --baseline",
@@ -54,44 +53,9 @@ _BACKEND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True)
-class Side:
-    """One engine of a comparison.
-
-    Attributes:
-        cache: type of its cache; with `int2` it has the plugin, else it is stock SGLang.
-        backend: attention backend of a stock side; `None` for INT2, which has one of its own.
-        alone: whether no other side has this cache.
-    """
-
-    cache: Cache
-    backend: str | None = None
-    alone: bool = True
-
-    @property
-    def name(self) -> str:
-        """For files: `bf16`, or `bf16-fa3` where several sides have a BF16 cache."""
-        return self.cache if self.alone else f"{self.cache}-{self.backend}"
-
-    @property
-    def label(self) -> str:
-        """The name for people: `BF16`, or `BF16 fa3`."""
-        return LABELS[self.cache] if self.alone else f"{LABELS[self.cache]} {self.backend}"
-
-
-@dataclass(frozen=True)
 class Engines:
-    """What all sides share, and what only the INT2 side needs.
-
-    Attributes:
-        rotations, rotations_sha256: private folder with the files this library wrote, and their
-            artifact digest; `copy_of` is that of the artifact that they are a copy of.
-        kernels: private folder of compiled kernels.
-        requests: number of concurrent requests, unless the largest case has more.
-        port: a free port; engines take the ports of their workers near it.
-        flags: engine flags of the user, for all sides; those of the plugin for the INT2 side.
-        bulk: the job after the cases, or `None`.
-        gpu: number of the first GPU.
-    """
+    """What all sides share, and what only the INT2 side needs: `rotations`, a private folder with
+    files of the digest `rotations_sha256`, a copy of an artifact with the digest `copy_of`."""
 
     model: str
     random_weights: bool
@@ -100,19 +64,19 @@ class Engines:
     copy_of: str
     recipe: ServingRecipe
     device: str
-    kernels: Path
+    kernels: Path  # private folder of compiled kernels
     cases: tuple[Case, ...]
     new_tokens: int
     repeats: int
-    requests: int
-    port: int
+    requests: int  # at a time, unless the largest case has more
+    port: int  # engines take the ports of their workers near it
     revision: str | None = None
     flags: UserFlags = field(default_factory=UserFlags)
     bulk: Bulk | None = None
     gpu: int = 0
 
 
-def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> tuple[Side, ...]:
+def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> list[Side]:
     """The sides of a comparison, cache by cache: each stock cache once with every backend."""
     for backend in backends:
         if not _BACKEND.fullmatch(backend):
@@ -123,9 +87,11 @@ def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> tuple[Side, .
     chosen = tuple(dict.fromkeys(backends))
     found = list[Side]()
     for cache in dict.fromkeys(caches):
-        stock = [Side(cache, backend, alone=len(chosen) == 1) for backend in chosen]
-        found += [Side(cache)] if cache == "int2" else stock
-    return tuple(found)
+        if cache == "int2":
+            found.append(Side(cache))
+        else:
+            found += [Side(cache, backend, alone=len(chosen) == 1) for backend in chosen]
+    return found
 
 
 def read_flags(words: Sequence[str]) -> UserFlags:
@@ -187,30 +153,23 @@ def command(
     side: Side, engines: Engines, place: Path, environ: Mapping[str, str]
 ) -> plan.LaunchPlan:
     """The child process of one side; it reads `place`, which holds its `job`."""
-    from oscar_zoo.engines.sglang import offline_process
-
-    env = child_environment(
-        environ, device="cpu" if engines.device == "cpu" else None, kernels=engines.kernels
-    )
+    device = "cpu" if engines.device == "cpu" else None
+    env = child_environment(environ, device=device, kernels=engines.kernels)
     # No server listens here, so the packages may come from where this process has its own.
     paths = [env.get("PYTHONPATH"), environ.get("PYTHONPATH")]
     if any(paths):
         env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     if side.cache != "int2":
         env["SGLANG_PLUGINS"] = NO_PLUGIN
-    return plan.LaunchPlan(
-        (sys.executable, "-P", "-m", offline_process.__name__, str(place)), env, ""
-    )
+    program = (sys.executable, "-P", "-m", offline_process.__name__, str(place))
+    return plan.LaunchPlan(program, env, "")
 
 
 def _rows(side: Side, engines: Engines) -> int:
     """Number of concurrent requests: one more than the largest batch, because with 128 rows one of
     128 requests waited on every side."""
-    limit = (
-        max(engines.requests, BASELINE_ROWS)
-        if side.cache != "int2" and engines.device != "cpu"
-        else engines.requests
-    )
+    stock_on_gpu = side.cache != "int2" and engines.device != "cpu"
+    limit = max(engines.requests, BASELINE_ROWS) if stock_on_gpu else engines.requests
     waiting = min(engines.bulk.requests if engines.bulk else 1, limit)
     most = max([waiting, *(case.batch + 1 for case in engines.cases)])
     return most if engines.device == "cpu" else max(most, engines.requests)
@@ -224,6 +183,7 @@ def _pool_flags(engines: Engines) -> dict[str, str]:
     return {"--max-total-tokens": str(max(usual, 2 * need))}
 
 
+POSITIONS = "max_position_embeddings"
 ROOM = 128
 """Positions beyond the longest request, because SGLang keeps a few for itself."""
 PREPARES_INPUT = (
@@ -269,20 +229,21 @@ def config_of_recipe(recipe: ModelRecipe) -> dict[str, Any]:
 
 def longest_context(config: dict[str, Any]) -> int | None:
     """Positions a model was made for, or `None` when its configuration does not say."""
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and isinstance(part.get("max_position_embeddings"), int):
-            return int(part["max_position_embeddings"])
-    return None
+    return next((int(part[POSITIONS]) for part in _with_positions(config)), None)
 
 
 def write_model(folder: Path, config: dict[str, Any], *, longest: int) -> None:
     """Write `config` to the new folder `folder`, with positions for the `longest` request."""
-    config = json.loads(json.dumps(config))
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and isinstance(part.get("max_position_embeddings"), int):
-            part["max_position_embeddings"] = max(part["max_position_embeddings"], longest + ROOM)
+    config = copy.deepcopy(config)
+    for part in _with_positions(config):
+        part[POSITIONS] = max(part[POSITIONS], longest + ROOM)
     folder.mkdir(mode=0o700)
     (folder / config_file.NAME).write_text(json.dumps(config, indent=1), encoding="utf-8")
+
+
+def _with_positions(config: dict[str, Any]) -> list[dict[str, Any]]:
+    parts = (config, config.get("text_config"))
+    return [one for one in parts if isinstance(one, dict) and isinstance(one.get(POSITIONS), int)]
 
 
 def copy_what_prepares_input(source: Path, folder: Path) -> None:

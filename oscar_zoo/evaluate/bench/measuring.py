@@ -8,6 +8,7 @@ may be asked for one answer; a benchmark asks for thousands.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from oscar_zoo.artifact.output_files import check_file
 from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.engines.requirements import require_serve
 from oscar_zoo.engines.sglang import sizing
@@ -23,11 +25,11 @@ from oscar_zoo.engines.sglang.launch.starting import BACKENDS, WantedServer, log
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_process import Bulk, Case
 from oscar_zoo.engines.sglang.sizing import ITEMSIZES, SizeFlags
-from oscar_zoo.errors import FlagRefused, UnsupportedMachine, UsageError
+from oscar_zoo.errors import FlagRefused, MissingDependency, UnsupportedMachine, UsageError
 from oscar_zoo.evaluate.bench import run, sides
-from oscar_zoo.evaluate.bench.load import Load, LoadLimits, LoadReport, measure
+from oscar_zoo.evaluate.bench.load import Load, LoadReport, measure
 from oscar_zoo.evaluate.bench.params import BenchLoadParams, BenchServeParams
-from oscar_zoo.evaluate.bench.report import Report
+from oscar_zoo.evaluate.bench.report import CACHES, Cache, MeasuredArtifact, Report, Side
 from oscar_zoo.evaluate.params import again, is_number, listed, numbers
 from oscar_zoo.models import config_file
 from oscar_zoo.models.folder_geometry import geometry_of_folder
@@ -43,7 +45,6 @@ from oscar_zoo.serving.running import StartObserver
 
 _P = TypeVar("_P", BenchServeParams, BenchLoadParams)
 MOST_CASES = 64
-HELP = "try: oscar-zoo bench serve --help"
 LARGE = 2 * 10**9
 """Bytes of weights from which a CPU is measured only when it was named."""
 RANDOM_WEIGHTS = ("--load-format=dummy", "--skip-tokenizer-init")
@@ -53,34 +54,25 @@ RANDOM_WEIGHTS = ("--load-format=dummy", "--skip-tokenizer-init")
 def compare(params: BenchServeParams, observer: Observer = SILENT) -> Report:
     """Run all sides, one after the other. A side that failed says so in the report, and so does a
     comparison that a signal ended after there was something to keep."""
-    params = _apart(params)
+    params = _checked(params)
     cases, bulk = cases_of(params), bulk_of(params.job, params.turns)
     caches, flags = caches_of(params.caches), sides.read_flags(params.engine_flags)
     baselines = tuple(name for text in params.baselines for name in listed(text))
     sides.all_sides(caches, baselines)
-    if len(cases) > MOST_CASES:
-        raise UsageError(f"{len(cases)} cases are more than {MOST_CASES}.", hint=HELP)
-    if bulk is not None and bulk.turns > 1 and bulk.requests > sides.ORDERED:
-        raise UsageError(
-            f"{bulk.requests:,} conversations are more than {sides.ORDERED}, which SGLang"
-            " orders by prefix.",
-            hint="lower the requests of --job",
-        )
-    _check_names(params)
     check_files(params)
     require_serve()
-    longest = max([case.context + params.new_tokens for case in cases])
+    longest = max(case.context + params.new_tokens for case in cases)
     with starting.private_folder() as private:
         longest = max(longest, bulk.longest if bulk else 1)
         subject = find_subject("bench serve", params, private, observer, longest=longest)
         device, gpu = pick_device(subject, params.device, flags, observer)
-        staged = private / "rotations"
+        artifact, staged = subject.artifact, private / "rotations"
         engines = sides.Engines(
             model=subject.source,
             random_weights=subject.random_weights,
             rotations=staged,
-            rotations_sha256=starting.stage_rotations(subject.artifact.verified, staged),
-            copy_of=subject.artifact.verified.digest,
+            rotations_sha256=starting.stage_rotations(artifact.verified, staged),
+            copy_of=artifact.verified.digest,
             recipe=subject.model.recipe,
             device=device,
             kernels=starting.kernels_folder(),
@@ -95,33 +87,37 @@ def compare(params: BenchServeParams, observer: Observer = SILENT) -> Report:
             gpu=gpu,
         )
         chosen = sides.all_sides(caches, baselines or (BACKENDS[device],))
-        one = partial(_measure, engines, params.timeout, private, observer)
-        results, stopped = _measure_all(chosen, one)
-    return Report(
-        model=subject.model.choice.name,
-        random_weights=subject.random_weights,
-        artifact=(subject.label, subject.artifact.verified.digest),
-        device=device_name(device, gpu),
-        new_tokens=params.new_tokens,
-        cases=cases,
-        sides=results,
-        repeats=params.repeats,
-        bulk=bulk,
-        stopped=stopped,
-    )
+        report = Report(
+            model=subject.model.choice.name,
+            weights="random" if subject.random_weights else "loaded",
+            artifact=MeasuredArtifact(subject.label, artifact.verified.digest),
+            device=device_name(device, gpu),
+            new_tokens=params.new_tokens,
+            cases=cases,
+            sides=[],
+            repeats=params.repeats,
+            bulk=bulk,
+        )
+        _measure_all(report, chosen, partial(_measure, engines, params.timeout, private, observer))
+    return report
 
 
 def load(params: BenchLoadParams, observer: Observer = SILENT) -> LoadReport:
     """Start an INT2 server, let the clients work with it, and end it with SIGTERM."""
-    params = _apart(params)
+    params = _checked(params)
     flags = UserFlags(params.engine_flags)
-    _check_names(params)
     require_serve()
     work = Load(params.clients, params.seconds, params.context, params.new_tokens, params.aborts)
     longest = work.longest + work.new_tokens
+
+    def tell(done: int, total: int, label: str) -> None:
+        # the label of the load itself counts requests, so it is another each time
+        observer.advance("clients at work" if total else label, done, total, "s" if total else "")
+
     with starting.private_folder() as private:
         subject = find_subject("bench load", params, private, observer, longest=longest)
         device, gpu = pick_device(subject, params.device, flags, observer)
+        name = subject.model.choice.name
         wanted = WantedServer(
             model=subject.source,
             revision=params.revision,
@@ -134,27 +130,25 @@ def load(params: BenchLoadParams, observer: Observer = SILENT) -> LoadReport:
             flags=flags.after(*RANDOM_WEIGHTS) if subject.random_weights else flags,
         )
         gpus = 0 if device == "cpu" else flags.sizes().tensor_parallel or 1
-
-        def tell(done: int, total: int, label: str) -> None:
-            if total:  # the label of the load itself counts requests, so it is another each time
-                observer.advance("clients at work", done, total, "s")
-            else:
-                observer.advance(label, 0, 0)
-
-        with own_server(wanted, StartObserver(subject.model.choice.name, observer)) as started:
-            limits = LoadLimits(growth=params.growth << 20)
+        report = LoadReport(work, name, growth=params.growth << 20)
+        with own_server(wanted, StartObserver(name, observer)) as started:
             gpu_range = range(gpu, gpu + gpus)
-            report = measure(started.child, started.client, work, limits, tell, gpus=gpu_range)
-    return replace(report, model=subject.model.choice.name)
+            return measure(started.child, started.client, report, tell, gpus=gpu_range)
 
 
-def _apart(params: _P) -> _P:
-    """`params` with the artifact and the engine flags in their places; click takes the first flag
-    for the artifact if none was named."""
-    if params.artifact is None or not str(params.artifact).startswith("-"):
-        return params
-    flags = (str(params.artifact), *params.engine_flags)
-    return replace(params, artifact=None, engine_flags=flags)
+def _checked(params: _P) -> _P:
+    """`params` with the artifact and the engine flags in their places: click takes the first flag
+    for the artifact if none was named. Refuses what means nothing to measure, or too much."""
+    if params.artifact is not None and str(params.artifact).startswith("-"):
+        flags = (str(params.artifact), *params.engine_flags)
+        params = replace(params, artifact=None, engine_flags=flags)
+    if params.artifact is None and params.dummy_weights is None:
+        raise UsageError(
+            "nothing to measure was named.", hint="give an artifact, or --dummy-weights Qwen3-8B"
+        )
+    if params.model is not None and params.dummy_weights is not None:
+        raise UsageError("--model and --dummy-weights exclude each other.", hint="give one of them")
+    return params
 
 
 def cases_of(params: BenchServeParams) -> tuple[Case, ...]:
@@ -162,23 +156,25 @@ def cases_of(params: BenchServeParams) -> tuple[Case, ...]:
     if params.cases is None:
         batches = numbers("--batch", params.batch or "1,16")
         contexts = numbers("--context", params.context or "8000,30000")
-        return tuple(Case(batch=b, context=c) for b in batches for c in contexts)
-    if params.batch is not None or params.context is not None:
+        found = tuple(Case(batch=b, context=c) for b in batches for c in contexts)
+    elif params.batch is not None or params.context is not None:
         raise UsageError(
             "--cases takes the place of --batch and --context.", hint="leave one of them out"
         )
-    pairs = [part.split("x") for part in listed(params.cases.lower())]
-    if not all(len(pair) == 2 and all(map(is_number, pair)) for pair in pairs):
-        raise UsageError(
-            f"--cases {params.cases!r} is not a list of batches and contexts.",
-            hint="for example --cases 1x100000,64x8000",
-        )
-    return tuple(dict.fromkeys(Case(batch=int(b), context=int(c)) for b, c in pairs))
+    else:
+        wrong = f"--cases {params.cases!r} is not a list of batches and contexts."
+        parts = listed(params.cases)
+        pairs = [_sizes(part, 2, wrong, "for example --cases 1x100000,64x8000") for part in parts]
+        found = tuple(dict.fromkeys(Case(batch=b, context=c) for b, c in pairs))
+    if len(found) > MOST_CASES:
+        hint = "try: oscar-zoo bench serve --help"
+        raise UsageError(f"{len(found)} cases are more than {MOST_CASES}.", hint=hint)
+    return found
 
 
-def caches_of(text: str) -> tuple[sides.Cache, ...]:
+def caches_of(text: str) -> tuple[Cache, ...]:
     """The caches of `--caches bf16,int2`, each of them once."""
-    known = {str(cache): cache for cache in sides.CACHES}
+    known: dict[str, Cache] = {cache: cache for cache in CACHES}
     names = dict.fromkeys(listed(text.lower()))
     if not known.keys() >= names.keys():
         raise UsageError(
@@ -196,23 +192,28 @@ def bulk_of(job: str | None, turns: int) -> Bulk | None:
                 "--turns needs a job.", hint="for example --job 64x16000x256 --turns 2"
             )
         return None
-    parts = job.lower().split("x")
-    if len(parts) != 3 or not all(map(is_number, parts)):
+    wrong = f"--job {job!r} is not REQUESTSxPROMPTxANSWER."
+    hint = "for example --job 64x30000x512, in requests and tokens"
+    requests, context, new_tokens = _sizes(job, 3, wrong, hint)
+    if turns > 1 and requests > sides.ORDERED:
         raise UsageError(
-            f"--job {job!r} is not REQUESTSxPROMPTxANSWER.",
-            hint="for example --job 64x30000x512, in requests and tokens",
+            f"{requests:,} conversations are more than {sides.ORDERED}, which SGLang orders by"
+            " prefix.",
+            hint="lower the requests of --job",
         )
-    requests, context, new_tokens = map(int, parts)
     return Bulk(requests=requests, context=context, new_tokens=new_tokens, turns=turns)
+
+
+def _sizes(text: str, count: int, wrong: str, hint: str) -> list[int]:
+    """The numbers of a text such as `64x30000x512`."""
+    parts = text.lower().split("x")
+    if len(parts) != count or not all(map(is_number, parts)):
+        raise UsageError(wrong, hint=hint)
+    return list(map(int, parts))
 
 
 def check_files(params: BenchServeParams) -> None:
     """Refuse files that could not be written in the end."""
-    import importlib.util
-
-    from oscar_zoo.artifact.output_files import check_file
-    from oscar_zoo.errors import MissingDependency
-
     if params.plot is not None:
         if params.plot.suffix.lower() != ".png":
             raise UsageError(
@@ -224,24 +225,10 @@ def check_files(params: BenchServeParams) -> None:
     check_file(params.plot)
 
 
-def _check_names(params: BenchServeParams | BenchLoadParams) -> None:
-    """Refuse names that mean nothing to measure, or too much."""
-    if params.artifact is None and params.dummy_weights is None:
-        raise UsageError(
-            "nothing to measure was named.", hint="give an artifact, or --dummy-weights Qwen3-8B"
-        )
-    if params.model is not None and params.dummy_weights is not None:
-        raise UsageError("--model and --dummy-weights exclude each other.", hint="give one of them")
-
-
 @dataclass(frozen=True)
 class Subject:
-    """A model and an artifact that fit together.
-
-    Attributes:
-        source: what the engine loads: a local folder or a hub id.
-        label: how a report calls the artifact.
-    """
+    """A model and an artifact that fit together; an engine loads `source`, a folder or a hub id,
+    and a report calls the artifact `label`."""
 
     model: ArtifactModel
     source: str
@@ -348,7 +335,6 @@ def _usual_requests(model: ArtifactModel, size: SizeFlags, device: str, gpu: int
 def _demand(model: ArtifactModel, size: SizeFlags, device: str, gpu: int) -> preflight.ServerDemand:
     assert model.geometry is not None, "the callers look at it"
     parallel = size.tensor_parallel or 1
-    layout = sizing.Layout.of_flags(size, tp=parallel)
     return preflight.ServerDemand(
         model=model.choice.name,
         geometry=model.geometry,
@@ -359,48 +345,35 @@ def _demand(model: ArtifactModel, size: SizeFlags, device: str, gpu: int) -> pre
         gpu=gpu,
         tensor_parallel=parallel,
         flags=size,
-        memory=sizing.gpu_memory(gpu, layout.gpus),
+        memory=sizing.gpu_memory(gpu, sizing.Layout.of_flags(size, tp=parallel).gpus),
     )
 
 
-def side_log(side: sides.Side) -> Path:
+def side_log(side: Side) -> Path:
     """The log of the engine of this side."""
     return log_file(f"bench-{side.name}")
 
 
-def _measure_all(
-    chosen: Sequence[sides.Side], measure: Callable[[sides.Side, run.SideResult], None]
-) -> tuple[dict[sides.Side, run.SideResult], str | None]:
-    """The results, and the name of the signal that ended the comparison early.
-
-    A signal that comes before there is any figure to keep is raised, and so is the refusal of a
-    flag.
-    """
-    results: dict[sides.Side, run.SideResult] = {}
+def _measure_all(report: Report, chosen: Sequence[Side], measure: Callable[[Side], None]) -> None:
+    """Measure the sides into `report`. A signal ends it early; one that comes before there is any
+    figure to keep is raised, and so is the refusal of a flag."""
     try:
         for side in chosen:
-            results[side] = run.SideResult()
+            report.sides.append(side)
             try:
-                measure(side, results[side])
+                measure(side)
             except FlagRefused:
-                if not any(result.measured for result in results.values()):
+                if not any(one.measured for one in report.sides):
                     raise
     except (KeyboardInterrupt, SystemExit) as error:
-        if not any(result.measured for result in results.values()):
+        if not any(one.measured for one in report.sides):
             raise
-        return results, "SIGINT" if isinstance(error, KeyboardInterrupt) else "SIGTERM"
-    return results, None
+        report.stopped = "SIGINT" if isinstance(error, KeyboardInterrupt) else "SIGTERM"
 
 
 def _measure(
-    engines: sides.Engines,
-    limit: float,
-    private: Path,
-    observer: Observer,
-    side: sides.Side,
-    result: run.SideResult,
+    engines: sides.Engines, limit: float, private: Path, observer: Observer, side: Side
 ) -> None:
-    """Measure one side into `result`."""
     log, job = side_log(side), sides.job(side, engines, private)
     facts = {"cache": side.cache, "baseline": side.backend, "log": str(log)}
     text = f"{side.label}: starting SGLang (log: {log})"
@@ -412,5 +385,5 @@ def _measure(
     def tell(done: int, total: int, label: str) -> None:
         observer.advance(label, done, total, "tokens" if total else "")
 
-    run.measure(planned, job, log, limit=limit, progress=tell, into=result)
+    run.measure(planned, job, log, side, limit=limit, progress=tell)
     observer.begin((), timed=False)
