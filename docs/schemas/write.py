@@ -34,6 +34,8 @@ from oscar_zoo.registry.publish import PublishReport
 from oscar_zoo.registry.pull import PullReport
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.serving.chat import Answer
+from oscar_zoo.serving.running import ReadyServer
+from oscar_zoo.serving.serve import ServeCommand
 from oscar_zoo.serving.servers import LogsReport, PsReport, StopReport
 from oscar_zoo.site import cache, scores
 from oscar_zoo.site.build import BuiltSite
@@ -160,6 +162,8 @@ GENERATED: dict[str, tuple[str, type]] = {
     "chat-1": ("An answer", Answer),
     "logs-1": ("The log of a server", LogsReport),
     "ps-1": ("Servers that run, and servers that ended by themselves", PsReport),
+    "serve-1": ("A server that is ready", ReadyServer),
+    "serve-command-1": ("The command of a server", ServeCommand),
     "stop-1": ("A stopped server", StopReport),
 }
 """Outputs whose schema is made of the outcome of their verb: nobody writes them by hand."""

@@ -26,7 +26,13 @@ from oscar_zoo.artifact.specs import Harness, Score
 from oscar_zoo.engines.requirements import require_eval, require_serve
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.compat.releases import sglang_version
-from oscar_zoo.engines.sglang.launch.starting import StockServer, log_file, own_server, stock_server
+from oscar_zoo.engines.sglang.launch.starting import (
+    StartObserver,
+    StockServer,
+    log_file,
+    own_server,
+    stock_server,
+)
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.errors import ServerFailed, UsageError
 from oscar_zoo.evaluate.benchmarks.tasks import SAMPLE, Benchmark, benchmark
@@ -38,7 +44,6 @@ from oscar_zoo.registry import score_file
 from oscar_zoo.registry.artifacts import Artifact
 from oscar_zoo.registry.score_file import ScoreFile
 from oscar_zoo.serving.records import client_of
-from oscar_zoo.serving.running import StartObserver
 
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.benchmarks.answers import Answers, Generation

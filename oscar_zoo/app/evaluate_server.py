@@ -14,7 +14,12 @@ from oscar_zoo.app.evaluate import DATA, TASKS, WINDOWS
 from oscar_zoo.artifact.specs import ServingRecipe, Windows, read_clip
 from oscar_zoo.engines.requirements import require_serve
 from oscar_zoo.engines.server_client import ServerClient
-from oscar_zoo.engines.sglang.launch.starting import WantedServer, log_file, own_server
+from oscar_zoo.engines.sglang.launch.starting import (
+    StartObserver,
+    WantedServer,
+    log_file,
+    own_server,
+)
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.launch.variants import ServerVariant, check_flags, variants
 from oscar_zoo.engines.sglang.served_artifact import recipe_values
@@ -29,7 +34,6 @@ from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.targets import ModelChoice
 from oscar_zoo.serving.prepared import ArtifactModel, both_sides, model_for
 from oscar_zoo.serving.records import client_of
-from oscar_zoo.serving.running import StartObserver
 
 if TYPE_CHECKING:
     from oscar_zoo.evaluate.server_comparison import ComparisonRow, ServerQuestions, ServerRun

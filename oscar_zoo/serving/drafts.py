@@ -6,7 +6,6 @@ that the user gives win, so only those that are missing are added.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
@@ -46,15 +45,6 @@ SOURCES: dict[Kind, str] = {
 }
 
 
-@dataclass(frozen=True)
-class DraftChoice:
-    """The flags of the user behind those for drafts that were missing, and what was chosen and why;
-    `None` where nobody asked for drafts."""
-
-    flags: UserFlags
-    told: str | None = None
-
-
 def check_wish(wish: Wish | None, flags: UserFlags, device: str) -> None:
     """Refuse what can be refused before the model is known: flags alone, and `--drafts` beside
     flags that contradict it; `wish` is its value, or `None` without it."""
@@ -79,25 +69,28 @@ def check_wish(wish: Wish | None, flags: UserFlags, device: str) -> None:
         )
 
 
-def choose_drafts(params: ServeParams, prepared: Prepared, observer: Observer) -> DraftChoice:
-    """The flags for what `--drafts` asks for; one note says what was chosen and why. Drafts that
-    the flags of the user name, which win, are checked with and without `--drafts`."""
-    wish, flags, revision = params.drafts, UserFlags(params.flags), params.revision
-    asked = flags.last(ALGORITHM)
-    if asked is not None:
-        _check_named(prepared, flags, revision)
-    if wish is None:
-        return DraftChoice(flags)
-    if asked is not None:
-        chosen = DraftChoice(flags, f"as {ALGORITHM}={asked.value} says; {OPTION} adds no flags")
-    else:
-        chosen = _chosen(wish, prepared, flags, revision)
-    observer.note(Note("serve.drafts", f"Drafts: {chosen.told}", kind="step"))
-    return chosen
-
-
-def _chosen(wish: Wish, prepared: Prepared, flags: UserFlags, revision: str | None) -> DraftChoice:
+def choose_drafts(params: ServeParams, prepared: Prepared, observer: Observer) -> None:
+    """Put the flags for what `--drafts` asks for into `prepared`; one note says what was chosen and
+    why. Drafts that the flags of the user name, which win, are checked with and without
+    `--drafts`."""
+    wish, revision = params.drafts, params.revision
+    asked = prepared.flags.last(ALGORITHM)
+    if asked is None and wish is None:
+        return
     config = prepared.config or ConfigFile.kept(prepared.choice.source, revision)
+    if asked is not None:
+        _check_named(prepared, config, revision)
+        if wish is None:
+            return
+        prepared.drafts = f"as {ALGORITHM}={asked.value} says; {OPTION} adds no flags"
+    elif wish is not None:
+        _choose(wish, prepared, config, revision)
+    observer.note(Note("serve.drafts", f"Drafts: {prepared.drafts}", kind="step"))
+
+
+def _choose(
+    wish: Wish, prepared: Prepared, config: ConfigFile | None, revision: str | None
+) -> None:
     others = _others(prepared, config)
     found = _own_layers(prepared, config, revision)
     if wish == "mtp" and found.state in ("missing", "unknown"):
@@ -108,15 +101,14 @@ def _chosen(wish: Wish, prepared: Prepared, flags: UserFlags, revision: str | No
     kind: Kind = "mtp" if wish == "mtp" or (wish, found.state) == ("auto", "known") else "ngram"
     if kind == "mtp":
         known = prepared.choice.recipe.drafts if prepared.choice.recipe else None
-        steps = known.steps if known else MTP_STEPS
-        words, guesses = mtp_words(flags, steps)
+        words, guesses = mtp_words(prepared.flags, known.steps if known else MTP_STEPS)
     else:
-        words, guesses = ngram_words(flags, chain=others is not None)
-    all_flags = flags.after(*words)
-    check_flags(all_flags, prepared.device)
-    _check_layers(all_flags, others)
+        words, guesses = ngram_words(prepared.flags, chain=others is not None)
+    prepared.flags = prepared.flags.after(*words)
+    check_flags(prepared.flags, prepared.device)
+    _check_layers(prepared.flags, others)
     why = f"{OPTION}={wish}" if wish == kind else f"because {found.why}"
-    return DraftChoice(all_flags, f"up to {guesses} tokens a step from {SOURCES[kind]}, {why}")
+    prepared.drafts = f"up to {guesses} tokens a step from {SOURCES[kind]}, {why}"
 
 
 def mtp_words(flags: UserFlags, steps: int) -> tuple[tuple[str, ...], int]:
@@ -191,13 +183,12 @@ def _others(prepared: Prepared, config: ConfigFile | None) -> str | None:
     return kept_by_others(text, prepared.geometry)
 
 
-def _check_named(prepared: Prepared, flags: UserFlags, revision: str | None) -> None:
+def _check_named(prepared: Prepared, config: ConfigFile | None, revision: str | None) -> None:
     """Refuse a layer that the model is known not to have, and trees that the flags of the user ask
     for, where it is known that the other layers of the model verify chains alone. How many branches
     SGLang takes by itself differs from one model and release to the next, so then its workers
     check."""
-    config = prepared.config or ConfigFile.kept(prepared.choice.source, revision)
-    algorithm = str(flags.text(ALGORITHM)).upper()
+    flags, algorithm = prepared.flags, str(prepared.flags.text(ALGORITHM)).upper()
     if algorithm == "NEXTN" and flags.text(*DRAFT_MODEL) is None:
         found = _own_layers(prepared, config, revision)
         if found.state == "missing":  # before its server loads it
@@ -206,8 +197,7 @@ def _check_named(prepared: Prepared, flags: UserFlags, revision: str | None) -> 
                 f"{ALGORITHM}=NEXTN does not work with {prepared.choice.name}: {found.why}.",
                 hint=f"drafts without such a layer: {without}",
             )
-    of_eagle = algorithm != "NGRAM"
-    if config is None or (of_eagle and flags.last(BRANCHES) is None):
+    if config is None or (algorithm != "NGRAM" and flags.last(BRANCHES) is None):
         return
     _check_layers(flags, _others(prepared, config) if prepared.geometry else None)
 

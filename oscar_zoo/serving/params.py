@@ -161,6 +161,14 @@ class ServeParams:
             raise UsageError(
                 "--print starts nothing that could be detached.", hint="leave out one of the two"
             )
+        opens = (self.expose, self.api_key_file, self.require_key, self.allow_origin)
+        if self.print_only and (any(opens) or self.engine_api):
+            raise UsageError(
+                "--print shows a server on loopback without a key, whose front has its usual"
+                " settings.",
+                hint="leave out --expose, --api-key-file, --require-key, --allow-origin and"
+                " --engine-api; SGLang reads address and key from a file: --config FILE",
+            )
         if self.calib_data and not self.compute:
             raise UsageError(
                 "--calib-data goes with --compute.", hint="add --compute, or leave it out"

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 from oscar_zoo.artifact import specs
 from oscar_zoo.artifact.formats import RotationSet
@@ -28,17 +29,10 @@ from oscar_zoo.registry.targets import ModelChoice, parse_model
 from oscar_zoo.serving.params import ServeParams
 
 
-@dataclass(frozen=True)
+@dataclass
 class ArtifactModel:
-    """The model that an artifact runs with; the two are known to fit.
-
-    Attributes:
-        choice: the model.
-        geometry: of the model, where it is known.
-        recipe: the serving recipe in force: the artifact's, else the zoo's or the default for the
-            model.
-        config: the `config.json` of a model in a folder, read when the model was looked at.
-    """
+    """The model that an artifact runs with; the two are known to fit. The recipe is that of the
+    artifact, else of the zoo or the default for the model; a model in a folder has a `config`."""
 
     choice: ModelChoice
     geometry: Geometry | None
@@ -78,15 +72,18 @@ class ArtifactModel:
         return ArtifactModel(choice, geometry, serving_recipe(choice.recipe, geometry))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Prepared(ArtifactModel):
     """What is to be served, on `device`, `cpu` or `cuda`, from its GPU number `gpu` on;
-    `tensor_parallel` ranks share the model, each on a GPU or a part of the CPU."""
+    `tensor_parallel` ranks share the model, each on a GPU or a part of the CPU. The flags are those
+    of the user behind those for drafts, and `drafts` says what was chosen and why."""
 
     artifact: Artifact
     device: str
     gpu: int
     tensor_parallel: int
+    flags: UserFlags
+    drafts: str | None = None
 
     @property
     def model(self) -> str:
@@ -94,15 +91,22 @@ class Prepared(ArtifactModel):
         folder = Path(self.choice.source)
         return str(folder.absolute()) if folder.is_dir() else self.choice.source
 
-    @property
-    def name(self) -> str:
-        """How the server calls the artifact to those who ask."""
-        return _printable(f"{self.artifact.label}@{self.artifact.verified.digest}")
-
-    @property
-    def served_name(self) -> str:
-        """What requests call the model."""
-        return _printable(self.choice.model_id)
+    def options(self, params: ServeParams) -> dict[str, Any]:
+        """The fields of `ServeOptions`; names have no character that could break a line of a log or
+        of an answer."""
+        label = f"{self.artifact.label}@{self.artifact.verified.digest}"
+        return {
+            "model": self.model,
+            "revision": params.revision,
+            "recipe": self.recipe,
+            "device": self.device,
+            "gpu": self.gpu,
+            "tensor_parallel": self.tensor_parallel,
+            "port": params.port,
+            "name": "".join(filter(str.isprintable, label)),
+            "served_name": "".join(filter(str.isprintable, self.choice.model_id)),
+            "flags": self.flags,
+        }
 
 
 def prepare(
@@ -126,20 +130,23 @@ def prepare(
         if parallel is None:
             elsewhere = params.print_only and params.device is not None
             parallel = _usual_gpus(choice, gpu, all_here=elsewhere) if device == "cuda" else 1
-        _check_heads(choice.name, fitting.geometry, device, size, parallel)
         prepared = Prepared(
-            choice,
-            fitting.geometry,
-            fitting.recipe.override(clip=params.clip),
-            fitting.config,
+            choice=choice,
+            geometry=fitting.geometry,
+            recipe=fitting.recipe.override(clip=params.clip),
+            config=fitting.config,
             artifact=artifact,
             device=device,
             gpu=gpu,
             tensor_parallel=parallel,
+            flags=flags,
         )
-        _check_groups(prepared, flags)
-        if not params.print_only:
-            _check_memory(prepared, size)
+        geometry = fitting.geometry
+        if geometry is not None:
+            _check_heads(choice.name, geometry, device, size, parallel)
+            _check_groups(prepared, geometry)
+            if not params.print_only:
+                _check_memory(prepared, geometry)
     return prepared
 
 
@@ -200,29 +207,32 @@ def check_asked_gpus(choice: ModelChoice | None, device: str, flags: SizeFlags) 
         _check_heads(choice.name, known.geometry, device, flags, flags.tensor_parallel)
 
 
-def _check_groups(prepared: Prepared, flags: UserFlags) -> None:
+def _check_heads(
+    name: str, geometry: Geometry, device: str, flags: SizeFlags, parallel: int
+) -> None:
+    if device == "cuda":
+        layout = sizing.Layout.of_flags(flags, tp=parallel)
+        check_heads(name, geometry, layout, option="-- --tp={}")
+
+
+def _check_groups(prepared: Prepared, geometry: Geometry) -> None:
     """Refuse groups that rows of the cache cannot be cut into, of the recipe or of the user's
     flags, before a server finds out."""
-    if prepared.geometry is None:
-        return
-    option = OPTIONS["group_size"]
-    given = flags.text(*option.names)
+    option, name = OPTIONS["group_size"], prepared.choice.name
+    given = prepared.flags.text(*option.names)
     size = prepared.recipe.group_size if given is None else option.parse(given, option.flag)
-    specs.check_groups(
-        prepared.geometry.head_dims, size, prepared.choice.name, option=f"-- {option.flag}={{}}"
-    )
+    specs.check_groups(geometry.head_dims, size, name, option=f"-- {option.flag}={{}}")
 
 
-def _check_memory(prepared: Prepared, flags: SizeFlags) -> None:
+def _check_memory(prepared: Prepared, geometry: Geometry) -> None:
     """Refuse a server that cannot fit on its devices, which are of this machine."""
-    if prepared.geometry is None:
-        return
     device, gpu, parallel = prepared.device, prepared.gpu, prepared.tensor_parallel
     weights, kind = stored_weights_of(prepared.choice, prepared.config)
+    flags = prepared.flags.sizes()
     gpus = sizing.Layout.of_flags(flags, tp=parallel).gpus
     demand = preflight.ServerDemand(
         model=prepared.choice.name,
-        geometry=prepared.geometry,
+        geometry=geometry,
         windows=prepared.recipe.windows,
         weights=weights,
         itemsize=None if kind is None else ITEMSIZES.get(kind, 2),
@@ -270,14 +280,6 @@ def model_argument(model: str) -> str:
     return quote(text if text.startswith(("/", "./", "../")) else f"./{text}")
 
 
-def _check_heads(
-    name: str, geometry: Geometry | None, device: str, flags: SizeFlags, parallel: int
-) -> None:
-    if device == "cuda" and geometry is not None:
-        layout = sizing.Layout.of_flags(flags, tp=parallel)
-        check_heads(name, geometry, layout, option="-- --tp={}")
-
-
 def _usual_gpus(choice: ModelChoice, gpu: int, *, all_here: bool) -> int:
     """The number of GPUs that the zoo starts this model on; unless `all_here`, halved until this
     machine has as many."""
@@ -286,8 +288,3 @@ def _usual_gpus(choice: ModelChoice, gpu: int, *, all_here: bool) -> int:
     while usual > max(1, seen):
         usual //= 2
     return usual
-
-
-def _printable(text: str) -> str:
-    """`text` without characters that could break a line of a log or of an answer."""
-    return "".join(character for character in text if character.isprintable())

@@ -68,8 +68,8 @@ def test_the_sides_differ_in_the_cache_only(device: str) -> None:
 def test_a_server_gets_the_same_flags(device: str, tmp_path: Path) -> None:
     """But for the pool, which the cases of a measurement decide."""
     options = plan.ServeOptions(model="/m", recipe=ENGINES.recipe, device=device)
-    staged = plan.Staged(ArtifactSource(folder="/r"), "sha256:1", tmp_path)
-    pairs = (argument.partition("=") for argument in plan.plan(options, staged, {}).argv[4:])
+    staged = {"rotations": ArtifactSource(folder="/r"), "sha256": "sha256:1", "kernels": tmp_path}
+    pairs = (argument.partition("=") for argument in plan.plan(options, {}, **staged).argv[4:])
     served = {name: value for name, _, value in pairs}
     measured = flags(INT2, replace(ENGINES, device=device))
     own = {"--model-path", "--host", "--port", "--max-total-tokens", "--max-running-requests"}

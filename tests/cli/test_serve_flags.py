@@ -82,7 +82,7 @@ def test_offline_asks_no_hub(
     for variable in ("HF_HUB_OFFLINE", "OSCAR_ZOO_OFFLINE"):
         monkeypatch.setenv(variable, "")  # so that what the command sets is gone afterwards
     monkeypatch.setenv("OSCAR_ZOO_HUB", "hf:nobody/asks")
-    for module in ("serving.serve", "app.bench"):
+    for module in ("serving.serve", "evaluate.bench.measuring"):
         monkeypatch.setattr(
             f"oscar_zoo.{module}.require_serve", lambda: None
         )  # not what this is about

@@ -25,10 +25,10 @@ from oscar_zoo.cli import main as cli
 from oscar_zoo.cli.render.progress import TerminalObserver
 from oscar_zoo.engines.sglang.launch import plan, server
 from oscar_zoo.engines.sglang.launch.server import STOPPED
+from oscar_zoo.engines.sglang.launch.starting import StartObserver
 from oscar_zoo.errors import PortInUse, ServerFailed, UsageError
 from oscar_zoo.observer import Note, Silent
 from oscar_zoo.serving import detach, records
-from oscar_zoo.serving.running import StartObserver
 
 MODEL = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"
 
@@ -64,7 +64,7 @@ def test_a_server_lives_as_long_as_its_block(
     with oscar_zoo.serve(**arguments(artifact, port), observer=listener) as server:
         assert server.url == f"http://127.0.0.1:{port}/v1" and server.log.is_file()
         assert json.load(urllib.request.urlopen(f"{server.url}/models"))["data"] == [{"id": "m"}]
-        assert server.facts.model == "m" and server.facts.capacity == 9
+        assert server.model_id == "m" and server.facts.capacity == 9
         assert server.digest.startswith("sha256:") and server.device == "cpu"
         (record,) = records.running()
         assert (record.state, record.port, record.process.pid) == ("ready", port, server.pid)
@@ -150,7 +150,7 @@ def test_what_the_caller_says_reaches_the_command(
 
     seen: list[plan.ServeOptions] = []
 
-    def planned(options: plan.ServeOptions, *_: object) -> plan.LaunchPlan:
+    def planned(options: plan.ServeOptions, *_: object, **__: object) -> plan.LaunchPlan:
         seen.append(options)
         raise Planned
 

@@ -21,7 +21,7 @@ from engines import MODEL, REPOSITORY
 from forked_process import ForkedProcess
 
 from oscar_zoo.cli.main import run
-from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, Staged, free_port
+from oscar_zoo.engines.sglang.launch.plan import LaunchPlan, free_port
 from oscar_zoo.engines.sglang.launch.processes import Process
 from oscar_zoo.serving import records
 from oscar_zoo.serving.records import ServerRecord, now
@@ -222,8 +222,8 @@ def take_its_place(monkeypatch: pytest.MonkeyPatch, *, dies: bool) -> int:
     port = free_port()
     argv = (sys.executable, "-P", "-c", _PROGRAM, str(port), "dies" if dies else "stays")
 
-    def plan(_: object, staged: Staged, __: object) -> LaunchPlan:
-        return LaunchPlan((*argv, staged.front), dict(os.environ), f"http://127.0.0.1:{port}")
+    def plan(*_: object, front: str, **__: object) -> LaunchPlan:
+        return LaunchPlan((*argv, front), dict(os.environ), f"http://127.0.0.1:{port}")
 
     monkeypatch.setattr("oscar_zoo.serving.serve.require_serve", lambda: None)
     monkeypatch.setattr("oscar_zoo.engines.sglang.launch.plan.plan", plan)

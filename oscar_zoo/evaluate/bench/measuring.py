@@ -21,7 +21,13 @@ from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.engines.requirements import require_serve
 from oscar_zoo.engines.sglang import sizing
 from oscar_zoo.engines.sglang.launch import plan, preflight, starting
-from oscar_zoo.engines.sglang.launch.starting import BACKENDS, WantedServer, log_file, own_server
+from oscar_zoo.engines.sglang.launch.starting import (
+    BACKENDS,
+    StartObserver,
+    WantedServer,
+    log_file,
+    own_server,
+)
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_process import Bulk, Case
 from oscar_zoo.engines.sglang.sizing import ITEMSIZES, SizeFlags
@@ -41,7 +47,6 @@ from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.targets import ModelChoice
 from oscar_zoo.serving.memory import needs_of_choice
 from oscar_zoo.serving.prepared import ArtifactModel, model_for, stored_weights_of
-from oscar_zoo.serving.running import StartObserver
 
 _P = TypeVar("_P", BenchServeParams, BenchLoadParams)
 MOST_CASES = 64

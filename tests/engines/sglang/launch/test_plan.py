@@ -29,8 +29,13 @@ def made(
     """What `serve` would run for a recipe."""
     values: dict[str, Any] = {"model": "some/model", "recipe": RECIPE, "device": "cuda"}
     rotations = ArtifactSource(folder=str(tmp_path / "rotations"))
-    staged = plan.Staged(rotations, "sha256:" + "a" * 64, tmp_path)
-    return plan.plan(plan.ServeOptions(**(values | changes)), staged, environ or {})
+    return plan.plan(
+        plan.ServeOptions(**(values | changes)),
+        environ or {},
+        rotations=rotations,
+        sha256="sha256:" + "a" * 64,
+        kernels=tmp_path,
+    )
 
 
 def test_the_recipe_reaches_the_server_as_flags(tmp_path: Path) -> None:
