@@ -34,6 +34,7 @@ from oscar_zoo.registry.publish import PublishReport
 from oscar_zoo.registry.pull import PullReport
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.serving.chat import Answer
+from oscar_zoo.serving.fit_gpu import FitReport
 from oscar_zoo.serving.running import ReadyServer
 from oscar_zoo.serving.serve import ServeCommand
 from oscar_zoo.serving.servers import LogsReport, PsReport, StopReport
@@ -162,6 +163,7 @@ GENERATED: dict[str, tuple[str, type]] = {
     "chat-1": ("An answer", Answer),
     "logs-1": ("The log of a server", LogsReport),
     "ps-1": ("Servers that run, and servers that ended by themselves", PsReport),
+    "fit-gpu-1": ("What GPUs hold", FitReport),
     "serve-1": ("A server that is ready", ReadyServer),
     "serve-command-1": ("The command of a server", ServeCommand),
     "stop-1": ("A stopped server", StopReport),

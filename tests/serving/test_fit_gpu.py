@@ -51,7 +51,7 @@ def test_the_estimate_is_of_the_widths_that_all_artifacts_have() -> None:
 
 def kinds(report: FitReport) -> dict[str, Cache]:
     """The caches by their kind."""
-    return {one.cache.kind: one.cache for one in report.caches}
+    return {one.kind: one.cache for one in report.caches}
 
 
 @pytest.mark.parametrize("memory", [24 * GB, 80 * GB])
