@@ -456,7 +456,7 @@ def test_what_fits_is_not_refused_before_a_start(name: str, gpus: int) -> None:
         memory=141 * GB,
     )
     assert server.usual_requests == report.usual_requests
-    assert server.demand().weights == report.gpu_weights
+    assert server.weights_here == report.gpu_weights
     if report.fits:
         check_memory(server, 141 * GB)
     else:

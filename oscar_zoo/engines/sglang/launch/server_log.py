@@ -135,17 +135,11 @@ UNKNOWN = "no error in its log"
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a server ended.
+    """Why a server ended."""
 
-    Attributes:
-        text: one line without a full stop.
-        hint: the next step, where it is known.
-        by_parser: whether the parser of its flags said so, and nothing was started.
-    """
-
-    text: str
-    hint: str | None = None
-    by_parser: bool = False
+    text: str  # one line without a full stop
+    hint: str | None = None  # the next step, where it is known
+    by_parser: bool = False  # whether the parser of its flags said so, and nothing was started
 
 
 KILLED = Cause(

@@ -60,11 +60,11 @@ def refused(server: preflight.ServerDemand, free: int) -> NotEnoughMemory:
 @pytest.mark.parametrize("parallel", [1, 2, 8, 16])
 def test_windows_are_those_of_the_window_store(parallel: int) -> None:
     """But for a few bytes per row that are no windows."""
-    need = replace(SERVER, tensor_parallel=parallel).demand()
+    need = replace(SERVER, tensor_parallel=parallel)
     heads = -(-8 // parallel)
     store = WindowShape(36, need.requests + 1, heads, 128, 128, 64, 256, torch.bfloat16)
-    assert need.windows == store.nbytes - 12 * store.num_rows and need.requests == 64
-    assert need.weights == 16 * GB // parallel
+    assert need.all_windows == store.nbytes - 12 * store.num_rows and need.requests == 64
+    assert need.weights_here == 16 * GB // parallel
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_gpus_that_cannot_share_the_heads_are_not_advised() -> None:
 
 def test_a_cpu_is_asked_for_half_of_what_is_free() -> None:
     cpu = replace(SERVER, device="cpu")
-    assert cpu.demand().weights == 32 * GB and cpu.demand().requests == 16  # numbers of 32 bits
+    assert cpu.weights_here == 32 * GB and cpu.requests == 16  # numbers of 32 bits
     preflight.check_memory(cpu, 80 * GB)
     assert "smaller model" in str(refused(cpu, 8 * GB).hint)
     alone = replace(cpu, flags=UserFlags(["--max-running-requests=1"]).sizes())
@@ -105,22 +105,15 @@ def test_a_cpu_is_asked_for_half_of_what_is_free() -> None:
 
 def test_a_small_gpu_runs_fewer_requests_unless_told() -> None:
     small = replace(SERVER, memory=23034 << 20)
-    assert (
-        small.demand().requests == 16
-        and replace(SERVER, memory=143771 << 20).demand().requests == 128
-    )
-    assert (
-        replace(small, flags=UserFlags(["--max-running-requests=5"]).sizes()).demand().requests == 5
-    )
-    assert (
-        replace(small, flags=UserFlags(["--dp=4"]).sizes()).demand().requests == 16
-    )  # of every replica
+    assert small.requests == 16 and replace(SERVER, memory=143771 << 20).requests == 128
+    assert replace(small, flags=UserFlags(["--max-running-requests=5"]).sizes()).requests == 5
+    assert replace(small, flags=UserFlags(["--dp=4"]).sizes()).requests == 16  # of every replica
     told = ("--max-running-requests=40", "--tp=4", "--dp=4")
-    assert replace(small, flags=UserFlags(told).sizes(), tensor_parallel=4).demand().requests == 40
+    assert replace(small, flags=UserFlags(told).sizes(), tensor_parallel=4).requests == 40
     shared = replace(
         small, flags=UserFlags((*told, "--enable-dp-attention")).sizes(), tensor_parallel=4
-    ).demand()
-    assert shared.requests == 10 and shared.row == small.demand().row  # every worker has all heads
+    )
+    assert shared.requests == 10 and shared.row == small.row  # every worker has all heads
     preflight.check_memory(small, 18 * GB)
     refused(SERVER, 18 * GB)
 
@@ -138,8 +131,8 @@ def test_more_memory_never_hurts(less: int, more: int) -> None:
     "flag", ["--quantization=fp8", "--load-format=dummy", "--cpu-offload-gb=10", "--pp-size=2"]
 )
 def test_weights_that_cannot_be_told_are_not_counted(flag: str) -> None:
-    assert replace(SERVER, flags=UserFlags([flag]).sizes()).demand().weights == 0
-    assert replace(SERVER, weights=None).demand().weights == 0
+    assert replace(SERVER, flags=UserFlags([flag]).sizes()).weights_here == 0
+    assert replace(SERVER, weights=None).weights_here == 0
     preflight.check_memory(SERVER, None)
 
 
@@ -153,8 +146,8 @@ def test_quantized_weights_keep_their_size(tmp_path: Path) -> None:
     ):
         (tmp_path / config_file.NAME).write_text(config)
         assert stored_weights(tmp_path, read(tmp_path)) == (8 * GB, kind)
-    assert replace(SERVER, weights=8 * GB, itemsize=None).demand().weights == 8 * GB
-    assert replace(SERVER, weights=32 * GB, itemsize=4).demand().weights == 16 * GB
+    assert replace(SERVER, weights=8 * GB, itemsize=None).weights_here == 8 * GB
+    assert replace(SERVER, weights=32 * GB, itemsize=4).weights_here == 16 * GB
 
 
 def test_the_zoo_knows_how_large_its_models_are() -> None:
