@@ -58,26 +58,13 @@ def serve(
 
     The other arguments are the options of `oscar-zoo serve`; see `ServeParams`.
     """
-    values = {
-        "target": target,
-        "model": model,
-        "revision": revision,
-        "port": port,
-        "expose": expose,
-        "api_key_file": api_key_file,
-        "require_key": require_key,
-        "allow_origin": tuple(allow_origin),
-        "engine_api": engine_api,
-        "clip": clip_of(clip),
-        "drafts": drafts,
+    given = {**locals(), "clip": clip_of(clip), "allow_origin": tuple(allow_origin)}
+    given |= {
         "flags": tuple(flags),
-        "device": device,
-        "timeout": timeout,
         "hubs": (hubs,) if isinstance(hubs, str) else tuple(hubs or ()),
-        "offline": offline,
-        "compute": compute,
     }
-    return start(checked(ServeParams, values), observer, computed)
+    del given["observer"]
+    return start(checked(ServeParams, given), observer, computed)
 
 
 def computed(

@@ -15,6 +15,7 @@ from oscar_zoo.artifact.names import path_text
 from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.engines.sglang import refusals, sizing
 from oscar_zoo.engines.sglang.launch import preflight
+from oscar_zoo.engines.sglang.launch.preflight import ServerDemand
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.setting_flags import OPTIONS
 from oscar_zoo.engines.sglang.sizing import ITEMSIZES, SizeFlags, check_heads
@@ -70,6 +71,24 @@ class ArtifactModel:
                 hint="serve an artifact with an oscar.json",
             )
         return ArtifactModel(choice, geometry, serving_recipe(choice.recipe, geometry))
+
+    def demand(self, device: str, gpu: int, tensor_parallel: int, flags: SizeFlags) -> ServerDemand:
+        """The memory that a server with this model and these flags wants."""
+        assert self.geometry is not None, "the callers look at it"
+        weights, kind = stored_weights_of(self.choice, self.config)
+        gpus = sizing.Layout.of_flags(flags, tp=tensor_parallel).gpus
+        return ServerDemand(
+            model=self.choice.name,
+            geometry=self.geometry,
+            windows=self.recipe.windows,
+            weights=weights,
+            itemsize=None if kind is None else ITEMSIZES.get(kind, 2),
+            device=device,
+            gpu=gpu,
+            tensor_parallel=tensor_parallel,
+            flags=flags,
+            memory=sizing.gpu_memory(gpu, gpus) if device == "cuda" else None,
+        )
 
 
 @dataclass(kw_only=True)
@@ -145,8 +164,9 @@ def prepare(
         if geometry is not None:
             _check_heads(choice.name, geometry, device, size, parallel)
             _check_groups(prepared, geometry)
-            if not params.print_only:
-                _check_memory(prepared, geometry)
+            if not params.print_only:  # on this machine
+                free = preflight.free_memory(device, gpu, parallel)
+                preflight.check_memory(prepared.demand(device, gpu, parallel, size), free)
     return prepared
 
 
@@ -222,27 +242,6 @@ def _check_groups(prepared: Prepared, geometry: Geometry) -> None:
     given = prepared.flags.text(*option.names)
     size = prepared.recipe.group_size if given is None else option.parse(given, option.flag)
     specs.check_groups(geometry.head_dims, size, name, option=f"-- {option.flag}={{}}")
-
-
-def _check_memory(prepared: Prepared, geometry: Geometry) -> None:
-    """Refuse a server that cannot fit on its devices, which are of this machine."""
-    device, gpu, parallel = prepared.device, prepared.gpu, prepared.tensor_parallel
-    weights, kind = stored_weights_of(prepared.choice, prepared.config)
-    flags = prepared.flags.sizes()
-    gpus = sizing.Layout.of_flags(flags, tp=parallel).gpus
-    demand = preflight.ServerDemand(
-        model=prepared.choice.name,
-        geometry=geometry,
-        windows=prepared.recipe.windows,
-        weights=weights,
-        itemsize=None if kind is None else ITEMSIZES.get(kind, 2),
-        device=device,
-        gpu=gpu,
-        tensor_parallel=parallel,
-        flags=flags,
-        memory=sizing.gpu_memory(gpu, gpus) if device == "cuda" else None,
-    )
-    preflight.check_memory(demand, preflight.free_memory(device, gpu, parallel))
 
 
 def stored_weights_of(

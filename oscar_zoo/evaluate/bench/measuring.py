@@ -30,7 +30,6 @@ from oscar_zoo.engines.sglang.launch.starting import (
 )
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_process import Bulk, Case
-from oscar_zoo.engines.sglang.sizing import ITEMSIZES, SizeFlags
 from oscar_zoo.errors import FlagRefused, MissingDependency, UnsupportedMachine, UsageError
 from oscar_zoo.evaluate.bench import run, sides
 from oscar_zoo.evaluate.bench.load import Load, LoadReport, measure
@@ -46,7 +45,7 @@ from oscar_zoo.registry.artifacts import Artifact, open_artifact
 from oscar_zoo.registry.hubs.address import Sources
 from oscar_zoo.registry.targets import ModelChoice
 from oscar_zoo.serving.memory import needs_of_choice
-from oscar_zoo.serving.prepared import ArtifactModel, model_for, stored_weights_of
+from oscar_zoo.serving.prepared import ArtifactModel, model_for
 
 _P = TypeVar("_P", BenchServeParams, BenchLoadParams)
 MOST_CASES = 64
@@ -71,7 +70,11 @@ def compare(params: BenchServeParams, observer: Observer = SILENT) -> Report:
         longest = max(longest, bulk.longest if bulk else 1)
         subject = find_subject("bench serve", params, private, observer, longest=longest)
         device, gpu = pick_device(subject, params.device, flags, observer)
-        artifact, staged = subject.artifact, private / "rotations"
+        artifact, staged, size = subject.artifact, private / "rotations", flags.sizes()
+        requests = sizing.UNKNOWN
+        if subject.model.geometry is not None:
+            demand = subject.model.demand(device, gpu, size.tensor_parallel or 1, size)
+            requests = demand.usual_requests
         engines = sides.Engines(
             model=subject.source,
             random_weights=subject.random_weights,
@@ -84,7 +87,7 @@ def compare(params: BenchServeParams, observer: Observer = SILENT) -> Report:
             cases=cases,
             new_tokens=params.new_tokens,
             repeats=params.repeats,
-            requests=_usual_requests(subject.model, flags.sizes(), device, gpu),
+            requests=requests,
             port=plan.free_port(),
             revision=params.revision,
             flags=flags,
@@ -322,36 +325,10 @@ def pick_device(
         )
         observer.note(Note("bench.on_cpu", text, {"model": name}))
     if model.geometry is not None:
-        stored, kind = stored_weights_of(model.choice, model.config)
-        itemsize = None if kind is None else ITEMSIZES.get(kind, 2)
-        alone = _demand(model, replace(flags.sizes(), requests=1), "cpu", 0)
-        demand = replace(alone, weights=stored, itemsize=itemsize)
+        size = replace(flags.sizes(), requests=1)
+        demand = model.demand("cpu", 0, size.tensor_parallel or 1, size)
         preflight.check_memory(demand, preflight.free_memory("cpu", 0, 1))
     return device, gpu
-
-
-def _usual_requests(model: ArtifactModel, size: SizeFlags, device: str, gpu: int) -> int:
-    """The number of concurrent requests of an INT2 server with these flags on this machine."""
-    if model.geometry is None:
-        return sizing.UNKNOWN
-    return _demand(model, size, device, gpu).usual_requests
-
-
-def _demand(model: ArtifactModel, size: SizeFlags, device: str, gpu: int) -> preflight.ServerDemand:
-    assert model.geometry is not None, "the callers look at it"
-    parallel = size.tensor_parallel or 1
-    return preflight.ServerDemand(
-        model=model.choice.name,
-        geometry=model.geometry,
-        windows=model.recipe.windows,
-        weights=None,
-        itemsize=None,
-        device=device,
-        gpu=gpu,
-        tensor_parallel=parallel,
-        flags=size,
-        memory=sizing.gpu_memory(gpu, sizing.Layout.of_flags(size, tp=parallel).gpus),
-    )
 
 
 def side_log(side: Side) -> Path:
