@@ -27,8 +27,6 @@ INT2 = "oscar_int2"
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """Facts that a server reports about itself."""
-
     version: str  # of SGLang
     cache_dtype: str
     dtype: str  # of weights and activations
@@ -79,11 +77,9 @@ class ServerClient:
         )
 
     def connect(self) -> http.client.HTTPConnection:
-        """A connection of its own, for one request."""
         return http.client.HTTPConnection(self.host, self.port, timeout=self.timeout)
 
     def facts(self) -> ServerFacts:
-        """What the server is."""
         info = self.get("/get_server_info")
         try:
             capacity, size = int(info["max_total_num_tokens"]), info["chunked_prefill_size"]
@@ -106,11 +102,9 @@ class ServerClient:
             raise self._odd(f"its description lacks {error}") from None
 
     def get(self, path: str) -> dict[str, Any]:
-        """The JSON object at `path`."""
         return self._json("GET", path)
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The JSON object that `path` answers to `body`."""
         return self._json("POST", path, dict(body))
 
     def tokenize(self, text: str) -> list[int]:
@@ -133,7 +127,6 @@ class ServerClient:
             raise self._odd(f"its load lacks {error}") from None
 
     def flush(self) -> None:
-        """Empty the prefix cache."""
         try:
             self._read("POST", "/flush_cache?timeout=30", b"")
         except ServerFailed as error:

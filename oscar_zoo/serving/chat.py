@@ -24,8 +24,6 @@ DATA, DONE = b"data: ", b"[DONE]"
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of a question and its answer."""
-
     prompt_tokens: Annotated[int, Field(ge=0)]
     completion_tokens: Annotated[int, Field(ge=0)]
 
@@ -102,7 +100,6 @@ class ChatSession:
         self._turns = [*turns, {"role": "assistant", "content": said}]
 
     def forget(self) -> None:
-        """Start a new conversation."""
         self._turns = []
 
     def _stream(self, turns: list[dict[str, str]]) -> Iterator[str]:
@@ -132,7 +129,6 @@ class ChatSession:
 
 
 def _message(body: bytes) -> str:
-    """The message of an error, in one line."""
     try:
         value = json.loads(body)
         inner = value.get("error", value)

@@ -16,17 +16,21 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
 from oscar_kernels.chips import (
     CHIPS,
     LOWEST,
     Capability,
-    KernelPath,
     cards_by_state,
     kernel_path,
     state,
@@ -72,24 +76,13 @@ _LANGUAGES = {"cuda": "CUDA C++", "triton": "Triton"}
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """One thing that was looked at.
-
-    Attributes:
-        topic: `version`, `folder`, `setting`, `token`, `hub` or `machine`.
-        state: how it is.
-        detail: what was seen.
-        step: what to do about it, or `None`.
-        essential: whether every command needs it.
-        facts: the same for programs.
-    """
-
-    topic: str
+    topic: str  # `version`, `folder`, `setting`, `token`, `hub` or `machine`
     name: str
     state: State
-    detail: str
-    step: str | None = None
-    essential: bool = False
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    detail: str  # what was seen
+    step: str | None = None  # what to do about it
+    essential: bool = False  # whether every command needs it
+    facts: Mapping[str, Any] = field(default_factory=dict)  # the same for programs
 
 
 def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFinding]:
@@ -111,7 +104,6 @@ def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFi
 
 
 def versions() -> Iterator[DoctorFinding]:
-    """This program, Python, and the libraries that commands need."""
     for name, version in {"oscar-zoo": __version__, "Python": platform.python_version()}.items():
         yield DoctorFinding("version", name, "ok", version, facts={"version": version})
     ranges = _ranges()
@@ -122,7 +114,7 @@ def versions() -> Iterator[DoctorFinding]:
         if installed is None:
             step = str(Install(_EXTRAS[name])) if name in _EXTRAS else None
             yield say("ok", f"not installed; needed only for {needed_by}", step)
-        elif wanted is not None and not is_inside(installed, wanted):
+        elif wanted is not None and not SpecifierSet(wanted).contains(installed, prereleases=True):
             yield say("failed", f"{installed} is outside {wanted}", f"pip install '{name}{wanted}'")
         else:
             yield say("ok", installed)
@@ -153,7 +145,7 @@ def folders() -> Iterator[DoctorFinding]:
         yield say("failed", error.message, error.hint, essential=True, facts=facts)
     else:
         facts = {"path": str(store.root), "private": True, "artifacts": count}
-        yield say("ok", f"private, {counted(count)}", facts=facts)
+        yield say("ok", f"private, {_counted(count)}", facts=facts)
 
 
 def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
@@ -180,7 +172,6 @@ def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
 
 
 def _hub(text: str, configured: address.HubSettings) -> DoctorFinding:
-    """Whether a hub answers, how fast, and how many artifacts it has."""
     title = masked(text)
     facts: dict[str, object] = {"hub": title, "reachable": None}
     say = partial(DoctorFinding, "hub", title, facts=facts)
@@ -198,11 +189,10 @@ def _hub(text: str, configured: address.HubSettings) -> DoctorFinding:
         return say("failed", detail, error.hint)
     milliseconds = round(1000 * (time.monotonic() - start))
     facts |= {"reachable": True, "milliseconds": milliseconds, "artifacts": count}
-    return say("ok", f"{counted(count)}, answered in {milliseconds} ms")
+    return say("ok", f"{_counted(count)}, answered in {milliseconds} ms")
 
 
 def _token(kind: HubKind, offline: bool) -> DoctorFinding:
-    """Whether there is a token, from where, and whose it is if the hub says so."""
     title, found = kind.title, kind.credential() if kind.credential else None
     source = found.source if found else None
     facts: dict[str, object] = {"hub": kind.scheme, "present": bool(found), "source": source}
@@ -228,7 +218,6 @@ def _token(kind: HubKind, offline: bool) -> DoctorFinding:
 
 
 def gpu() -> DoctorFinding:
-    """The NVIDIA GPUs, as the driver's own tool names them."""
     cards, models = hardware.gpus(), hardware.driver_models()
     facts = {"gpus": [{"name": card.name, "memory_bytes": card.memory} for card in cards]}
     say = partial(DoctorFinding, "machine", "GPU", facts=facts)
@@ -258,27 +247,30 @@ def engine() -> Iterator[DoctorFinding]:
 def _kernels() -> DoctorFinding:
     capabilities = sorted(set(hardware.compute_capabilities()))
     ways = [(capability, kernel_path(capability)) for capability in capabilities]
-    torch = _version("torch") is not None
-    none = {"decode": None, "write": None, "measured": False}
-    facts: dict[str, Any] = {
-        "torch": torch,
-        "paths": [
-            {"compute_capability": _dotted(capability), **(asdict(found) if found else none)}
-            for capability, found in ways
-        ],
-        "known_gpus": [
-            {"name": name, "compute_capability": _dotted(capability), "state": state(capability)}
-            for capability, chip in CHIPS.items()
-            for name in chip.names
-        ],
-    }
+    torch, paths = _version("torch") is not None, list[dict[str, Any]]()
     known = "; ".join(f"{told}: {', '.join(names)}" for told, names in cards_by_state().items())
+    told = list[str]()
+    for capability, found in ways:
+        dotted = _dotted(capability)
+        none = {"decode": None, "write": None, "measured": False}
+        paths.append({"compute_capability": dotted, **(asdict(found) if found else none)})
+        told.append(
+            f"decode in {_LANGUAGES[found.decode]}, write in {_LANGUAGES[found.write]}, the rest in"
+            f" Triton; {state(capability)} (compute capability {dotted})"
+            if found
+            else f"none for compute capability {dotted}"
+        )
+    cards = [
+        {"name": name, "compute_capability": _dotted(capability), "state": state(capability)}
+        for capability, chip in CHIPS.items()
+        for name in chip.names
+    ]
     if not torch:
         detail = "none without torch"
-    elif not ways:
-        detail = f"CUDA C++ and Triton on a GPU, plain torch on a CPU; {known}"
     else:
-        detail = "; ".join(_told(capability, found) for capability, found in ways)
+        anywhere = f"CUDA C++ and Triton on a GPU, plain torch on a CPU; {known}"
+        detail = "; ".join(told) or anywhere
+    facts = {"torch": torch, "paths": paths, "known_gpus": cards}
     say = partial(DoctorFinding, "machine", "INT2 kernels", facts=facts)
     if all(found is not None for _, found in ways):
         return say("ok", detail)
@@ -286,21 +278,11 @@ def _kernels() -> DoctorFinding:
     return say("warning", detail, f"{lowest} ({known}), or --device cpu")
 
 
-def _told(capability: Capability, found: KernelPath | None) -> str:
-    if found is None:
-        return f"none for compute capability {_dotted(capability)}"
-    return (
-        f"decode in {_LANGUAGES[found.decode]}, write in {_LANGUAGES[found.write]}, the rest in"
-        f" Triton; {state(capability)} (compute capability {_dotted(capability)})"
-    )
-
-
 def _dotted(capability: Capability) -> str:
     return ".".join(map(str, capability))
 
 
-def counted(artifacts: int) -> str:
-    """A number of artifacts in words."""
+def _counted(artifacts: int) -> str:
     return f"{artifacts} artifact{'' if artifacts == 1 else 's'}"
 
 
@@ -313,7 +295,6 @@ def masked(text: str) -> str:
 
 
 def _is_safe(endpoint: str) -> bool:
-    """Whether an endpoint is of a kind that tokens are sent to: TLS, or this machine."""
     parts = urlsplit(endpoint if "//" in endpoint else f"https://{endpoint}")
     return parts.scheme.lower() == "https" or is_nearby(endpoint)
 
@@ -341,31 +322,11 @@ def _version(name: str) -> str | None:
 def _ranges() -> dict[str, str]:
     """Supported versions by library, as this package declares them; the first declaration
     counts."""
-    try:
-        declared = importlib.metadata.requires("oscar-zoo") or []
-    except importlib.metadata.PackageNotFoundError:
-        return {}
     found: dict[str, str] = {}
-    for line in declared:
-        match = re.fullmatch(r"([\w.-]+)\s*([<>=!~][^;]*)?(;.*)?", line.strip())
-        if match and match[2]:
-            found.setdefault(match[1].replace("_", "-").lower(), match[2].strip())
-    return {
-        name: found[key] for name in _LIBRARIES if (key := name.replace("_", "-").lower()) in found
-    }
-
-
-def is_inside(version: str, supported: str) -> bool:
-    """Whether `version` is in a range such as `>=1.31,<3`; other operators are not judged."""
-    number = _number(version)
-    for clause in supported.split(","):
-        match = re.fullmatch(r"\s*(>=|<)\s*([0-9.]+)\s*", clause)
-        if match and (number < _number(match[2])) == (match[1] == ">="):
-            return False
-    return True
-
-
-def _number(version: str) -> tuple[int, ...]:
-    release = re.match(r"[0-9]+(\.[0-9]+)*", version)
-    parts = [int(part) for part in release[0].split(".")] if release else []
-    return tuple(parts + [0] * (4 - len(parts)))
+    with suppress(importlib.metadata.PackageNotFoundError):
+        for line in importlib.metadata.requires("oscar-zoo") or []:
+            wanted = Requirement(line)
+            if wanted.specifier:
+                found.setdefault(canonicalize_name(wanted.name), str(wanted.specifier))
+    names = {name: canonicalize_name(name) for name in _LIBRARIES}
+    return {name: found[key] for name, key in names.items() if key in found}

@@ -203,7 +203,6 @@ def _check_named(prepared: Prepared, config: ConfigFile | None, revision: str | 
 
 
 def _check_layers(flags: UserFlags, others: str | None) -> None:
-    """As the server will check the flags; raises `UnsupportedModel`."""
     config = SimpleNamespace(speculative_algorithm=flags.text(ALGORITHM))
     for name in (BREADTH, BRANCHES):
         flag = flags.last(name)

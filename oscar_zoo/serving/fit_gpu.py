@@ -364,7 +364,6 @@ def _of_artifact(target: PathTarget | NameTarget) -> tuple[str, Needs, str, str 
 
 
 def _served(needs: Needs, manifest: Manifest) -> Needs:
-    """The needs of a model with the artifact of `manifest`."""
     longest = needs.longest or longest_of_manifest(manifest)
     return replace(needs, serving=manifest.recipe, longest=longest)
 
@@ -420,7 +419,6 @@ def recipe_of_bits(needs: Needs, bits: float | Literal["auto"] | None) -> Servin
 
 
 def _widths(geometry: Geometry, number: int) -> Widths:
-    """Codes of 4 bits for the first `number` sides, and of 2 bits for the others."""
     layers = len(geometry.attention_layers)
 
     def side(first: int) -> SideWidths:

@@ -88,7 +88,6 @@ def needs_of_choice(choice: ModelChoice) -> Needs | None:
 
 
 def needs_of_recipe(recipe: ModelRecipe) -> Needs:
-    """The needs of a model by its recipe."""
     config = config_of_recipe(recipe)
     return Needs(
         geometry=recipe.geometry,
@@ -115,7 +114,6 @@ def needs_of_manifest(manifest: Manifest) -> Needs:
 
 
 def longest_of_manifest(manifest: Manifest) -> int | None:
-    """Tokens of a request at most of the model that an artifact is for, where it tells."""
     return manifest.model.rope.max_position if manifest.model.rope else None
 
 
@@ -142,7 +140,6 @@ def _by_name(name: str) -> Weights | None:
 
 
 def fetch_config(hub_id: str) -> str:
-    """What to do so that the `config.json` of `hub_id` is on this machine."""
     return f"get its config.json: hf download {hub_id} config.json"
 
 
@@ -208,7 +205,6 @@ def estimate(needs: Needs, cards: Sequence[tuple[str, int]]) -> dict[str, Any] |
 
 
 def _card(needs: Needs, name: str, memory: int) -> dict[str, Any]:
-    """What fits on GPUs of one kind."""
     weights = needs.weights.nbytes if needs.weights else 0
     left, requests, planners = gpu_share(needs, memory, weights, needs.gpus)
     known = needs.weights is not None and needs.unknown is None
@@ -222,7 +218,6 @@ def _card(needs: Needs, name: str, memory: int) -> dict[str, Any]:
 
 
 def _visible() -> list[tuple[str, int]]:
-    """Every kind of GPU that programs see here."""
     return list(
         dict.fromkeys((card.name, card.memory) for card in hardware.visible(hardware.gpus()))
     )

@@ -73,7 +73,6 @@ class ArtifactModel:
         return ArtifactModel(choice, geometry, serving_recipe(choice.recipe, geometry))
 
     def demand(self, device: str, gpu: int, tensor_parallel: int, flags: SizeFlags) -> ServerDemand:
-        """The memory that a server with this model and these flags wants."""
         assert self.geometry is not None, "the callers look at it"
         weights, kind = stored_weights_of(self.choice, self.config)
         gpus = sizing.Layout.of_flags(flags, tp=tensor_parallel).gpus
@@ -173,7 +172,6 @@ def prepare(
 def model_for(
     artifact: Artifact, model: ModelChoice | None, observer: Observer, *, again: str
 ) -> ModelChoice:
-    """The model to run with `artifact`: `model` if it is given, else the artifact's base model."""
     known = model or artifact.asked_by
     if known is not None:
         return known

@@ -66,7 +66,6 @@ class End:
 
     @property
     def told(self) -> str:
-        """When, with which status and why, to stand behind "ended"."""
         if self.at is not None:
             time = f"at {_second(self.at)} UTC"
         elif self.last_sign is not None:
@@ -106,7 +105,6 @@ class ServerRecord:
     def of_this_process(
         cls, *, host: str, port: int, model: str, artifact: str, log: Path
     ) -> ServerRecord:
-        """The record of a server that this process starts now."""
         me = Process.of(os.getpid())
         assert me is not None, "this process runs"
         url = f"{plan.url(host, port)}/v1"
@@ -129,7 +127,6 @@ class ServerRecord:
 
     @property
     def key_file(self) -> Path:
-        """Where the key of clients lies, if the server asks for one."""
         return self.path.with_suffix(KEY)
 
     @property
@@ -149,7 +146,6 @@ class ServerRecord:
 
 
 def folder() -> Path:
-    """The folder of the records."""
     return paths.state_dir() / "servers"
 
 
@@ -197,7 +193,6 @@ def find(name: str | None, command: str) -> ServerRecord:
 
 
 def told(record: ServerRecord) -> str:
-    """How a server ended, in one line without a full stop."""
     assert record.end is not None, "only of a server that ended"
     return f"{record.model} on port {record.port} ended {record.end.told}"
 
@@ -350,7 +345,6 @@ def key_for(expose: str | None, path: Path | None, *, make: bool = False) -> str
 
 
 def read_key(path: Path) -> str:
-    """The API key in the file `path`."""
     if not path.is_file():
         raise PathNotFound.for_path(path, "key file")
     key = path.read_text("utf-8").strip()

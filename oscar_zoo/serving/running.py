@@ -167,7 +167,6 @@ class RunningServer(ReadyServer):
 def launch(
     params: ServeParams, prepared: Prepared, wanted: WantedServer, observer: Observer
 ) -> RunningServer:
-    """Start `wanted`, which serves what was `prepared`, and wait until it is ready."""
     source, artifact, began = prepared.choice.source, prepared.artifact, time.monotonic()
     record = ServerRecord.of_this_process(
         host=wanted.host,

@@ -63,7 +63,6 @@ next step in it. `ModelChoice` is the model to serve it with, if the user named 
 
 
 def start(params: ServeParams, observer: Observer, missing: Missing) -> RunningServer:
-    """Start a server and wait until it is ready."""
     params.check()
     key = key_for(params.expose, params.api_key_file, make=params.require_key)
     origins = tuple(map(parse_origin, params.allow_origin))

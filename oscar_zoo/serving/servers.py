@@ -87,7 +87,6 @@ class LogsReport:
 
 
 def ps() -> PsReport:
-    """The servers that run here, and those that ended by themselves."""
     return PsReport(tuple(records.running()), tuple(map(EndedServer.of, records.ended())))
 
 
@@ -140,7 +139,6 @@ def logs(params: LogsParams, observer: Observer = SILENT) -> LogsReport:
 
 
 def serve_log(port: int) -> Path:
-    """The log of the server on `port`."""
     from oscar_zoo.engines.sglang.launch.starting import log_file  # imports numpy
 
     return log_file(f"serve-{port}")
@@ -195,7 +193,6 @@ def check_port(host: str, port: int, again: Callable[[str], str]) -> None:
 
 
 def _newest_log() -> int | None:
-    """The port of the log that was written last, or `None` when there is no log."""
     logs = serve_log(0).parent.glob("serve-*.log")
     ports = {path.stem.removeprefix("serve-"): path.stat().st_mtime for path in logs}
     newest = max(filter(str.isdecimal, ports), key=ports.__getitem__, default=None)

@@ -58,8 +58,6 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Load:
-    """What the clients do."""
-
     clients: int
     seconds: Annotated[float, says("For which they start new requests.")]
     longest: Annotated[int, says("Tokens of the longest prompt.")]
@@ -269,7 +267,6 @@ class LoadReport:
         return int(bool(self.violations))
 
     def add(self, call: Call) -> None:
-        """Count one request."""
         with self.lock:
             self.new_tokens += call.tokens
             if call.first_token_s is not None:

@@ -180,8 +180,6 @@ class MeasuredArtifact:
 
 @dataclass(frozen=True)
 class Speedup:
-    """Ratios of one case."""
-
     batch: Batch
     context: Context
     int2_over_bf16: float | None

@@ -214,7 +214,6 @@ read. A server ends at once instead, unless the user sets these."""
 
 
 def cpu_site_dir() -> Path:
-    """Folder of the import shims that only a machine without a GPU needs."""
     return Path(__file__).resolve().parent / "cpu_site"
 
 
@@ -266,7 +265,6 @@ NEVER_GIVEN = range(20_000, 29_000)
 
 
 def check_port_free(host: str, port: int, *, again: Callable[[], str] | None = None) -> None:
-    """Refuse early when something listens on `host:port`."""
     refusal = _bind_error(host, port)
     if refusal is None:
         return

@@ -51,7 +51,6 @@ class ServerDemand:
 
     @property
     def _token(self) -> int:
-        """Uncompressed bytes of one token on one device."""
         return self.layout.token_bytes(
             layers=len(self.geometry.attention_layers),
             num_kv_heads=self.geometry.num_kv_heads,

@@ -47,7 +47,6 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether this very process still runs here."""
         return not self.elsewhere and Process.of(self.pid) == self
 
     def send(self, number: signal.Signals) -> bool:
@@ -89,7 +88,6 @@ def exit_words(status: int) -> str:
 
 
 def in_group(group: int) -> set[int]:
-    """Numbers of the living processes of a process group."""
     numbers = (int(place.name) for place in Path("/proc").glob("[0-9]*"))
     return {pid for pid in numbers if (fields := _stat(pid)) and int(fields[2]) == group}
 
@@ -153,7 +151,6 @@ class Signals:
             signal.signal(name, signal.SIG_IGN)
 
     def restore(self) -> None:
-        """The handlers of before."""
         for name, handler in self._previous.items():
             signal.signal(name, handler)
 

@@ -73,7 +73,6 @@ class Server:
 
     @property
     def returncode(self) -> int | None:
-        """Exit status, or `None` while it runs."""
         return self._process.poll()
 
     def wait_until_healthy(self, timeout: float, tick: Callable[[float], None]) -> None:
@@ -106,7 +105,6 @@ class Server:
 
     @property
     def status(self) -> str:
-        """How the child ended, in words."""
         code = self.returncode or 0
         return f"{'killed by ' if code < 0 else ''}{processes.exit_words(code)}"
 
@@ -205,7 +203,6 @@ def running(plan: LaunchPlan, log: Path) -> Iterator[Server]:
 
 
 def _append(log: Path, line: bytes) -> None:
-    """Add a line to a log that nobody writes any more, if it is still there."""
     with contextlib.suppress(OSError):
         number = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(number, "wb") as stream:

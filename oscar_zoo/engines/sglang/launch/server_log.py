@@ -85,14 +85,11 @@ def redacted_log(path: Path, secrets: Collection[str]) -> Iterator[tuple[BinaryI
 
 
 class LogPump(threading.Thread):
-    """The thread that writes a log."""
-
     def __init__(self, reading: int, path: Path, redactor: Redactor) -> None:
         super().__init__(name="log", daemon=True)
         self._reading, self._redactor, self._log = reading, redactor, open_private(path)
 
     def run(self) -> None:
-        """Write what comes until nobody holds the other end of the pipe."""
         with self._log, os.fdopen(self._reading, "rb", buffering=0) as stream:
             while data := stream.read(1 << 16):
                 self._write(self._redactor.feed(data))

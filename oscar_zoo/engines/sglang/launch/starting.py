@@ -123,7 +123,6 @@ class StartedServer:
 
 @contextlib.contextmanager
 def own_server(wanted: WantedServer, news: StartObserver) -> Iterator[StartedServer]:
-    """Start `wanted` and wait until it is healthy."""
     if Path(wanted.model).is_dir() and wanted.flags.text("--load-format") != "dummy":
         from oscar_zoo.models.loading import check_weights  # imports transformers
 
@@ -167,7 +166,6 @@ def own_server(wanted: WantedServer, news: StartObserver) -> Iterator[StartedSer
 
 @contextlib.contextmanager
 def stock_server(wanted: StockServer, news: StartObserver) -> Iterator[StartedServer]:
-    """Start `wanted` and wait until it is healthy."""
     planned = _stock_plan(wanted, plan.free_port())
     with _healthy(planned, wanted.log, wanted.timeout, news) as (child, url):
         yield StartedServer(child, url, ServerClient(url, timeout=wanted.timeout))
@@ -250,7 +248,6 @@ def _sweep(parent: Path) -> None:
 
 
 def _namespace() -> int:
-    """Inode of the pid namespace of this process."""
     return Path("/proc/self/ns/pid").stat().st_ino
 
 
@@ -284,7 +281,6 @@ def folder_digest(folder: Path) -> str:
 
 
 def check_unchanged(folder: Path, digest: str) -> None:
-    """Compare the staged files with `digest`."""
     now = folder_digest(folder)
     if now != digest:
         raise DigestMismatchError.for_content(

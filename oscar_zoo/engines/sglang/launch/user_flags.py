@@ -177,7 +177,6 @@ def check_extra_flags(extra: Sequence[str]) -> None:
 
 
 def _reason_against(name: str) -> str | None:
-    """Why `name`, or a flag that the engine would complete it to, is refused; else `None`."""
     if name in WHOLE_FLAGS:
         return None
     for denied, reason in DENIED_FLAGS.items():

@@ -30,8 +30,6 @@ OWN_FLAGS = (
 
 @dataclass(frozen=True)
 class ServerVariant:
-    """One server."""
-
     chunk: int = 512  # tokens prefilled at once
     page_size: int = 1  # tokens of a page of the cache
     radix: bool = True  # whether prefixes are reused
@@ -43,7 +41,6 @@ class ServerVariant:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Flags for the engine's command line."""
         flags = (
             f"--chunked-prefill-size={self.chunk}",
             f"--page-size={self.page_size}",
