@@ -27,14 +27,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-from oscar_kernels.chips import (
-    CHIPS,
-    LOWEST,
-    Capability,
-    cards_by_state,
-    kernel_path,
-    state,
-)
+from oscar_kernels.chips import CHIPS, LOWEST, Capability, cards_by_state, kernel_path, state
 from oscar_zoo import paths
 from oscar_zoo.engines.sglang.compat.releases import BEYOND, FIRST, sglang_version
 from oscar_zoo.errors import HubTimeout, MissingDependency, NetworkError, OscarZooError, UsageError

@@ -154,11 +154,7 @@ def gpu_share(
     kinds = caches(needs.geometry, needs.serving, layout, needs.other)
     plain = kinds[0].token
     planners = tuple(Planner(kind, plain, windows, needs.other, least=True) for kind in kinds)
-    return (
-        room(memory, weights, layout),
-        usual_requests(memory, plain, windows, layout),
-        planners,
-    )
+    return (room(memory, weights, layout), usual_requests(memory, plain, windows, layout), planners)
 
 
 def at_most(planner: Planner) -> Planner:

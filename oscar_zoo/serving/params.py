@@ -24,10 +24,7 @@ from oscar_zoo.verb import Arg, Opt, parameters_of
 PORT = 30000
 ON_A_TERMINAL = 100
 """Lines of a log that people get to see, unless they ask for another number."""
-Hubs = Annotated[
-    tuple[str, ...],
-    ASKED_HUBS,
-]
+Hubs = Annotated[tuple[str, ...], ASKED_HUBS]
 Offline = Annotated[bool, OFFLINE]
 Named = Annotated[str | None, Arg("Port, model or artifact of a server.", "[NAME|PORT]")]
 KeyFile = Annotated[Path | None, KEY_FILE]
@@ -69,15 +66,11 @@ class ServeParams:
     """
 
     target: Annotated[
-        str | Path,
-        Arg("Name, folder or model.", "NAME|DIR|MODEL", complete="names_or_paths"),
+        str | Path, Arg("Name, folder or model.", "NAME|DIR|MODEL", complete="names_or_paths")
     ]
     _: KW_ONLY
     flags: Annotated[tuple[str, ...], Arg("Flags of SGLang.", "[-- ENGINE FLAGS]")] = ()
-    model: Annotated[
-        str | None,
-        SERVED_MODEL,
-    ] = None
+    model: Annotated[str | None, SERVED_MODEL] = None
     revision: Annotated[str | None, REVISION] = None
     port: Annotated[
         int,
@@ -134,24 +127,17 @@ class ServeParams:
         ),
     ] = None
     timeout: Annotated[
-        float,
-        Opt("How long to wait until it is ready.", metavar="SECONDS", least=1, shown=True),
+        float, Opt("How long to wait until it is ready.", metavar="SECONDS", least=1, shown=True)
     ] = 1800
     detach: Annotated[bool, Opt("Return when it is ready; it goes on in the background.")] = False
     print_only: Annotated[
         bool, Opt("Show the command and its variables instead of running it.", flag="--print")
     ] = False
     compute: Annotated[bool, COMPUTE] = False
-    calib_data: Annotated[
-        str | None,
-        CALIB_DATA,
-    ] = None
+    calib_data: Annotated[str | None, CALIB_DATA] = None
     offline: Offline = False
     hubs: Hubs = ()
-    device: Annotated[
-        str | None,
-        DEVICE,
-    ] = None
+    device: Annotated[str | None, DEVICE] = None
     ask: bool = False
     """Where no artifact exists, ask the observer whether to compute one."""
 

@@ -70,8 +70,7 @@ class ReadyServer:
     ]
     ranks: Annotated[int, says("Of the whole server, with those of --pp and --dp.", ge=1)]
     drafts: Annotated[
-        str | None,
-        says("What --drafts chose for speculative decoding and why; null without it."),
+        str | None, says("What --drafts chose for speculative decoding and why; null without it.")
     ]
     bits: Annotated[
         float, says("Of the cache, scales and offsets included.", alias="bits_per_element")

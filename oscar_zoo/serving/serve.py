@@ -161,8 +161,7 @@ class ServeCommand:
         int, says("Ranks that share the model, each on a GPU or on a part of the CPU.", ge=1)
     ]
     drafts: Annotated[
-        str | None,
-        says("What --drafts chose for speculative decoding and why; null without it."),
+        str | None, says("What --drafts chose for speculative decoding and why; null without it.")
     ]
     warnings: Annotated[
         tuple[str, ...],

@@ -161,9 +161,7 @@ def test_without_a_server_the_newest_log_is_named(capsys: pytest.CaptureFixture[
     assert run(["stop"]) == 3 and "oscar-zoo logs" not in capsys.readouterr().err
 
 
-def test_follow_shows_what_was_written_just_before_the_end(
-    tmp_path: Path,
-) -> None:
+def test_follow_shows_what_was_written_just_before_the_end(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("first\n")
     answers = iter((True, False))

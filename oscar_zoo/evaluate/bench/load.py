@@ -215,8 +215,7 @@ class LoadReport:
         ),
     ] = None
     drain: Annotated[
-        Drain | None,
-        says("What happened after SIGTERM; null where a signal ended the run before."),
+        Drain | None, says("What happened after SIGTERM; null where a signal ended the run before.")
     ] = None
     stopped: Stopped = None
     schema: Literal["oscar-zoo.bench-load/1"] = "oscar-zoo.bench-load/1"

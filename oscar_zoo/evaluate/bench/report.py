@@ -125,8 +125,7 @@ class Side:
     engine: Annotated[dict[str, str], says("Settings in force.")] = field(default_factory=dict)
     start_s: Annotated[float | None, says("Seconds until the engine was ready.")] = None
     capacity: Annotated[
-        int | None,
-        says("That the cache holds.", ge=0, serialization_alias="capacity_tokens"),
+        int | None, says("That the cache holds.", ge=0, serialization_alias="capacity_tokens")
     ] = None
     cases: list[CaseResult] = field(default_factory=list)
     job: JobResult | None = None

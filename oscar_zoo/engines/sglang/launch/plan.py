@@ -64,11 +64,7 @@ DRAFT_FORMAT = "--speculative-draft-load-format"
 
 
 def cache_flags(
-    rotations: ArtifactSource,
-    rotations_sha256: str,
-    recipe: ServingRecipe,
-    *,
-    copy_of: str | None,
+    rotations: ArtifactSource, rotations_sha256: str, recipe: ServingRecipe, *, copy_of: str | None
 ) -> dict[str, str]:
     """The engine's flags for an INT2 cache with `rotations`, a folder or a name, and the settings
     of `recipe`; `copy_of` as for `ServeOptions`."""
@@ -205,10 +201,7 @@ NO_MODULES = "/dev/null/oscar-zoo-runs-no-code-of-a-model"
 there, because SGLang imports such code for unknown architectures and for processors without asking
 `--trust-remote-code`."""
 
-ENDS_AT_ONCE = {
-    "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
-    "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
-}
+ENDS_AT_ONCE = {"SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0"}
 """SGLang holds every request for 65 seconds after a crash, in which it writes what its developers
 read. A server ends at once instead, unless the user sets these."""
 

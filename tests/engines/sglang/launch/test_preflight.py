@@ -23,12 +23,7 @@ from oscar_zoo.engines.sglang.launch import preflight
 from oscar_zoo.engines.sglang.launch.preflight import CORES, check_devices
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.sizing import Layout
-from oscar_zoo.errors import (
-    InvalidModel,
-    NotEnoughMemory,
-    UnsupportedMachine,
-    UnsupportedModel,
-)
+from oscar_zoo.errors import InvalidModel, NotEnoughMemory, UnsupportedMachine, UnsupportedModel
 from oscar_zoo.models import config_file
 from oscar_zoo.models.geometry import model_block
 from oscar_zoo.models.weight_files import stored_weights
