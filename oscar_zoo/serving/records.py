@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, computed_field
+from pydantic import Field, TypeAdapter, computed_field
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.durable import make_folders, replace_file, storage_errors
@@ -110,17 +110,6 @@ class ServerRecord:
         url = f"{plan.url(host, port)}/v1"
         return cls(me, port, url, model, artifact, str(log), now(), "starting")
 
-    @classmethod
-    def parse(cls, data: bytes) -> ServerRecord:
-        """Read a record from the bytes of its file; raises `ValueError` when they hold none."""
-        try:
-            value = dict(json.loads(data))
-            end = value.get("end")
-            parts = {"process": Process(**value["process"]), "end": end and End(**end)}
-            return cls(**(value | parts))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not a record of a server: {error}") from None
-
     @property
     def path(self) -> Path:
         return folder() / f"{self.port}-{self.process.pid}.json"
@@ -143,6 +132,9 @@ class ServerRecord:
         names = (self.model, self.model.rpartition("/")[2], self.artifact)
         known = {one.casefold() for one in (*names, self.artifact.partition(":")[0])}
         return name.casefold() in {str(self.port), *known}
+
+
+_RECORD = TypeAdapter(ServerRecord)
 
 
 def folder() -> Path:
@@ -179,9 +171,8 @@ def find(name: str | None, command: str) -> ServerRecord:
         )
     last = last_ended(name)
     if last is not None:
-        raise ServerNotFound(
-            f"{'; '.join(map(told, ended(name)))}.", hint=f"its log: oscar-zoo logs {last.port}"
-        )
+        said = "; ".join(map(told, ended(name)))
+        raise ServerNotFound(f"{said}.", hint=f"its log: oscar-zoo logs {last.port}")
     if not all_of_them:
         raise ServerNotFound(
             "no server of yours runs here.", hint="start one: oscar-zoo serve NAME"
@@ -278,7 +269,7 @@ def _all_here() -> list[ServerRecord]:
 def _read(path: Path) -> ServerRecord | None:
     """The record in `path`; `None` when it is being removed, or another version wrote it."""
     try:
-        return ServerRecord.parse(path.read_bytes())
+        return _RECORD.validate_json(path.read_bytes())
     except (OSError, ValueError):
         return None
 
