@@ -125,6 +125,7 @@ def test_second_names_are_found(other: str) -> None:
 )
 def test_what_works_passes(flags: list[str]) -> None:
     check_flags(UserFlags(flags), "cuda")
+    check_flags(UserFlags(["--cuda-graph-backend-prefill=full"]), "cpu")  # which has no graphs
 
 
 def test_drafts_that_cannot_start_are_refused_before_weights_load(tmp_path: Path) -> None:
@@ -144,10 +145,6 @@ def test_drafts_that_cannot_start_are_refused_before_weights_load(tmp_path: Path
     check_flags(UserFlags(["--speculative-algorithm=NEXTN"]), "cuda")
 
 
-def test_a_machine_without_a_gpu_has_no_graphs() -> None:
-    check_flags(UserFlags(["--cuda-graph-backend-prefill=full"]), "cpu")
-
-
 def test_variables_that_the_server_would_refuse() -> None:
     assert flag_refusals.check_environment({"PATH": "/bin", "SGLANG_USE_HND_KVCACHE": "0"}) == ()
     for name, value in (
@@ -163,33 +160,23 @@ def test_variables_that_the_server_would_refuse() -> None:
     ("flag", "said"),
     [
         ("--oscar-bits=4/3", "codes have 2 or 4 bits, not '3'"),
-        ("--oscar-bits=4,2", None),
         ("--oscar-k-clip=2", "a number from 0 to 1, not '2'"),
         ("--oscar-recent-size=0", "must be a whole number from 1 to 1048576"),
-        (
-            "--kv-cache-quant-group-size=x",
-            "--oscar-group-size 'x': must be a whole number from 1 to 1048576",
-        ),
+        ("--kv-cache-quant-group-size=x", "--oscar-group-size 'x': must be a whole number"),
     ],
 )
-def test_values_of_the_cache_are_read_before_anything_starts(flag: str, said: str | None) -> None:
-    if said is None:
-        check_flags(UserFlags([flag]), "cuda")
-        return
+def test_values_of_the_cache_are_read_before_anything_starts(flag: str, said: str) -> None:
+    check_flags(UserFlags(["--oscar-bits=4,2"]), "cuda")
     with pytest.raises(UsageError, match=said):
         check_flags(UserFlags([flag]), "cuda")
 
 
-@pytest.mark.parametrize("value", ["8", "0", "-0.5", "nan", "inf", "80%", "1.01"])
-def test_a_share_of_memory_that_is_none(value: str) -> None:
-    with pytest.raises(UsageError, match="is no share of the memory") as caught:
-        check_flags(UserFlags([f"--mem_fraction_static={value}"]), "cuda")
-    assert caught.value.hint == "for example -- --mem-fraction-static=0.8"
-
-
-@pytest.mark.parametrize("value", ["0.8", "1", "1e-3", ".9"])
-def test_a_share_of_memory(value: str) -> None:
-    check_flags(UserFlags([f"--mem-fraction-static={value}"]), "cuda")
+def test_a_share_of_memory() -> None:
+    for value in ("0.8", "1", "1e-3", ".9"):
+        check_flags(UserFlags([f"--mem-fraction-static={value}"]), "cuda")
+    for value in ("8", "0", "-0.5", "nan", "inf", "80%", "1.01"):
+        with pytest.raises(UsageError, match="is no share of the memory"):
+            check_flags(UserFlags([f"--mem_fraction_static={value}"]), "cuda")
 
 
 def test_backends_that_are_replaced_are_told() -> None:
