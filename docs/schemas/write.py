@@ -34,6 +34,7 @@ from oscar_zoo.registry.publish import PublishReport
 from oscar_zoo.registry.pull import PullReport
 from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.serving.chat import Answer
+from oscar_zoo.serving.doctor import DoctorReport
 from oscar_zoo.serving.fit_gpu import FitReport
 from oscar_zoo.serving.running import ReadyServer
 from oscar_zoo.serving.serve import ServeCommand
@@ -163,6 +164,7 @@ GENERATED: dict[str, tuple[str, type]] = {
     "chat-1": ("An answer", Answer),
     "logs-1": ("The log of a server", LogsReport),
     "ps-1": ("Servers that run, and servers that ended by themselves", PsReport),
+    "doctor-1": ("What was looked at", DoctorReport),
     "fit-gpu-1": ("What GPUs hold", FitReport),
     "serve-1": ("A server that is ready", ReadyServer),
     "serve-command-1": ("The command of a server", ServeCommand),

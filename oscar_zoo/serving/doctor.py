@@ -15,20 +15,22 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from pydantic import computed_field
 
 from oscar_kernels.chips import CHIPS, LOWEST, Capability, cards_by_state, kernel_path, state
 from oscar_zoo import paths
+from oscar_zoo.artifact.outcome import HIDDEN, State, says
 from oscar_zoo.engines.sglang.compat.releases import BEYOND, FIRST, sglang_version
 from oscar_zoo.errors import HubTimeout, MissingDependency, NetworkError, OscarZooError, UsageError
 from oscar_zoo.models import hardware
@@ -43,7 +45,7 @@ from oscar_zoo.version import __version__
 
 SECONDS = 8.0
 """The longest that anything here may take."""
-State = Literal["ok", "warning", "failed", "not checked"]
+Rows = list[dict[str, str | int | bool | None]]
 LITTLE_DISK = 1_000_000_000
 """Less free space than this is a warning."""
 _LIBRARIES = {
@@ -67,15 +69,61 @@ _SETTINGS = (
 _LANGUAGES = {"cuda": "CUDA C++", "triton": "Triton"}
 
 
+MISSING: Any = object()
+_MAYBE: dict[str, Any] = {"exclude_if": lambda value: value is MISSING}
+"""Of what is said of some kinds of findings only."""
+
+
 @dataclass(frozen=True)
 class DoctorFinding:
-    topic: str  # `version`, `folder`, `setting`, `token`, `hub` or `machine`
-    name: str
+    """One thing that was looked at. What is said beyond the first five keys depends on its kind."""
+
+    topic: Literal["version", "folder", "setting", "token", "hub", "machine"]
+    name: Annotated[str, says("What was looked at.")]
     state: State
-    detail: str  # what was seen
-    step: str | None = None  # what to do about it
-    essential: bool = False  # whether every command needs it
-    facts: Mapping[str, Any] = field(default_factory=dict)  # the same for programs
+    detail: Annotated[str, says("What was seen.")]
+    step: Annotated[str | None, says("What to do about it.", serialization_alias="next")] = None
+    essential: Annotated[bool, *HIDDEN] = False
+    """Whether every command needs it."""
+    version: Annotated[str | None, says("Installed; null where it is not.", **_MAYBE)] = MISSING
+    needed_by: Annotated[str, says("Commands that need the library.", **_MAYBE)] = MISSING
+    supported: Annotated[str | None, says("Versions; null where any will do.", **_MAYBE)] = MISSING
+    path: Annotated[str, says("Of a file or folder.", **_MAYBE)] = MISSING
+    exists: Annotated[bool, says("Whether there is a configuration.", **_MAYBE)] = MISSING
+    free_bytes: Annotated[int | None, says("On its disk; null where unknown.", **_MAYBE)] = MISSING
+    writable: Annotated[bool, says("Whether it can be written.", **_MAYBE)] = MISSING
+    private: Annotated[bool, says("Whether only its owner can write to it.", **_MAYBE)] = MISSING
+    artifacts: Annotated[int, says("How many there are.", **_MAYBE)] = MISSING
+    value: Annotated[str, says("Of a variable, without secrets.", **_MAYBE)] = MISSING
+    hub: Annotated[str, says("Its scheme or address, without secrets.", **_MAYBE)] = MISSING
+    present: Annotated[bool, says("Whether there is a token.", **_MAYBE)] = MISSING
+    source: Annotated[str | None, says("Where a token comes from.", **_MAYBE)] = MISSING
+    user: Annotated[str, says("Whose token it is, where the hub says so.", **_MAYBE)] = MISSING
+    reachable: Annotated[bool | None, says("Null where it was not asked.", **_MAYBE)] = MISSING
+    error: Annotated[str, says("Code, where a hub did not answer well.", **_MAYBE)] = MISSING
+    milliseconds: Annotated[int, says("Until a hub answered.", **_MAYBE)] = MISSING
+    gpus: Annotated[Rows, says("Name and bytes of each NVIDIA GPU.", **_MAYBE)] = MISSING
+    torch: Annotated[bool, says("Whether it is installed.", **_MAYBE)] = MISSING
+    paths: Annotated[Rows, says("What runs on each kind of GPU that is here.", **_MAYBE)] = MISSING
+    known_gpus: Annotated[Rows, says("GPUs that kernels are compiled for.", **_MAYBE)] = MISSING
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """What oscar-zoo doctor prints."""
+
+    findings: list[DoctorFinding]
+    schema: Literal["oscar-zoo.doctor/1"] = "oscar-zoo.doctor/1"
+
+    @computed_field(description="Whether commands can work here.")  # type: ignore[prop-decorator]
+    @property
+    def usable(self) -> bool:
+        return not any(one.essential and one.state == "failed" for one in self.findings)
+
+
+def _finding(topic: str, name: str, **facts: Any) -> Callable[..., DoctorFinding]:
+    """What takes the rest of a finding: its state, what was seen, and the next step."""
+    return partial(DoctorFinding, topic, name, **facts)  # type: ignore[arg-type]
 
 
 def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFinding]:
@@ -98,12 +146,12 @@ def examine(hubs: Sequence[str] = (), *, offline: bool = False) -> list[DoctorFi
 
 def versions() -> Iterator[DoctorFinding]:
     for name, version in {"oscar-zoo": __version__, "Python": platform.python_version()}.items():
-        yield DoctorFinding("version", name, "ok", version, facts={"version": version})
+        yield DoctorFinding("version", name, "ok", version, version=version)
     ranges = _ranges()
     for name, needed_by in _LIBRARIES.items():
         installed, wanted = _version(name), ranges.get(name)
         facts = {"version": installed, "needed_by": needed_by, "supported": wanted}
-        say = partial(DoctorFinding, "version", name, facts=facts)
+        say = _finding("version", name, **facts)
         if installed is None:
             step = str(Install(_EXTRAS[name])) if name in _EXTRAS else None
             yield say("ok", f"not installed; needed only for {needed_by}", step)
@@ -119,8 +167,8 @@ def folders() -> Iterator[DoctorFinding]:
     places = {"cache": paths.cache_dir(), "state": paths.state_dir(), "data": paths.data_dir()}
     for name, path in places.items():
         problem, free = _room(path)
-        facts = {"path": str(path), "free_bytes": free, "writable": problem is None}
-        say = partial(DoctorFinding, "folder", name, facts=facts)
+        facts: dict[str, Any] = {"path": str(path), "free_bytes": free}
+        say = _finding("folder", name, **facts, writable=problem is None)
         if problem is not None:
             step = f"check its owner and permissions, or point OSCAR_ZOO_{name.upper()} elsewhere"
             yield say("failed", f"{path}: {problem}", step, essential=name != "data")
@@ -130,15 +178,13 @@ def folders() -> Iterator[DoctorFinding]:
         else:
             yield say("ok", f"{path}{'' if free is None else f', {free / 1e9:.0f} GB free'}")
     store = Store()
-    say = partial(DoctorFinding, "folder", "store")
+    say = _finding("folder", "store", path=str(store.root))
     try:
         count = len(store.installed())
     except OscarZooError as error:
-        facts = {"path": str(store.root), "private": False}
-        yield say("failed", error.message, error.hint, essential=True, facts=facts)
+        yield say("failed", error.message, error.hint, essential=True, private=False)
     else:
-        facts = {"path": str(store.root), "private": True, "artifacts": count}
-        yield say("ok", f"private, {_counted(count)}", facts=facts)
+        yield say("ok", f"private, {_counted(count)}", private=True, artifacts=count)
 
 
 def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
@@ -146,8 +192,7 @@ def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
     their addresses."""
     path = paths.config_dir() / address.FILE_NAME
     there = path.exists()
-    facts: dict[str, object] = {"path": str(path), "exists": there}
-    say = partial(DoctorFinding, "setting", address.FILE_NAME, facts=facts)
+    say = _finding("setting", address.FILE_NAME, path=str(path), exists=there)
     if problem is not None:
         yield say("failed", masked(problem.message), problem.hint, essential=True)
     else:
@@ -157,7 +202,7 @@ def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
         if not value:
             continue
         shown = masked(value)
-        say = partial(DoctorFinding, "setting", name, facts={"value": shown})
+        say = _finding("setting", name, value=shown)
         if name in _ENDPOINTS and not _is_safe(value):
             yield say("warning", f"{shown}: no token is sent without TLS", "use an https address")
         else:
@@ -166,30 +211,29 @@ def settings(problem: OscarZooError | None = None) -> Iterator[DoctorFinding]:
 
 def _hub(text: str, configured: address.HubSettings) -> DoctorFinding:
     title = masked(text)
-    facts: dict[str, object] = {"hub": title, "reachable": None}
-    say = partial(DoctorFinding, "hub", title, facts=facts)
+    say = _finding("hub", title, hub=title)
     if configured.offline and address.is_remote(text):
-        return say("not checked", "offline mode")
+        return say("not checked", "offline mode", reachable=None)
     start = time.monotonic()
     try:
         hub = address.open_hub(text, network=configured.network)
         late = HubTimeout.for_hub(hub.title, f"did not answer within {SECONDS:.0f} s")
         count = len(within(SECONDS, hub.artifacts, error=lambda: late))
     except OscarZooError as error:
-        facts |= {"reachable": not isinstance(error, NetworkError), "error": error.code}
+        reachable = not isinstance(error, NetworkError)
         # What is no hub may be anything, a token too: it is not repeated.
         detail = "not a hub" if isinstance(error, UsageError) else masked(error.message)
-        return say("failed", detail, error.hint)
+        return say("failed", detail, error.hint, reachable=reachable, error=error.code)
     milliseconds = round(1000 * (time.monotonic() - start))
-    facts |= {"reachable": True, "milliseconds": milliseconds, "artifacts": count}
-    return say("ok", f"{_counted(count)}, answered in {milliseconds} ms")
+    detail = f"{_counted(count)}, answered in {milliseconds} ms"
+    return say("ok", detail, reachable=True, milliseconds=milliseconds, artifacts=count)
 
 
 def _token(kind: HubKind, offline: bool) -> DoctorFinding:
     title, found = kind.title, kind.credential() if kind.credential else None
     source = found.source if found else None
-    facts: dict[str, object] = {"hub": kind.scheme, "present": bool(found), "source": source}
-    say = partial(DoctorFinding, "token", title, facts=facts)
+    facts: dict[str, Any] = {"hub": kind.scheme, "present": bool(found), "source": source}
+    say = _finding("token", title, **facts)
     if found is None:
         step = f"{kind.token_step}, to publish there"
         return say("ok", "none; public zoos are read without", step)
@@ -206,14 +250,13 @@ def _token(kind: HubKind, offline: bool) -> DoctorFinding:
     if user is None:
         step = f"replace or unset {source}" if found.is_variable else kind.token_step
         return say("failed", f"from {source}; {title} refuses it", step)
-    facts["user"] = user
-    return say("ok", f"from {source}, of {user}")
+    return say("ok", f"from {source}, of {user}", user=user)
 
 
 def gpu() -> DoctorFinding:
     cards, models = hardware.gpus(), hardware.driver_models()
-    facts = {"gpus": [{"name": card.name, "memory_bytes": card.memory} for card in cards]}
-    say = partial(DoctorFinding, "machine", "GPU", facts=facts)
+    rows: Rows = [{"name": card.name, "memory_bytes": card.memory} for card in cards]
+    say = _finding("machine", "GPU", gpus=rows)
     if cards:
         sizes = (f"{card.name} with {card.memory / (1 << 30):.0f} GiB" for card in cards)
         return say("ok", ", ".join(sizes))
@@ -227,7 +270,7 @@ def engine() -> Iterator[DoctorFinding]:
     """SGLang in the supported range, and the path that the INT2 kernels take on these GPUs."""
     first, beyond = (".".join(map(str, version)) for version in (FIRST, BEYOND))
     facts: dict[str, Any] = {"version": _version("sglang"), "supported": f">={first},<{beyond}"}
-    say = partial(DoctorFinding, "machine", "SGLang", facts=facts)
+    say = _finding("machine", "SGLang", **facts)
     try:
         yield say("ok", f"{sglang_version()}, supported")
     except MissingDependency as error:
@@ -263,8 +306,8 @@ def _kernels() -> DoctorFinding:
     else:
         anywhere = f"CUDA C++ and Triton on a GPU, plain torch on a CPU; {known}"
         detail = "; ".join(told) or anywhere
-    facts = {"torch": torch, "paths": paths, "known_gpus": cards}
-    say = partial(DoctorFinding, "machine", "INT2 kernels", facts=facts)
+    facts: dict[str, Any] = {"torch": torch, "paths": paths, "known_gpus": cards}
+    say = _finding("machine", "INT2 kernels", **facts)
     if all(found is not None for _, found in ways):
         return say("ok", detail)
     lowest = f"a GPU from compute capability {_dotted(LOWEST)} on"
