@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from oscar_zoo.registry.pull import pull
     from oscar_zoo.registry.verify import verify
     from oscar_zoo.serving.fit_gpu import fit_gpu
-    from oscar_zoo.serving.running import RunningServer
+    from oscar_zoo.serving.serve import RunningServer
     from oscar_zoo.site.build import build_site
     from oscar_zoo.site.cache import installed
     from oscar_zoo.site.card import card
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _CALLS = {
     "Artifact": "registry.artifacts",
-    "RunningServer": "serving.running",
+    "RunningServer": "serving.serve",
     "add_scores": "site.scores",
     "benchmark_artifact": "app.benchmark",
     "build_site": "site.build",

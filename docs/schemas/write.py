@@ -36,8 +36,7 @@ from oscar_zoo.registry.recipe import ModelRecipe
 from oscar_zoo.serving.chat import Answer
 from oscar_zoo.serving.doctor import DoctorReport
 from oscar_zoo.serving.fit_gpu import FitReport
-from oscar_zoo.serving.running import ReadyServer
-from oscar_zoo.serving.serve import ServeCommand
+from oscar_zoo.serving.serve import ReadyServer, ServeCommand
 from oscar_zoo.serving.servers import LogsReport, PsReport, StopReport
 from oscar_zoo.site import cache, scores
 from oscar_zoo.site.build import BuiltSite

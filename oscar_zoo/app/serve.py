@@ -17,8 +17,7 @@ from oscar_zoo.registry.pins import PinFile
 from oscar_zoo.registry.targets import ModelChoice, ModelTarget, NameTarget
 from oscar_zoo.registry.trust import Trust
 from oscar_zoo.serving.params import PORT, ServeParams
-from oscar_zoo.serving.running import RunningServer
-from oscar_zoo.serving.serve import start
+from oscar_zoo.serving.serve import RunningServer, start
 from oscar_zoo.verb import checked
 
 

@@ -16,16 +16,14 @@ from pydantic import TypeAdapter
 
 from oscar_zoo import children
 from oscar_zoo.children import Child
-from oscar_zoo.engines.sglang.launch.flag_refusals import replaced_backends
 from oscar_zoo.engines.sglang.launch.processes import Signals
 from oscar_zoo.engines.sglang.launch.server_log import PhaseReader, open_private
-from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags, replaced_backends
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.observer import Note, Observer
 from oscar_zoo.registry.targets import PathTarget, parse
 from oscar_zoo.serving.params import ServeParams
-from oscar_zoo.serving.running import ReadyServer
-from oscar_zoo.serving.serve import Missing, check_machine, check_place, find
+from oscar_zoo.serving.serve import Missing, ReadyServer, check_machine, check_place, find
 from oscar_zoo.serving.servers import serve_log
 
 PROGRAM = "from oscar_zoo.cli.main import main; main()"

@@ -11,9 +11,14 @@ from types import SimpleNamespace
 from typing import Literal
 
 from oscar_zoo.engines.sglang import refusals
-from oscar_zoo.engines.sglang.launch.flag_refusals import ALGORITHM, check_flags, needs_gpu
-from oscar_zoo.engines.sglang.launch.plan import DRAFT_MODEL
-from oscar_zoo.engines.sglang.launch.user_flags import Flag, UserFlags
+from oscar_zoo.engines.sglang.launch.user_flags import (
+    ALGORITHM,
+    DRAFT_MODEL,
+    Flag,
+    UserFlags,
+    check_flags,
+    needs_gpu,
+)
 from oscar_zoo.engines.sglang.refusals import BRANCHES, BREADTH
 from oscar_zoo.errors import UnsupportedModel, UsageError
 from oscar_zoo.models.config_file import ConfigFile

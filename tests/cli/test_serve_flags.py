@@ -17,7 +17,7 @@ from oscar_zoo.cli.main import run
 from oscar_zoo.engines.sglang.launch.plan import check_port_free
 from oscar_zoo.errors import ServerFailed
 from oscar_zoo.serving.params import ServeParams
-from oscar_zoo.serving.running import with_next_step
+from oscar_zoo.serving.serve import with_next_step
 
 
 @pytest.mark.parametrize(

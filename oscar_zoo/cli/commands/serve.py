@@ -15,7 +15,7 @@ from oscar_zoo.verb import checked
 
 if TYPE_CHECKING:
     from oscar_zoo.cli.render.progress import TerminalObserver
-    from oscar_zoo.serving.running import ReadyServer
+    from oscar_zoo.serving.serve import ReadyServer
 
 
 def _body(as_json: bool, quiet: bool, **values: Any) -> int:

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.cli.streams import with_bytes
-from oscar_zoo.serving.running import ReadyServer
-from oscar_zoo.serving.serve import ServeCommand
+from oscar_zoo.serving.serve import ReadyServer, ServeCommand
 
 
 def print_ready(ready: ReadyServer, *, stop: str, new_key: bool = False) -> None:

@@ -19,7 +19,12 @@ from pathlib import Path
 from oscar_zoo import children
 from oscar_zoo.artifact.specs import ServingRecipe
 from oscar_zoo.engines.sglang.front.access import ON
-from oscar_zoo.engines.sglang.launch.user_flags import SERVED_NAME, TENSOR_PARALLEL, UserFlags
+from oscar_zoo.engines.sglang.launch.user_flags import (
+    DRAFT_MODEL,
+    SERVED_NAME,
+    TENSOR_PARALLEL,
+    UserFlags,
+)
 from oscar_zoo.engines.sglang.setting_flags import OPTIONS, CodeBits, layers_text
 from oscar_zoo.engines.sglang.settings import ArtifactSource
 from oscar_zoo.engines.sglang.sizing import device_flags, device_switches
@@ -58,8 +63,6 @@ class LaunchPlan:
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
 
-DRAFT_MODEL = ("--speculative-draft-model-path", "--speculative-draft-model")
-"""The names of one flag."""
 DRAFT_FORMAT = "--speculative-draft-load-format"
 
 

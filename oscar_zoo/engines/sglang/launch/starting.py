@@ -33,7 +33,7 @@ from oscar_zoo.artifact.writer import rotation_bytes
 from oscar_zoo.engines.server_client import INT2, ServerClient
 from oscar_zoo.engines.sglang.front.access import FrontSettings
 from oscar_zoo.engines.sglang.front.middleware import PATH as FRONT
-from oscar_zoo.engines.sglang.launch import flag_refusals, plan, server
+from oscar_zoo.engines.sglang.launch import plan, server, user_flags
 from oscar_zoo.engines.sglang.launch.plan import (
     ServeOptions,
     child_environment,
@@ -148,8 +148,8 @@ def own_server(wanted: WantedServer, news: StartObserver) -> Iterator[StartedSer
             config_file=engine,
             front=str(settings),
         )
-        warnings = flag_refusals.check_environment(planned.env)
-        for warning in (*flag_refusals.replaced_backends(wanted.flags), *warnings):
+        warnings = user_flags.check_environment(planned.env)
+        for warning in (*user_flags.replaced_backends(wanted.flags), *warnings):
             news.warn(warning)
         planned = replace(planned, secrets=front.secrets)
         with _healthy(planned, wanted.log, wanted.timeout, news) as (child, url):

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from oscar_zoo.engines.sglang import refusals
-from oscar_zoo.engines.sglang.launch import flag_refusals
-from oscar_zoo.engines.sglang.launch.flag_refusals import check_flags
-from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
+from oscar_zoo.engines.sglang.launch import user_flags
+from oscar_zoo.engines.sglang.launch.user_flags import UserFlags, check_flags
 from oscar_zoo.engines.sglang.setting_flags import BACKEND
 from oscar_zoo.engines.sglang.sizing import SizeFlags
 from oscar_zoo.errors import InvalidModel, PathNotFound, UnsupportedMachine, UsageError
@@ -97,7 +96,7 @@ def test_every_row_is_found_in_every_spelling(row: refusals.Refusal) -> None:
         assert caught.value.message == row.sentence and caught.value.hint
 
 
-@pytest.mark.parametrize("other", flag_refusals.OTHER_NAMES)
+@pytest.mark.parametrize("other", user_flags.OTHER_NAMES)
 def test_second_names_are_found(other: str) -> None:
     with pytest.raises(UsageError):
         check_flags(UserFlags([other, "2"]), "cuda")
@@ -146,14 +145,14 @@ def test_drafts_that_cannot_start_are_refused_before_weights_load(tmp_path: Path
 
 
 def test_variables_that_the_server_would_refuse() -> None:
-    assert flag_refusals.check_environment({"PATH": "/bin", "SGLANG_USE_HND_KVCACHE": "0"}) == ()
+    assert user_flags.check_environment({"PATH": "/bin", "SGLANG_USE_HND_KVCACHE": "0"}) == ()
     for name, value in (
         ("SGLANG_USE_HND_KVCACHE", "1"),
         ("SGLANG_OSCAR_MLA_X", "1"),
         ("SGLANG_OSCAR_K_CLIP", "1"),
     ):
         with pytest.raises(UsageError, match=name):
-            flag_refusals.check_environment({name: value})
+            user_flags.check_environment({name: value})
 
 
 @pytest.mark.parametrize(
@@ -181,9 +180,9 @@ def test_a_share_of_memory() -> None:
 
 def test_backends_that_are_replaced_are_told() -> None:
     given = ["--attention-backend=fa3", "--decode-attention-backend", "triton", "--tp=2"]
-    told = flag_refusals.replaced_backends(UserFlags(given))
+    told = user_flags.replaced_backends(UserFlags(given))
     assert [text.partition(" is replaced by oscar_int2,")[0] for text in told] == [
         "--attention-backend fa3",
         "--decode-attention-backend triton",
     ]
-    assert flag_refusals.replaced_backends(UserFlags([f"--attention-backend={BACKEND}"])) == ()
+    assert user_flags.replaced_backends(UserFlags([f"--attention-backend={BACKEND}"])) == ()
