@@ -77,14 +77,6 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
         }
 
 
-def parser(out: str) -> None:
-    """The flags that the parser of this SGLang takes without a plugin; JSON in the file `out`."""
-    import sglang
-
-    found = {"flags": sorted(_parser()._option_string_actions), "version": sglang.__version__}
-    Path(out).write_text(json.dumps({**found, "package": str(Path(sglang.__file__).parent)}))
-
-
 def names(out: str) -> None:
     """Which of the names in the table of releases this SGLang has; JSON in the file `out`."""
     from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
