@@ -26,13 +26,12 @@ from oscar_zoo.engines.sglang.launch.server import Server
 from oscar_zoo.evaluate.bench import load
 from oscar_zoo.evaluate.bench.load import (
     Call,
-    Caller,
     Drain,
     FreeTokens,
     Load,
     LoadReport,
     Usage,
-    Watch,
+    calls,
     free_when_idle,
     gpu_memory,
     group_memory,
@@ -40,6 +39,7 @@ from oscar_zoo.evaluate.bench.load import (
     probes,
     run_load,
     usage,
+    watched,
 )
 from oscar_zoo.verb import as_json
 
@@ -176,15 +176,13 @@ def test_clients_work_until_time_is_over_and_everything_is_counted(
 
 def test_prompts_share_prefixes_of_every_length_and_come_again_with_the_same_seed() -> None:
     load = replace(LOAD, longest=400)
-    calls = [caller.next() for caller in (Caller(load, 1), Caller(load, 2)) for _ in range(60)]
-    assert calls[:60] == [
-        one for caller in [Caller(load, 1)] for one in (caller.next() for _ in range(60))
-    ]
-    assert all(2 <= len(one.prompt) <= 400 and 1 <= one.new_tokens <= 6 for one in calls)
-    assert all(one.hang_up is None or 0 <= one.hang_up < one.new_tokens for one in calls)
-    assert 0.2 < sum(one.hang_up is not None for one in calls) / len(calls) < 0.6
-    first, second = ([one.prompt for one in part] for part in (calls[:60], calls[60:]))
-    shared = [max(common(a, b) for b in second) for a in first]
+    first, again, second = ([*itertools.islice(calls(load, n), 60)] for n in (1, 1, 2))
+    assert first == again
+    asked = first + second
+    assert all(2 <= len(one.prompt) <= 400 and 1 <= one.new_tokens <= 6 for one in asked)
+    assert all(one.hang_up is None or 0 <= one.hang_up < one.new_tokens for one in asked)
+    assert 0.2 < sum(one.hang_up is not None for one in asked) / len(asked) < 0.6
+    shared = [max(common(a.prompt, b.prompt) for b in second) for a in first]
     assert sum(n >= 8 for n in shared) > 30 and len(set(shared)) > 20
     assert probes(load) == probes(load)
 
@@ -218,12 +216,12 @@ def test_memory_of_a_group_is_that_of_all_its_processes() -> None:
     assert (
         child.stdout is not None and child.stdin is not None and child.stdout.readline() == b"up\n"
     )
-    with Watch(child.pid, pause=0.01) as watch:
+    with watched(child.pid, pause=0.01) as (host, _):
         assert group_memory(child.pid) > 40 << 20
     child.stdin.close()
     child.wait()
     child.stdout.close()
-    assert max(watch.host) > 40 << 20
+    assert max(host) > 40 << 20
     assert group_memory(child.pid) == 0
 
 

@@ -8,6 +8,7 @@ requests finish, turn new ones away, and end the server in time.
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import random
@@ -16,8 +17,8 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -293,8 +294,8 @@ def measure(
     A signal that comes after the first answer of the load ends it early, and what was measured
     until then is returned.
     """
-    load, calls = report.load, probes(report.load)
-    answers = [_alone(client, call) for call in calls]
+    load, asked = report.load, probes(report.load)
+    answers = [_alone(client, call) for call in asked]
     client.flush()
     report.free_tokens = FreeTokens(client.free_tokens())
 
@@ -302,9 +303,10 @@ def measure(
         done, total = min(int(seconds), int(load.seconds)), int(load.seconds)
         progress(done, total, f"{report.requests:,} requests")
 
-    watch, began = Watch(child.group, gpus), time.monotonic()
+    began = time.monotonic()
+    samples: tuple[list[int], list[int]] = ([], [])
     try:
-        with watch:
+        with watched(child.group, gpus) as samples:
             run_load(client, load, tell, report)
         report.seconds = time.monotonic() - began
         if child.returncode is not None:
@@ -314,7 +316,7 @@ def measure(
         before = report.free_tokens.before
         report.free_tokens = FreeTokens(before, free_when_idle(client, before))
         if report.free_tokens.after is not None:
-            report.same_answers = [_alone(client, call) for call in calls] == answers
+            report.same_answers = [_alone(client, call) for call in asked] == answers
         progress(0, 0, "drain")
         report.drain = _drain(child, client, load)
     except (KeyboardInterrupt, SystemExit) as error:
@@ -322,7 +324,7 @@ def measure(
             raise
         report.seconds = report.seconds or time.monotonic() - began
         report.stopped = "SIGINT" if isinstance(error, KeyboardInterrupt) else "SIGTERM"
-    report.host_memory, report.gpu_memory = usage(watch.host), usage(watch.gpu)
+    report.host_memory, report.gpu_memory = map(usage, samples)
     return report
 
 
@@ -355,8 +357,8 @@ def free_when_idle(client: ServerClient, before: tuple[int, ...]) -> tuple[int, 
 
 def _drain(child: Server, client: ServerClient, load: Load) -> Drain:
     """Send SIGTERM while requests run, and one more request later."""
-    prompts = [Caller(load, 10_000 + n).next().prompt for n in range(min(load.clients, DRAINED))]
-    calls = [Call(prompt, load.new_tokens) for prompt in prompts]
+    numbers = range(10_000, 10_000 + min(load.clients, DRAINED))
+    running = [Call(next(calls(load, number)).prompt, load.new_tokens) for number in numbers]
     ready, late, seen = threading.Semaphore(0), Call((11, 12, 13), 1), dict[str, bool]()
 
     def one(call: Call) -> None:
@@ -370,7 +372,7 @@ def _drain(child: Server, client: ServerClient, load: Load) -> Drain:
         late.run(client)
         seen["asked"] = True
 
-    threads = [threading.Thread(target=one, args=(call,), daemon=True) for call in calls]
+    threads = [threading.Thread(target=one, args=(call,), daemon=True) for call in running]
     for thread in threads:
         thread.start()
     for _ in threads:
@@ -384,8 +386,8 @@ def _drain(child: Server, client: ServerClient, load: Load) -> Drain:
         thread.join(SETTLE)
     answered = "served" if late.error is None else f"refused ({late.error})"
     return Drain(
-        running=len(calls),
-        finished=sum(call.error is None for call in calls),
+        running=len(running),
+        finished=sum(call.error is None for call in running),
         seconds=seconds,
         ended=ended,
         status=child.status if ended else "still running",
@@ -394,34 +396,31 @@ def _drain(child: Server, client: ServerClient, load: Load) -> Drain:
     )
 
 
-class Caller:
+def calls(load: Load, number: int) -> Iterator[Call]:
     """The requests of one client, one after the other."""
+    choice, shared, most = (
+        random.Random(f"{load.seed} {number}"),
+        random.Random(load.seed),
+        load.vocabulary,
+    )
 
-    def __init__(self, load: Load, number: int) -> None:
-        self._load = load
-        self._choice = random.Random(f"{load.seed} {number}")
-        shared = random.Random(load.seed)
-        self._prefixes = [self._tokens(shared, load.longest) for _ in range(PREFIXES)]
+    def tokens(source: random.Random, count: int) -> tuple[int, ...]:
+        return tuple(source.choices(range(min(10, most - 1), most), k=count))
 
-    def next(self) -> Call:
-        load, choice = self._load, self._choice
+    prefixes = [tokens(shared, load.longest) for _ in range(PREFIXES)]
+    while True:
         length = choice.randint(2, load.longest)
         kept = 0 if choice.random() < FRESH_SHARE else choice.randrange(length)
-        prompt = (*choice.choice(self._prefixes)[:kept], *self._tokens(choice, length - kept))
+        prompt = (*choice.choice(prefixes)[:kept], *tokens(choice, length - kept))
         new_tokens = choice.randint(1, load.new_tokens)
         # 0 is while it waits or is prefilled.
         hang_up = choice.randrange(new_tokens) if choice.random() < load.aborts else None
-        return Call(prompt, new_tokens, hang_up)
-
-    def _tokens(self, choice: random.Random, number: int) -> tuple[int, ...]:
-        most = self._load.vocabulary
-        return tuple(choice.choices(range(min(10, most - 1), most), k=number))
+        yield Call(prompt, new_tokens, hang_up)
 
 
 def probes(load: Load, number: int = 3) -> list[Call]:
     """Requests whose answers must be the same before and after a load."""
-    caller = Caller(load, -1)
-    return [caller.next() for _ in range(number)]
+    return list(itertools.islice(calls(load, -1), number))
 
 
 def run_load(
@@ -439,9 +438,10 @@ def run_load(
     report, began, over = into or LoadReport(load), time.monotonic(), threading.Event()
 
     def one(number: int) -> None:
-        caller = Caller(load, number)
-        while time.monotonic() - began < load.seconds:
-            call = caller.next().run(client)
+        for call in calls(load, number):
+            if time.monotonic() - began >= load.seconds:
+                return
+            call.run(client)
             if over.is_set():
                 return
             report.add(call)
@@ -492,31 +492,27 @@ def gpu_memory(numbers: range) -> int | None:
     return sum(gpu.memory - gpu.free for gpu in found) if found else None
 
 
-class Watch:
-    """Samples the memory of a server in a thread while the block runs, every `pause` seconds: bytes
-    of its processes (`host`) and of its GPUs, if any."""
+@contextmanager
+def watched(
+    group: int, gpus: range = range(0), pause: float = SAMPLE_PAUSE
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Samples of memory, taken every `pause` seconds while the block runs: bytes of all processes
+    of a group, and of its GPUs, if any."""
+    host, used, done = list[int](), list[int](), threading.Event()
 
-    def __init__(self, group: int, gpus: range = range(0), pause: float = SAMPLE_PAUSE) -> None:
-        self._group, self._gpus, self._pause = group, gpus, pause
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self.host, self.gpu = list[int](), list[int]()
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        has_gpu = bool(self._gpus)
-        while not self._done.is_set():
+    def look() -> None:
+        while not done.is_set():
             began = time.monotonic()
-            self.host.append(group_memory(self._group))
-            found = gpu_memory(self._gpus) if has_gpu else None
-            has_gpu = found is not None
+            host.append(group_memory(group))
+            found = gpu_memory(gpus) if gpus else None
             if found is not None:
-                self.gpu.append(found)
-            self._done.wait(max(0.0, self._pause - (time.monotonic() - began)))
+                used.append(found)
+            done.wait(max(0.0, pause - (time.monotonic() - began)))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield host, used
+    finally:
+        done.set()
+        thread.join()
