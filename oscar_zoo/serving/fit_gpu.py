@@ -6,7 +6,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, computed_field
 
@@ -64,6 +64,11 @@ GIVEN, OF_RECIPE = "as given", "of its recipe"
 Count = Annotated[int, Field(ge=0)]
 
 
+def called(name: str, description: str) -> Any:
+    """What the schema says about a field that has another name in the JSON."""
+    return says(description, serialization_alias=name)
+
+
 @dataclass(frozen=True)
 class FittingCache:
     """What fits with one kind of cache, and its bytes on each GPU. Where nobody knows what other
@@ -77,38 +82,18 @@ class FittingCache:
     window_token_bytes: Annotated[Count, says("Of a token in the layers with a sliding window.")]
     window: Annotated[Count, says("Tokens that these layers keep of a request.")]
     request_bytes: Annotated[Count, says("That a running request takes beside its tokens.")]
-    sink_bytes: Annotated[
-        Count, says("Of these, the first tokens in BF16, its own and those of a finished prompt.")
-    ]
+    sink_bytes: Annotated[Count, says("Of these, the first tokens in BF16, of two prompts.")]
     ring_bytes: Annotated[Count, says("Of these, the last tokens in BF16.")]
     state_bytes: Annotated[Count, says("Of these, the states of layers without keys and values.")]
     tokens: Annotated[Count, says("That fit.")]
     most_tokens: Annotated[Count, says("That fit at most.")]
-    running: Annotated[
-        Count,
-        says(
-            "That run at a time beside them: those of the report, or those that have states. 0"
-            " where nobody knows.",
-            serialization_alias="running_requests",
-        ),
-    ]
+    running: Annotated[Count, called("running_requests", "Those that have states; else all.")]
     state_slots: Annotated[Count, says("As the server divides its memory.")]
     sliding_slots: Annotated[Count, says("As the server divides its memory.")]
-    requests: Annotated[
-        Count, says("Of that context that fit.", serialization_alias="max_requests")
-    ]
+    requests: Annotated[Count, called("max_requests", "Of that context that fit.")]
     most_requests: Annotated[Count, says("The same at most.")]
-    context: Annotated[
-        Count,
-        says(
-            "Tokens of each of that many requests that fit, as far as the model takes them.",
-            serialization_alias="max_context",
-        ),
-    ]
-    fits: Annotated[
-        bool | None,
-        says("Whether that many requests of that context fit; null where nobody knows."),
-    ]
+    context: Annotated[Count, called("max_context", "Of each of that many requests at most.")]
+    fits: Annotated[bool | None, says("Whether the requests fit; null where unknown.")]
 
     @classmethod
     def of(
@@ -155,60 +140,21 @@ class FitReport:
     gpus: Annotated[int, says("That share the model.", ge=1)]
     gpus_source: str
     weights: Annotated[Weights, *HIDDEN]
-    room: Annotated[
-        Count, says("Of each GPU, left for a cache.", serialization_alias="cache_bytes")
-    ]
+    room: Annotated[Count, called("cache_bytes", "Of each GPU, left for a cache.")]
     context: Annotated[Count, says("Tokens of a request that was asked for, or the usual number.")]
-    longest: Annotated[
-        int | None,
-        says(
-            "Tokens of a request that the model takes at most; null where nobody knows.",
-            serialization_alias="model_context",
-        ),
-    ]
+    longest: Annotated[int | None, called("model_context", "Of a request at most, where known.")]
     requests: Annotated[Count, says("That run at the same time.")]
-    usual_requests: Annotated[
-        int, says("That serve lets run at the same time when its flags do not say a number.")
-    ]
-    bits: Annotated[
-        float,
-        says(
-            "Of the INT2 cache, scales and offsets included, on average.",
-            serialization_alias="bits_per_element",
-        ),
-    ]
+    usual_requests: Annotated[int, says("That serve lets run where its flags do not say it.")]
+    bits: Annotated[float, called("bits_per_element", "Of INT2, with its scales.")]
     bits_source: str
     caches: tuple[FittingCache, ...]
-    unknown: Annotated[
-        str | None,
-        says(
-            "What nobody knows of layers without full attention, in words; null where they are"
-            " counted.",
-            serialization_alias="other_layers_unknown",
-        ),
-    ]
+    unknown: Annotated[str | None, called("other_layers_unknown", "Null where all is known.")]
     config_of: Annotated[str | None, *HIDDEN]
     """Id of the model on Hugging Face whose `config.json` says it; `None` where none is known."""
-    fits: Annotated[
-        bool | None,
-        says(
-            "Whether the requests that were asked for fit with INT2; without --requests, one. Null"
-            " where nobody knows."
-        ),
-    ]
-    fitting_gpus: Annotated[
-        int | None,
-        says(
-            "The smallest number of GPUs with which that fits, as far as anybody knows; null where"
-            " none is enough, or the model takes no such context."
-        ),
-    ]
-    not_served: Annotated[
-        str | None, says("Why serve refuses the model; null where that is not known.")
-    ]
-    usable: Annotated[
-        float, says("Of the memory, for weights and cache.", serialization_alias="usable_share")
-    ] = USABLE
+    fits: Annotated[bool | None, says("The same of INT2; without --requests, of one request.")]
+    fitting_gpus: Annotated[int | None, says("The smallest number that is enough, if any.")]
+    not_served: Annotated[str | None, says("Why serve refuses the model, where known.")]
+    usable: Annotated[float, called("usable_share", "Of it, for weights and cache.")] = USABLE
     estimate: Literal[True] = True
     schema: Literal["oscar-zoo.fit-gpu/1"] = "oscar-zoo.fit-gpu/1"
 

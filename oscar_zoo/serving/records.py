@@ -57,12 +57,8 @@ class End:
         Time | None,
         says("When it ended, in UTC; null where nobody saw it.", serialization_alias="ended"),
     ] = None
-    exit_status: Annotated[
-        int | None, says("Of the engine, negative for a signal; null where nobody knows it.")
-    ] = None
-    last_sign: Annotated[
-        Time | None, says("Where nobody saw its end: its last log line or its start, in UTC.")
-    ] = None
+    exit_status: Annotated[int | None, says("Of the engine; negative for a signal.")] = None
+    last_sign: Annotated[Time | None, says("Its last log line, where nobody saw its end.")] = None
 
     @property
     def told(self) -> str:

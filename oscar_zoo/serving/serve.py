@@ -168,20 +168,9 @@ class _Served:
     model: Annotated[str, says("Absolute path or hub id.")]
     recipe: ServingRecipe
     device: Annotated[str, says("cpu or cuda.")]
-    tensor_parallel: Annotated[
-        int, says("Ranks that share the model, each on a GPU or on a part of the CPU.", ge=1)
-    ]
-    drafts: Annotated[
-        str | None,
-        says("What --drafts chose for speculative decoding and why; null without it."),
-    ]
-    warnings: Annotated[
-        tuple[str, ...],
-        says(
-            "Codes of verification, sentences about the status of the artifact, and, of a command,"
-            " remarks about the environment."
-        ),
-    ]
+    tensor_parallel: Annotated[int, says("GPUs, or parts of a CPU, that share the model.", ge=1)]
+    drafts: Annotated[str | None, says("What --drafts chose and why; null without it.")]
+    warnings: Annotated[tuple[str, ...], says("Codes of verification, and sentences.")]
 
 
 @dataclass(kw_only=True)
@@ -190,9 +179,7 @@ class ServeCommand(_Served):
 
     argv: Annotated[tuple[str, ...], says("The program and its arguments.")]
     env: Annotated[dict[str, str], says("Variables to set.")]
-    unset: Annotated[
-        tuple[str, ...], says("Variables to remove, because they run code or lower a guard.")
-    ]
+    unset: Annotated[tuple[str, ...], says("Variables to remove: they lower a guard.")]
     engine: Literal["sglang"] = "sglang"
     schema: Literal["oscar-zoo.serve-command/1"] = "oscar-zoo.serve-command/1"
 
@@ -283,23 +270,12 @@ class ReadyServer(_Served):
     level: Level
     sglang: Annotated[str, says("Version.")]
     ranks: Annotated[int, says("Of the whole server, with those of --pp and --dp.", ge=1)]
-    bits: Annotated[
-        float, says("Of the cache, scales and offsets included.", alias="bits_per_element")
-    ]
-    code_bits: Annotated[
-        str,
-        says(
-            "Bits of a code: 2, or of keys and values (4/2), with a list where layers differ"
-            " (4,2x35/2)."
-        ),
-    ]
+    bits: Annotated[float, says("With scales and offsets.", alias="bits_per_element")]
+    code_bits: Annotated[str, says("2, or of keys/values (4/2), or lists of layers (4,2x35/2).")]
     windows: Annotated[
         dict[Literal["sink", "recent"], Count], says("First and last tokens stay uncompressed.")
     ]
-    clip: Annotated[
-        dict[Side, float | str],
-        says("Clip ratios; 0 means no clipping. A text lists those of layers that differ."),
-    ]
+    clip: Annotated[dict[Side, float | str], says("0 is none; a text has those of layers.")]
     capacity: Annotated[Count, says("Tokens that the cache holds.", alias="capacity_tokens")]
     plain_capacity: Annotated[
         Count | None,
@@ -310,10 +286,7 @@ class ReadyServer(_Served):
         ),
     ]
     requests: Annotated[Count, Field(alias="max_running_requests")]
-    context: Annotated[
-        Count | None,
-        says("Of the longest request; null where the engine does not say.", alias="context_tokens"),
-    ]
+    context: Annotated[Count | None, says("Of a request, where known.", alias="context_tokens")]
     curl: Annotated[str, says("A request that a shell runs as it stands.")]
     key_file: Annotated[Path | None, says("Private file with the key that requests need, or null.")]
     stop_command: Annotated[str, says("The command that ends the server.", alias="stop")]

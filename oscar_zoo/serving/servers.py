@@ -49,9 +49,7 @@ class PsReport:
     """What oscar-zoo ps prints."""
 
     servers: tuple[ServerRecord, ...]
-    ended: Annotated[
-        tuple[EndedServer, ...], says("Servers that nobody stopped, for up to three days.")
-    ]
+    ended: Annotated[tuple[EndedServer, ...], says("For three days, unless stopped.")]
     schema: Literal["oscar-zoo.ps/1"] = "oscar-zoo.ps/1"
 
 
@@ -69,10 +67,7 @@ class StopReport:
     """What oscar-zoo stop prints when the server is gone, or had ended before."""
 
     stopped: Annotated[StoppedServer | None, says("Null where it had ended by itself.")]
-    forgotten: Annotated[
-        tuple[EndedServer, ...],
-        says("Those it named that had ended by themselves; ps tells of them no more."),
-    ] = ()
+    forgotten: Annotated[tuple[EndedServer, ...], says("Those that had ended before.")] = ()
     schema: Literal["oscar-zoo.stop/1"] = "oscar-zoo.stop/1"
 
 

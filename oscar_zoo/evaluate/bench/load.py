@@ -84,9 +84,7 @@ class FreeTokens:
     """Token slots of each data-parallel worker."""
 
     before: tuple[int, ...]
-    after: Annotated[
-        tuple[int, ...] | None, says("Null where requests still ran, or nobody looked.")
-    ] = None
+    after: Annotated[tuple[int, ...] | None, says("Null where nobody looked.")] = None
 
 
 @dataclass(frozen=True)
@@ -204,20 +202,11 @@ class LoadReport:
         default_factory=dict
     )
     new_tokens: Annotated[int, says("Of all requests.")] = 0
-    host_memory: Annotated[
-        Usage | None, says("Of all processes; null where it cannot be read.")
-    ] = None
+    host_memory: Annotated[Usage | None, says("Of all processes; null if unknown.")] = None
     gpu_memory: Annotated[Usage | None, says("Of the GPUs; null without one.")] = None
     free_tokens: FreeTokens = field(default_factory=lambda: FreeTokens(()))
-    same_answers: Annotated[
-        bool | None,
-        says(
-            "Whether the same prompts have the same answers as before; null where it was not asked."
-        ),
-    ] = None
-    drain: Annotated[
-        Drain | None, says("What happened after SIGTERM; null where a signal ended the run before.")
-    ] = None
+    same_answers: Annotated[bool | None, says("As before; null if nobody asked.")] = None
+    drain: Annotated[Drain | None, says("Null where a signal came before.")] = None
     stopped: Stopped = None
     schema: Literal["oscar-zoo.bench-load/1"] = "oscar-zoo.bench-load/1"
     growth: Annotated[int, *HIDDEN] = GROWTH

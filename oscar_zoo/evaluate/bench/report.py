@@ -51,9 +51,7 @@ class CaseResult:
     context: Context
     wanted: Annotated[int, *HIDDEN]
     repeats: Annotated[int, says("That were measured.", ge=0)] = 0
-    ttft_s: Annotated[
-        Median, says("Seconds until the last request of the batch has its first token.")
-    ] = None
+    ttft_s: Annotated[Median, says("Seconds to the first token of the last request.")] = None
     ttft_median_s: Annotated[Median, says("The median over the requests.")] = None
     ms_per_token: Annotated[Median, says("Median time between two tokens of a request.")] = None
     tokens_per_second: Annotated[Median, says("New tokens of all requests together.")] = None
@@ -212,9 +210,7 @@ class Report:
     device: Annotated[str, says("Name of the GPU, or CPU.")]
     new_tokens: Annotated[int, says("Of every request.", ge=0)]
     cases: Annotated[tuple[Case, ...], *HIDDEN]
-    sides: Annotated[
-        list[Side], says("In the order in which they ran; without a side that was not started.")
-    ]
+    sides: Annotated[list[Side], says("Those that were started, in that order.")]
     repeats: Annotated[int, says("How often each case was to be timed.", ge=1)] = 1
     bulk: Annotated[Bulk | None, *HIDDEN] = None
     stopped: Stopped = None
