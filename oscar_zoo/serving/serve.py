@@ -65,9 +65,14 @@ from oscar_zoo.registry.lookup import known_entries
 from oscar_zoo.registry.targets import ModelChoice, ModelTarget, NameTarget, PathTarget
 from oscar_zoo.registry.verify import artifacts_at
 from oscar_zoo.serving import records
-from oscar_zoo.serving.drafts import check_wish, choose_drafts
 from oscar_zoo.serving.params import ServeParams
-from oscar_zoo.serving.prepared import Prepared, check_asked_gpus, check_served, prepare
+from oscar_zoo.serving.prepared import (
+    Prepared,
+    check_asked_gpus,
+    check_served,
+    check_wish,
+    prepare,
+)
 from oscar_zoo.serving.records import Entry, ServerRecord, key_for
 from oscar_zoo.serving.servers import check_port, serve_log
 
@@ -85,7 +90,6 @@ def start(params: ServeParams, observer: Observer, missing: Missing) -> RunningS
     device, gpu = check_machine(params)
     model, artifact = find(params, observer, missing, device)
     prepared = prepare(params, model, artifact, device, gpu, observer)
-    choose_drafts(params, prepared, observer)
     wanted = WantedServer(
         **prepared.options(params),
         host=params.expose or plan.LOOPBACK,
@@ -200,7 +204,6 @@ def command(params: ServeParams, observer: Observer, missing: Missing) -> ServeC
         error.advice = f"--print needs its digest: {fetch}name a folder that holds it"
         raise
     prepared = prepare(params, model, artifact, device, gpu, observer)
-    choose_drafts(params, prepared, observer)
     folder = None if artifact.installed else str(artifact.path.absolute())
     source = ArtifactSource(artifact=None if folder else artifact.label, folder=folder)
     planned = plan.plan(

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from oscar_zoo.engines.sglang.launch.plan import LaunchPlan
 from oscar_zoo.engines.sglang.offline_process import Bulk, Case, OfflineJob
-from oscar_zoo.evaluate import bench
+from oscar_zoo.evaluate.bench import sides
 from oscar_zoo.evaluate.bench.report import CaseResult, JobResult, Side, Turn
-from oscar_zoo.evaluate.bench.run import figures, measure
+from oscar_zoo.evaluate.bench.sides import figures, measure
 
 ONE, TWO = Case(batch=1, context=10), Case(batch=2, context=10)
 UP = {"up": 1.5, "sglang": "0.5.21", "capacity": 99, "engine": {"dtype": "float32"}}
@@ -119,7 +119,7 @@ def test_the_job_after_the_cases_is_kept_and_named(run: Run) -> None:
 def test_a_signal_between_reading_and_keeping_loses_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = bench.run._take
+    take = sides._take
 
     def interrupted(item: dict[str, object], side: Side, job: OfflineJob) -> bool:
         if "case" in item:
@@ -127,7 +127,7 @@ def test_a_signal_between_reading_and_keeping_loses_nothing(
         return take(item, side, job)
 
     kept = Side("int2")
-    monkeypatch.setattr(bench.run, "_take", interrupted)
+    monkeypatch.setattr(sides, "_take", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run(UP, FIRST, then="time.sleep(60)", into=kept)
     assert [one.case for one in kept.cases] == [ONE]

@@ -1,7 +1,7 @@
 """The program that holds one SGLang engine and streams the cases of an `OfflineJob` through it:
 `python -m ... JOB.json`.
 
-`bench/run.py` starts it and reads the news that it appends to a file, a JSON object per line: `up`
+`bench/sides.py` starts it and reads the news that it appends to a file, one JSON object each: `up`
 once, `progress`, one `case` per repeat of a case, `bulk` if there is one, and `done` or `error` at
 the end. Times are taken here, where the tokens arrive.
 """

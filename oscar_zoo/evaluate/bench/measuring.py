@@ -31,7 +31,7 @@ from oscar_zoo.engines.sglang.launch.starting import (
 from oscar_zoo.engines.sglang.launch.user_flags import UserFlags
 from oscar_zoo.engines.sglang.offline_process import Bulk, Case
 from oscar_zoo.errors import FlagRefused, MissingDependency, UnsupportedMachine, UsageError
-from oscar_zoo.evaluate.bench import run, sides
+from oscar_zoo.evaluate.bench import sides
 from oscar_zoo.evaluate.bench.load import Load, LoadReport, measure
 from oscar_zoo.evaluate.bench.params import BenchLoadParams, BenchServeParams
 from oscar_zoo.evaluate.bench.report import CACHES, Cache, MeasuredArtifact, Report, Side
@@ -367,5 +367,5 @@ def _measure(
     def tell(done: int, total: int, label: str) -> None:
         observer.advance(label, done, total, "tokens" if total else "")
 
-    run.measure(planned, job, log, side, limit=limit, progress=tell)
+    sides.measure(planned, job, log, side, limit=limit, progress=tell)
     observer.begin((), timed=False)
