@@ -336,8 +336,7 @@ def _is_safe(endpoint: str) -> bool:
 
 
 def _room(folder: Path) -> tuple[str | None, int | None]:
-    """Why nothing can be written to `folder`, or `None`, and the bytes free there; creates
-    nothing."""
+    """Why `folder` cannot be written, if so, and the bytes free there; creates nothing."""
     there = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
     try:
         with tempfile.TemporaryFile(dir=there) as probe:

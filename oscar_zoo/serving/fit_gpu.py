@@ -159,7 +159,6 @@ class FitReport:
     schema: Literal["oscar-zoo.fit-gpu/1"] = "oscar-zoo.fit-gpu/1"
 
     def of_kind(self, kind: str) -> FittingCache:
-        """What fits with the cache `BF16`, `FP8` or `INT2`."""
         return next(one for one in self.caches if one.kind == kind)
 
     @computed_field(  # type: ignore[prop-decorator]

@@ -27,8 +27,6 @@ from oscar_zoo.registry.targets import ModelChoice, holds_model
 
 @dataclass(frozen=True)
 class Weights:
-    """Bytes of all weights, and what says so in a few words."""
-
     nbytes: int
     source: str
 
@@ -101,7 +99,6 @@ def needs_of_recipe(recipe: ModelRecipe) -> Needs:
 
 
 def needs_of_manifest(manifest: Manifest) -> Needs:
-    """The needs of the model that an artifact is for, by its manifest alone."""
     geometry = manifest.model.geometry
     every = len(geometry.attention_layers) == geometry.num_layers
     return Needs(

@@ -166,10 +166,7 @@ def prepare(
             elsewhere = params.print_only and params.device is not None
             parallel = _usual_gpus(choice, gpu, all_here=elsewhere) if device == "cuda" else 1
         prepared = Prepared(
-            choice=choice,
-            geometry=fitting.geometry,
-            recipe=fitting.recipe.override(clip=params.clip),
-            config=fitting.config,
+            **vars(fitting) | {"recipe": fitting.recipe.override(clip=params.clip)},
             artifact=artifact,
             device=device,
             gpu=gpu,
@@ -456,8 +453,7 @@ def _own_layers(prepared: Prepared, config: ConfigFile | None, revision: str | N
 
 
 def _others(prepared: Prepared, config: ConfigFile | None) -> str | None:
-    """What the layers without full attention keep. Where nobody knows it, the answer is that of
-    models that verify chains alone."""
+    """What layers without full attention keep; where unknown, as models that verify chains."""
     text = config.get_text_config() if config else prepared.choice.recipe
     if text is None or prepared.geometry is None:
         return "states"

@@ -29,8 +29,6 @@ LONGEST_STOP = DRAIN_SECONDS + 3 * GRACE_SECONDS
 
 @dataclass(frozen=True, kw_only=True)
 class EndedServer(End):
-    """A server that ended by itself."""
-
     port: Port
     model_id: Annotated[str, says("The id that requests named.")]
     artifact: Annotated[str, says("The artifact that was served.")]
@@ -55,8 +53,6 @@ class PsReport:
 
 @dataclass(frozen=True)
 class StoppedServer:
-    """A server that was stopped."""
-
     port: Port
     model_id: Annotated[str, says("The id that requests named.")]
     pid: Annotated[int, Field(ge=0)]
@@ -118,7 +114,6 @@ def stop(params: StopParams, observer: Observer = SILENT) -> StopReport:
 
 
 def logs(params: LogsParams, observer: Observer = SILENT) -> LogsReport:
-    """The end of a server's log, or all of it, and what is written later."""
     number = ON_A_TERMINAL if params.lines is None and sys.stdout.isatty() else None
     if params.lines not in (None, "all"):
         number = int(params.lines) if str(params.lines).isdecimal() else 0

@@ -250,7 +250,6 @@ class LoadReport:
 
     @property
     def exit_code(self) -> int:
-        """128 and the signal that ended it early, 1 where something did not hold, else 0."""
         if self.stopped is not None:
             return 128 + signal.Signals[self.stopped]
         return int(bool(self.violations))
@@ -355,7 +354,6 @@ def _drain(child: Server, client: ServerClient, load: Load) -> Drain:
         ready.release()  # also when it ended without a token
 
     def visit() -> None:
-        """As a client that does not know of SIGTERM."""
         time.sleep(VISIT)
         seen["healthy"] = client.healthy()
         late.run(client)

@@ -181,7 +181,6 @@ def cases_of(params: BenchServeParams) -> tuple[Case, ...]:
 
 
 def caches_of(text: str) -> tuple[Cache, ...]:
-    """The caches of `--caches bf16,int2`, each of them once."""
     known: dict[str, Cache] = {cache: cache for cache in CACHES}
     names = dict.fromkeys(listed(text.lower()))
     if not known.keys() >= names.keys():
@@ -213,7 +212,6 @@ def bulk_of(job: str | None, turns: int) -> Bulk | None:
 
 
 def _sizes(text: str, count: int, wrong: str, hint: str) -> list[int]:
-    """The numbers of a text such as `64x30000x512`."""
     parts = text.lower().split("x")
     if len(parts) != count or not all(map(is_number, parts)):
         raise UsageError(wrong, hint=hint)
@@ -332,7 +330,6 @@ def pick_device(
 
 
 def side_log(side: Side) -> Path:
-    """The log of the engine of this side."""
     return log_file(f"bench-{side.name}")
 
 

@@ -85,16 +85,12 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn of the job."""
-
     seconds: float
     reused: Annotated[float, says("Of the prompts, from the prefix cache.", ge=0, le=1)]
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """The job on one side: all of its turns, or why it could not run."""
-
     turns: tuple[Turn, ...] = ()
     refused: Annotated[str | None, says("Why it could not run.")] = None
 
@@ -141,7 +137,6 @@ class Side:
 
     @property
     def measured(self) -> bool:
-        """Whether there is any figure."""
         return self.job_seconds is not None or any(result.repeats for result in self.cases)
 
     @property
@@ -149,11 +144,9 @@ class Side:
         return None if self.job is None else self.job.seconds
 
     def of(self, case: Case) -> CaseResult | None:
-        """The result of `case`, or `None` when the side ended before it."""
         return next((result for result in self.cases if result.case == case), None)
 
     def number(self, case: Case, name: Number) -> float | None:
-        """The median of a figure, or `None` where it was not measured."""
         value: float | None = getattr(self.of(case), name, None)
         return value
 
@@ -169,8 +162,6 @@ class Side:
 
 @dataclass(frozen=True)
 class MeasuredArtifact:
-    """The rotations that were measured."""
-
     name: Annotated[str, says("As it was asked for: a name, or a folder.")]
     digest: str
 
@@ -256,7 +247,6 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """128 and the signal that ended it early, 1 where a side failed, else 0."""
         if self.stopped is not None:
             return 128 + signal.Signals[self.stopped]
         return int(any(side.error is not None for side in self.sides))
@@ -273,7 +263,6 @@ class Report:
         return self._least(cache, lambda side: side.number(case, "ms_per_token"))
 
     def best_job(self, cache: Cache) -> Side | None:
-        """The side with this cache that takes the least time for the whole job, or `None`."""
         return self._least(cache, lambda side: side.job_seconds)
 
     def speedup(self, case: Case, over: Cache) -> float | None:

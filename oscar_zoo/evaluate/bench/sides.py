@@ -83,7 +83,6 @@ class Engines:
 
 
 def all_sides(caches: Sequence[Cache], backends: Sequence[str]) -> list[Side]:
-    """The sides of a comparison, cache by cache: each stock cache once with every backend."""
     for backend in backends:
         if not _BACKEND.fullmatch(backend):
             raise UsageError(
@@ -203,7 +202,6 @@ PREPARES_INPUT = (
 
 
 def config_of_recipe(recipe: ModelRecipe) -> dict[str, Any]:
-    """A `config.json` with the shapes of a model of the zoo."""
     shapes, cache = recipe.weights, recipe.geometry
     if shapes is None:
         raise UsageError(
@@ -234,7 +232,6 @@ def config_of_recipe(recipe: ModelRecipe) -> dict[str, Any]:
 
 
 def longest_context(config: dict[str, Any]) -> int | None:
-    """Positions a model was made for, or `None` when its configuration does not say."""
     return next((int(part[POSITIONS]) for part in _with_positions(config)), None)
 
 
@@ -253,14 +250,12 @@ def _with_positions(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def copy_what_prepares_input(source: Path, folder: Path) -> None:
-    """Copy the `PREPARES_INPUT` files of the model folder `source`, those that it has."""
     for name in PREPARES_INPUT:
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
 
 
 def write_rotations(folder: Path, geometry: Geometry) -> None:
-    """Write a K and a V file with the Hadamard matrix in every layer to the new folder `folder`."""
     folder.mkdir(mode=0o700)
     roles: tuple[Role, Role] = ("k", "v")
     for role in roles:

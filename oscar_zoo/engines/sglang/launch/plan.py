@@ -36,8 +36,6 @@ DEFAULT_PORT = 30000
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What the caller decided."""
-
     model: str  # local folder or Hugging Face id, at `revision`
     recipe: ServingRecipe
     device: str

@@ -31,13 +31,11 @@ class Process:
 
     @classmethod
     def of(cls, pid: int) -> Process | None:
-        """The process that has the number `pid` now; `None` when there is none."""
         fields = _stat(pid)
         return None if fields is None else cls(pid, int(fields[19]), _boot(), _place())
 
     @property
     def elsewhere(self) -> bool:
-        """Whether another machine or container runs it, so that nothing can be said of it here."""
         return self.place != _place()
 
     @property
@@ -50,7 +48,6 @@ class Process:
         return not self.elsewhere and Process.of(self.pid) == self
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal; `False` when the process is gone."""
         with self._handle() as handle, contextlib.suppress(ProcessLookupError):
             if handle is not None:
                 signal.pidfd_send_signal(handle, number)

@@ -68,7 +68,6 @@ class Server:
 
     @property
     def group(self) -> int:
-        """Process group of the child and of everything it starts."""
         return self._process.pid
 
     @property
@@ -119,7 +118,6 @@ class Server:
         return ServerFailed(f"{what}{how}: {cause.text}.", hint=steps)
 
     def cause(self) -> Cause:
-        """Why the child ended; see `failure_cause.cause_in`."""
         self._pump.join(LAST_WORDS_SECONDS)
         cause = cause_in(self.log)
         killed = cause.text == UNKNOWN and self.returncode == -signal.SIGKILL
@@ -156,7 +154,6 @@ class Server:
         return True
 
     def stop(self) -> None:
-        """End the child and everything it started; returns when the whole group is gone."""
         self.stopping = True
         _signal_group(self._process.pid, signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS

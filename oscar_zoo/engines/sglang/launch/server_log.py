@@ -44,7 +44,6 @@ class Redactor:
         return clean[: len(clean) - held]
 
     def rest(self) -> bytes:
-        """What was held back, once nothing follows."""
         held, self._held = self._held, b""
         return held
 
@@ -185,7 +184,6 @@ def _tail(log: Path) -> bytes:
 
 
 def _refused(line: str, lines: Sequence[str]) -> str | None:
-    """What an argument parser says in `line`, after its usage; `None` of any other line."""
     program, said, text = line.partition(PARSER_SAYS)
     usage = any(one.startswith(f"usage: {program} ") for one in lines)
     return text if said and usage else None

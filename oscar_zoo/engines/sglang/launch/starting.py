@@ -201,7 +201,6 @@ def _healthy(
 
 
 def log_file(name: str) -> Path:
-    """The log called `name`, in a folder that only this user may enter."""
     folder = paths.state_dir() / "logs"
     make_folders(folder, mode=0o700)
     return folder / f"{name}.log"
@@ -321,6 +320,5 @@ def read_facts(client: ServerClient) -> dict[str, Any]:
 
 
 def _plain_tokens(memory: Mapping[str, Any], bits: float) -> int:
-    """Uncompressed tokens that would fit into the memory found for the cache."""
     elements = round(8 * int(memory["slot_bytes"]) / bits)
     return int(memory["found_bytes"]) // (PLAIN_BYTES * elements)

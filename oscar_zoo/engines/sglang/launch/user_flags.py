@@ -125,7 +125,6 @@ class UserFlags:
         self.given = tuple(_flags(words))
 
     def after(self, *words: str) -> UserFlags:
-        """These flags behind `words`, over which they win."""
         return UserFlags((*words, *self.words))
 
     def without(self, prefix: str) -> tuple[str, ...]:
@@ -152,7 +151,6 @@ class UserFlags:
         return None if flag is None else flag.text
 
     def sizes(self) -> SizeFlags:
-        """Those that decide how many GPUs and how much memory a server takes."""
         requests = self.text("--max-running-requests") or ""
         return SizeFlags(
             tensor_parallel=_tensor_parallel(self.text(*TENSOR_PARALLEL)),
@@ -339,7 +337,6 @@ def _whole(flag: str) -> str:
 
 
 def _value(text: str | None) -> Any:
-    """A flag without a value is on; a number is compared as one."""
     if text is None:
         return True
     try:
