@@ -388,20 +388,19 @@ def unknown_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("unknown_shapes")
 def test_names_whose_states_nobody_knows_get_a_range(cli: Cli) -> None:
-    shown = cli(0, "fit-gpu", "Qwen3.5-4B", "--memory", "24GB")
-    first, second, *_ = shown.splitlines()
+    words = ("fit-gpu", "Qwen3.5-4B", "--memory", "24GB")
+    first, second, *_ = cli(0, *words).splitlines()
     assert "between 372,000 and 2,760,000 tokens fit with INT2, and between" in first
-    assert "does not know the size of the states of Qwen3.5-4B" in second
     assert "hf download Qwen/Qwen3.5-4B config.json" in second
-    facts = cli.json(0, "fit-gpu", "Qwen3.5-4B", "--memory", "24GB", "--requests", 64)
+    assert cli.json(0, *words)["fits"] is True
+    facts = cli.json(0, *words, "--requests", 64)
     assert not facts["other_layers_counted"] and facts["fits"] is None
     int2 = facts["caches"][-1]
     assert (int2["fits"], int2["max_requests"], int2["running_requests"]) == (None, 0, 0)
     assert int2["most_requests"] > 64 and int2["tokens"] < int2["most_tokens"]
-    assert cli.json(0, "fit-gpu", "Qwen3.5-4B", "--memory", "24GB")["fits"] is True
-    small = cli.json(0, "fit-gpu", "Qwen3.5-4B", "--memory", "8GB")
-    assert small["fits"] is False
-    shown = cli(0, "fit-gpu", "Qwen3.5-4B", "--memory", "8GB")
+    small = ("fit-gpu", "Qwen3.5-4B", "--memory", "8GB")
+    assert cli.json(0, *small)["fits"] is False
+    shown = cli(0, *small)
     assert "leave nothing for a cache" in shown and "range" not in shown
     assert "2 GPUs of this size may be enough" in shown.splitlines()[0]
     windows = fit_gpu("gemma-3-12b-it", 80 * GB)
