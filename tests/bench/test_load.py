@@ -24,23 +24,7 @@ from raw_server import closed_port
 from oscar_zoo.engines.server_client import ServerClient
 from oscar_zoo.engines.sglang.launch.server import Server
 from oscar_zoo.evaluate.bench import load
-from oscar_zoo.evaluate.bench.load import (
-    Call,
-    Drain,
-    FreeTokens,
-    Load,
-    LoadReport,
-    Usage,
-    calls,
-    free_when_idle,
-    gpu_memory,
-    group_memory,
-    measure,
-    probes,
-    run_load,
-    usage,
-    watched,
-)
+from oscar_zoo.evaluate.bench.load import Call, Drain, FreeTokens, Load, LoadReport, Usage
 from oscar_zoo.verb import as_json
 
 LOAD = Load(clients=4, seconds=0.5, longest=50, new_tokens=6, aborts=0.4)
@@ -166,17 +150,17 @@ def test_clients_work_until_time_is_over_and_everything_is_counted(
     clock = SimpleNamespace(monotonic=lambda: next(looks) / 1000)
     monkeypatch.setattr(load, "time", clock)
     seen: list[float] = []
-    tally = run_load(stream(good), LOAD, lambda tally, seconds: seen.append(seconds))
+    tally = load.run_load(stream(good), LOAD, lambda tally, seconds: seen.append(seconds))
     assert not tally.errors and tally.finished > LOAD.clients and tally.aborted > 0
     assert tally.new_tokens > tally.finished
     assert tally.requests == tally.finished + tally.aborted and seen == sorted(seen)
-    failing = run_load(stream(500), replace(LOAD, aborts=0.0))
+    failing = load.run_load(stream(500), replace(LOAD, aborts=0.0))
     assert failing.finished == 0 and list(failing.errors) == ["status 500: "]
 
 
 def test_prompts_share_prefixes_of_every_length_and_come_again_with_the_same_seed() -> None:
-    load = replace(LOAD, longest=400)
-    first, again, second = ([*itertools.islice(calls(load, n), 60)] for n in (1, 1, 2))
+    long = replace(LOAD, longest=400)
+    first, again, second = ([*itertools.islice(load.calls(long, n), 60)] for n in (1, 1, 2))
     assert first == again
     asked = first + second
     assert all(2 <= len(one.prompt) <= 400 and 1 <= one.new_tokens <= 6 for one in asked)
@@ -184,7 +168,7 @@ def test_prompts_share_prefixes_of_every_length_and_come_again_with_the_same_see
     assert 0.2 < sum(one.hang_up is not None for one in asked) / len(asked) < 0.6
     shared = [max(common(a.prompt, b.prompt) for b in second) for a in first]
     assert sum(n >= 8 for n in shared) > 30 and len(set(shared)) > 20
-    assert probes(load) == probes(load)
+    assert load.probes(long) == load.probes(long)
 
 
 def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
@@ -194,10 +178,10 @@ def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
 
 
 def test_memory_is_flat_or_not() -> None:
-    assert usage([]) is None
+    assert load.usage([]) is None
     warming = [10, 50, 90, 100, *[100] * 8]
-    assert usage(warming) == Usage(100, 100, 100)
-    leaking = usage([100 + 10 * i for i in range(60)])
+    assert load.usage(warming) == Usage(100, 100, 100)
+    leaking = load.usage([100 + 10 * i for i in range(60)])
     assert leaking is not None and leaking.late - leaking.early > 250 and leaking.peak == 690
 
 
@@ -216,13 +200,13 @@ def test_memory_of_a_group_is_that_of_all_its_processes() -> None:
     assert (
         child.stdout is not None and child.stdin is not None and child.stdout.readline() == b"up\n"
     )
-    with watched(child.pid, pause=0.01) as (host, _):
-        assert group_memory(child.pid) > 40 << 20
+    with load.watched(child.pid, pause=0.01) as (host, _):
+        assert load.group_memory(child.pid) > 40 << 20
     child.stdin.close()
     child.wait()
     child.stdout.close()
     assert max(host) > 40 << 20
-    assert group_memory(child.pid) == 0
+    assert load.group_memory(child.pid) == 0
 
 
 @pytest.mark.parametrize(
@@ -239,7 +223,7 @@ def test_slots_are_missing_only_when_they_stay_missing(
     monkeypatch.setattr(load, "LEAKED", 1.0)
     monkeypatch.setattr(load, "PAUSE", 0.01)
     client = cast(ServerClient, SimpleNamespace(flush=lambda: None, free_tokens=free_tokens))
-    assert free_when_idle(client, (1500,)) == (found,)
+    assert load.free_when_idle(client, (1500,)) == (found,)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +237,7 @@ def test_only_the_gpus_of_the_server_are_looked_at(
     chosen = [cards[int(n)] for n in visible.split(",")]
     monkeypatch.setattr(load.hardware, "gpus", lambda: cards)
     monkeypatch.setattr(load.hardware, "visible", lambda _: chosen)
-    assert gpu_memory(numbers) == used << 20 and gpu_memory(range(4, 5)) is None
+    assert load.gpu_memory(numbers) == used << 20 and load.gpu_memory(range(4, 5)) is None
 
 
 def server_of_this_process(tmp_path: Path) -> Server:
@@ -271,8 +255,8 @@ def test_a_signal_keeps_what_was_measured(
         if label != "0 requests":
             raise signalled
 
-    load = replace(LOAD, seconds=60.0)
-    report = measure(server_of_this_process(tmp_path), stream(good), LoadReport(load), tell)
+    report = LoadReport(replace(LOAD, seconds=60.0))
+    load.measure(server_of_this_process(tmp_path), stream(good), report, tell)
     counted = report.requests
     assert counted > 0 and report.seconds < 50 and report.violations == []
     facts = as_json(report)
@@ -292,7 +276,7 @@ def test_a_signal_before_the_first_answer_is_raised(
 
     child, quiet = server_of_this_process(tmp_path), LoadReport(replace(LOAD, aborts=0.0))
     with pytest.raises(KeyboardInterrupt):
-        measure(child, stream(silence), quiet, tell)
+        load.measure(child, stream(silence), quiet, tell)
 
 
 @pytest.fixture
