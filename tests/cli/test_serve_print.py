@@ -83,9 +83,9 @@ def test_the_plugin_reads_what_the_command_names(
         if option.flag in given:
             setting_flags.write_flag(option, given[option.flag], environ)
     chosen = settings.read_settings(environ)
-    served = served_artifact.load(chosen.source.value, chosen.expected_digest)
+    served = served_artifact.load(chosen.source, chosen.expected_digest)
     assert served.digest == facts["digest"] and served.where == str(artifact)
-    assert (chosen.k_clip.value, chosen.v_clip.value) == ((0.5,), (0.25,))
+    assert (chosen.k_clip, chosen.v_clip) == ((0.5,), (0.25,))
     assert given["--kv-cache-dtype"] == "int2" and given["--host"] == "127.0.0.1"
     assert (
         given["--model-path"] == str(MODEL) and given["--cuda-graph-backend-prefill"] == "disabled"

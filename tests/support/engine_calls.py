@@ -130,7 +130,6 @@ def _backend() -> tuple[Any, list[str]]:
     calls: list[str] = []
     backend: Any = object.__new__(OscarAttentionBackend)
     backend.pool = SimpleNamespace(device="cuda:0", windows=SimpleNamespace(fresh=set()))
-    backend.window_on_hit = "recompute"
     backend.cache = SimpleNamespace(
         begin=lambda step: calls.append(f"begin {step.kind}"),
         refill=lambda step: calls.append(f"refill {step.kind}"),

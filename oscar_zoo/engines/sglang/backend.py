@@ -74,7 +74,6 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         # Models and SGLang's forward context read these two names from any backend.
         self.token_to_kv_pool, self.req_to_token_pool = runner.token_to_kv_pool, rows
         self.max_context_len = geometry.context_length(runner)  # SGLang sizes masks of drafts by it
-        self.window_on_hit = chosen.window_on_hit.value
         self.chains_only = geometry.other_layers(runner.model_config) is not None
         self.cache = worker.make_cache(config, pool.slots, pool.windows, table, rows.req_to_token)
         self.transform_bytes = table.nbytes
@@ -187,7 +186,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         if branching and self.chains_only and "chains" not in worker.FIRED:
             raise ServerFailed("the hook that makes chains of the drafts of n-grams did not run.")
         found = dict(zip(step.request_rows, step.prefix_lens, strict=False))
-        if self.window_on_hit == "recompute" and any(found[row] for row in fresh):
+        if any(found[row] for row in fresh) and worker.kept_by_hits():
             missing = sorted({"tail", "match"} - worker.FIRED)
             if missing:
                 raise ServerFailed(

@@ -42,7 +42,7 @@ FACTS: dict[str, Any] = {}
 def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
     given = settings.read_settings(os.environ)
     artifact = served_artifact.load(
-        given.source.value, given.expected_digest, model=os.environ.get(setting_flags.MODEL)
+        given.source, given.expected_digest, model=os.environ.get(setting_flags.MODEL)
     )
     final = settings.read_settings(os.environ, artifact.recipe)
     if final.copy_of is not None:
@@ -52,8 +52,7 @@ def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
 
 def kept_by_hits() -> int:
     """Tokens that a prefix hit leaves to prefill, so that the recent window is filled."""
-    chosen = served()[0]
-    return int(chosen.recent.value) if chosen.window_on_hit.value == "recompute" else 0
+    return served()[0].refilled
 
 
 def eager_only(server_args: Any) -> bool:
@@ -134,8 +133,7 @@ def check_model(model_config: Any, args: Any = None) -> None:
 
 
 def sink_blocks(shape: WindowShape) -> SinkBlocks:
-    refilled = served()[0].window_on_hit.value == "recompute"
-    return SinkBlocks(shape.sink, shape.num_blocks, shape.recent if refilled else None)
+    return SinkBlocks(shape.sink, shape.num_blocks, served()[0].refilled or None)
 
 
 def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
@@ -149,7 +147,7 @@ def layer_specs(model_config: Any) -> dict[int, tuple[QuantSpec, QuantSpec]]:
     """What rows of K and V are, for every full-attention layer of a model."""
     chosen = served()[0]
     dims = model_config.head_dim, model_config.v_head_dim
-    size = chosen.group_size.value or max(dims)
+    size = chosen.group_size or max(dims)
     layers = geometry.full_layers(model_config)
     chosen.check_layers(len(layers))
 
@@ -166,10 +164,10 @@ def layer_specs(model_config: Any) -> dict[int, tuple[QuantSpec, QuantSpec]]:
 
 def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
     chosen, model = served()[0], configurator.model_config
-    idle, drafts = chosen.idle_sinks.value, forward_batch.most_drafts()
-    if drafts > chosen.recent.value:
+    idle, drafts = chosen.idle_sinks, forward_batch.most_drafts()
+    if drafts > chosen.recent:
         raise UsageError(
-            f"{drafts} draft tokens do not fit into a window of {chosen.recent.value} tokens.",
+            f"{drafts} draft tokens do not fit into a window of {chosen.recent} tokens.",
             hint=f"--oscar-recent-size {drafts}, or fewer --speculative-num-draft-tokens",
         )
     return WindowShape(
@@ -178,10 +176,10 @@ def window_shape(configurator: Any, *, num_rows: int) -> WindowShape:
         num_kv_heads=len(geometry.local_kv_heads(model)),
         k_head_dim=model.head_dim,
         v_head_dim=model.v_head_dim,
-        sink=chosen.sink.value,
-        recent=chosen.recent.value,
+        sink=chosen.sink,
+        recent=chosen.recent,
         dtype=configurator.model_dtype,
-        idle=0 if chosen.sink.value == 0 else num_rows - 1 if idle is None else idle,
+        idle=0 if chosen.sink == 0 else num_rows - 1 if idle is None else idle,
         drafts=drafts,
         ranks=geometry.attention_ranks(),
     )

@@ -51,7 +51,7 @@ def test_a_folder_without_a_manifest_has_the_digest_of_its_two_files_and_no_reci
     folder = write_folder(tmp_path / "a", artifact_files(with_manifest=False))
     loaded = load(ArtifactSource(folder=str(folder)))
     assert loaded.digest == manifest(payload()).digest
-    assert loaded.recipe == RecipeValues() and loaded.manifest is None
+    assert loaded.recipe is None and loaded.manifest is None
     same = load(ArtifactSource(files=(str(folder / K_NAME), str(folder / V_NAME))), loaded.digest)
     assert same.digest == loaded.digest
 
@@ -141,11 +141,11 @@ def test_two_files_the_wrong_way_round(tmp_path: Path) -> None:
     [
         (
             {"layer_ids": tuple(range(36))},
-            "was made for 4 full-attention layers, this model has 36",
+            "was made for 4 layers with full attention, this model has 36",
         ),
         (
             {"layer_ids": (0, 1, 2, 4)},
-            "covers layers 0, 1, 2, 3, this model has full attention in layers 0, 1, 2, 4",
+            "was made for 0, 1, 2, 3 full-attention layers, this model has 0, 1, 2, 4",
         ),
         ({"head_dim": 128}, "was made for 64 head_dim, this model has 128"),
         ({"v_head_dim": 32}, "was made for 64 v_head_dim, this model has 32"),

@@ -110,11 +110,7 @@ def metrics(_result: None, reporter: Any, *_: Any, **__: Any) -> None:
     pool = geometry.full_pool(outlet.runner.token_to_kv_pool)
     rows = outlet.runner.req_to_token_pool
     described = _described(outlet.runner)
-    chosen = worker.served()[0]
-    refilled = chosen.window_on_hit.value == "recompute"
-    hits = rows.oscar_prefix_hits = PrefixHits(
-        chosen.recent.value if refilled else 0, pool.page_size
-    )
+    hits = rows.oscar_prefix_hits = PrefixHits(worker.kept_by_hits(), pool.page_size)
     capacity = pool.windows.shape.num_rows - 1
     sources: dict[str, Source] = {
         "capacity_tokens": lambda: pool.size,
@@ -254,18 +250,18 @@ def _described(runner: Any) -> dict[str, Any]:
             "transform": {"k": artifact.k.transform, "v": artifact.v.transform},
         },
         "recipe": {
-            "quantizer": QUANTIZER if chosen.bits.value.narrow else MIXED_QUANTIZER,
-            "bits": str(chosen.bits.value),
-            "sink": chosen.sink.value,
-            "recent": chosen.recent.value,
-            "k_clip": one_or_text(chosen.k_clip.value),
-            "v_clip": one_or_text(chosen.v_clip.value),
+            "quantizer": QUANTIZER if chosen.bits.narrow else MIXED_QUANTIZER,
+            "bits": str(chosen.bits),
+            "sink": chosen.sink,
+            "recent": chosen.recent,
+            "k_clip": one_or_text(chosen.k_clip),
+            "v_clip": one_or_text(chosen.v_clip),
             "group_size": max(slots.k.group_size, slots.v.group_size),
             "scale_dtype": slots.k.scale_dtype,
-            "window_on_hit": chosen.window_on_hit.value,
+            "window_on_hit": chosen.window_on_hit,
         },
         "origins": {
-            name: getattr(chosen, name).origin
+            name: chosen.origin(name)
             for name in ("sink", "recent", "bits", "k_clip", "v_clip", "group_size")
         },
         "bits_per_element": memory_plan.bits_per_element(plan.slot, slots),

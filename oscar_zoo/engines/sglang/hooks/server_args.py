@@ -124,7 +124,7 @@ def _requests(args: Any) -> int:
     if memory is None:
         return sizing.UNKNOWN * layout.workers
     more = (args.speculative_num_draft_tokens or USUAL_DRAFTS) if args.speculative_algorithm else 0
-    windows = Windows(sink=chosen.sink.value, recent=chosen.recent.value + more)
+    windows = Windows(sink=chosen.sink, recent=chosen.recent + more)
     token = layout.token_bytes(
         layers=len(artifact.k.layers),
         num_kv_heads=artifact.num_kv_heads or _kv_heads(str(args.model_path)),
@@ -163,7 +163,7 @@ def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
     chosen, artifact = worker.served()
     for warning in chosen.warnings:
         logger.warning("INT2 KV cache: %s", warning)
-    folder = chosen.source.value.folder
+    folder = chosen.source.folder
     if folder is not None and Path(folder) != Path(artifact.where):
         logger.info(
             "INT2 KV cache: %s has the artifact of %s in %s",
