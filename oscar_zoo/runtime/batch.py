@@ -8,10 +8,10 @@ lengths and write locations are the graph's own buffers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +19,12 @@ from torch import Tensor
 
 from oscar_kernels.cache import BatchView, Drafts, TokenTargets, WindowState
 from oscar_kernels.slots import accepted_nodes
-from oscar_zoo.runtime.engine import SlotTable, StepInput
+from oscar_zoo.runtime.engine import StepInput
+
+Pack: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
+"""Copies the slots of the requests in rows `[B]`, in order of position, from an engine's table to a
+list: those of request `b` to `out[kv_indptr[b] : kv_indptr[b + 1]]`. Nothing is read on the host.
+The arguments are the rows, `kv_indptr` and `out`."""
 
 
 @dataclass(frozen=True)
@@ -79,18 +84,11 @@ class BatchTables:
     def nbytes(max_batch: int, max_tokens: int) -> int:
         return 4 * (2 * max_batch + 1 + max_batch * max_tokens)
 
-    def fill(self, source: SlotTable, rows: Tensor, seq_lens: Tensor) -> None:
-        """Take the snapshot of a decode step.
-
-        Args:
-            source: has the slots of the cached tokens.
-            rows: `[B]`, the row of every request.
-            seq_lens: `[B]`, tokens of every request, the new one included.
-        """
+    def fill(self, pack: Pack, rows: Tensor, seq_lens: Tensor) -> None:
         number = rows.numel()
         torch.cumsum(seq_lens, 0, dtype=torch.int32, out=self.kv_indptr[1 : number + 1])
         torch.sub(seq_lens, 1, out=self.positions[:number])
-        source.pack(rows, self.kv_indptr[: number + 1], self.kv_indices)
+        pack(rows, self.kv_indptr[: number + 1], self.kv_indices)
 
 
 def decode_batch(
@@ -104,7 +102,7 @@ def decode_batch(
 
 
 def extend_batch(
-    source: SlotTable,
+    pack: Pack,
     rows: Tensor,
     out_loc: Tensor,
     prefix_lens: Sequence[int],
@@ -113,16 +111,8 @@ def extend_batch(
     *,
     piece_tokens: int,
 ) -> Batch:
-    """Build the tensors of an extend step.
-
-    Args:
-        source: has the slots of the cached tokens.
-        rows: `[B]` on the device, the row of every request.
-        out_loc: `[T]`, slots of the new tokens.
-        prefix_lens, extend_lens: cached and new tokens of every request.
-        windows: state of all rows.
-        piece_tokens: most tokens of a `PrefixPiece`; 0 for no pieces.
-    """
+    """Build the tensors of an extend step of `rows` `[B]`, whose new tokens have the slots
+    `out_loc` `[T]`. `piece_tokens`: most tokens of a `PrefixPiece`; 0 for no pieces."""
     device = rows.device
     on_host = torch.tensor([list(prefix_lens), list(extend_lens)], dtype=torch.int32)
     sums = torch.nn.functional.pad(on_host.cumsum(1, dtype=torch.int32), (1, 0))
@@ -131,7 +121,7 @@ def extend_batch(
         sums.to(device, non_blocking=True),
     )
     kv_indices = torch.empty(max(1, sum(prefix_lens)), dtype=torch.int32, device=device)
-    source.pack(rows, indptr[0], kv_indices)
+    pack(rows, indptr[0], kv_indices)
     total = sum(extend_lens)
     request = torch.repeat_interleave(both[1].long(), output_size=total)
     positions = torch.arange(total, dtype=torch.int32, device=device) + (both[0] - both[3])[request]
@@ -160,29 +150,20 @@ def _pieces(view: BatchView, prefix_lens: Sequence[int], most: int) -> tuple[Pre
     ).reshape(-1, 3)
     moved = numbers.to(view.rows.device, non_blocking=True)
     return tuple(
-        PrefixPiece(request, count, _alone(view, request), own[:1], own[1:])
+        PrefixPiece(
+            request,
+            count,
+            # Its entries of `kv_indptr` still count from the first request.
+            replace(
+                view,
+                kv_indptr=view.kv_indptr[request : request + 2],
+                rows=view.rows[request : request + 1],
+            ),
+            own[:1],
+            own[1:],
+        )
         for (request, _, count), own in zip(plan, moved, strict=True)
     )
-
-
-def _alone(view: BatchView, request: int) -> BatchView:
-    """One request of a batch. Its entries of `kv_indptr` still count from the first request."""
-    return BatchView(
-        view.kv_indptr[request : request + 2],
-        view.kv_indices,
-        view.rows[request : request + 1],
-        view.windows,
-    )
-
-
-class Committed(TypedDict):
-    """Arguments of `draft_commit`, without the windows."""
-
-    accepted: Tensor
-    count: int
-    rows: Tensor
-    lengths: Tensor
-    out_loc: Tensor
 
 
 class VerifyTables:
@@ -210,8 +191,7 @@ class VerifyTables:
     def nbytes(max_batch: int, drafts: int) -> int:
         return 24 * max_batch * drafts + 4 * (max_batch + drafts)
 
-    def fill(self, source: SlotTable, step: StepInput) -> None:
-        """Take the snapshot of a step. `source`: has the slots of committed tokens and drafts."""
+    def fill(self, pack: Pack, step: StepInput) -> None:
         drafts = _drafts_of(step)
         number, count = step.rows.numel(), drafts.count
         if count > self._most:
@@ -229,11 +209,10 @@ class VerifyTables:
             self._mask[:total].copy_(drafts.mask)
         indptr = self._tables.kv_indptr[: number + 1]
         torch.cumsum(ends[:, 0], 0, dtype=torch.int32, out=indptr[1:])
-        source.pack(step.rows, indptr, self._tables.kv_indices)
+        pack(step.rows, indptr, self._tables.kv_indices)
         self._last = step
 
     def batch(self, step: StepInput) -> Batch:
-        """Views of filled tables for a step."""
         drafts = _drafts_of(step)
         number, total = step.rows.numel(), step.rows.numel() * drafts.count
         view = BatchView(
@@ -247,20 +226,20 @@ class VerifyTables:
         tree = Drafts(drafts.count, self._mask[:total])
         return Batch("verify", view, targets, drafts=tree, sinks=self._no_sinks)
 
-    def accepted(self, target: Tensor, source: Tensor) -> Committed:
-        """What of the last step is committed; see `Int2Cache.commit`."""
+    def accepted(self, target: Tensor, source: Tensor) -> dict[str, Any]:
+        """The arguments of `draft_commit` beside the windows; see `Int2Cache.commit`."""
         if self._last is None or _drafts_of(self._last).mask is None:
             raise RuntimeError("no tree of drafts was verified")
         out_loc, count = self._last.out_loc.long(), _drafts_of(self._last).count
         number = out_loc.numel() // count  # requests of a graph beyond these are padding
         nodes = slice(0, number * count, count)  # the first one of each request
-        return Committed(
-            accepted=accepted_nodes(out_loc, count, target.long(), source.long()),
-            count=count,
-            rows=self._rows[nodes].contiguous(),
-            lengths=self._positions[nodes].contiguous(),
-            out_loc=out_loc,
-        )
+        return {
+            "accepted": accepted_nodes(out_loc, count, target.long(), source.long()),
+            "count": count,
+            "rows": self._rows[nodes].contiguous(),
+            "lengths": self._positions[nodes].contiguous(),
+            "out_loc": out_loc,
+        }
 
 
 def _drafts_of(step: StepInput) -> Drafts:

@@ -86,7 +86,6 @@ REFERENCES = Ops(
 
 
 def choose_ops(device: str | torch.device) -> Ops:
-    """The ops of a device."""
     kind = torch.device(device).type
     if kind == "cuda":
         return KERNELS

@@ -15,7 +15,6 @@ on the host:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,19 +39,6 @@ class CacheConfig:
     # reads 16-bit rows.
     piece_tokens: int
     device: str | torch.device  # where the stores live
-
-
-@dataclass(frozen=True)
-class SlotTable:
-    """An engine's table of the slots of cached tokens, by row and position."""
-
-    table: Tensor  # `[R, max tokens]` integers on the device
-    copy: Callable[[Tensor, Tensor, Tensor, Tensor], None]  # `Ops.pack` of the device
-
-    def pack(self, rows: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
-        """Copy the slots of the requests in `rows` `[B]` to `out`, in order of position. Request
-        `b` fills `out[kv_indptr[b] : kv_indptr[b + 1]]`. Nothing is read on the host."""
-        self.copy(self.table, rows, kv_indptr, out)
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,6 @@ class KeptRings:
         return best
 
     def expect(self, row: int, choice: RingChoice | None, length: int) -> None:
-        """Note that `row` was given to a request of `length` tokens that chose a ring, or none."""
         self._lengths[row] = length
         if choice is None:
             self._expected.pop(row, None)
@@ -119,7 +118,6 @@ class KeptRings:
             self._kept.pop(row, None)
 
     def begin(self, prefixes: Mapping[int, int]) -> dict[int, RingChoice]:
-        """The rings to copy for the new owners of a step, by their rows."""
         found: dict[int, RingChoice] = {}
         for row, prefix in prefixes.items():
             choice = self._expected.pop(row, None)

@@ -110,7 +110,6 @@ class SinkBlocks:
         return {name: int(getattr(self, name)) for name in names}
 
     def flush(self) -> None:
-        """Forget rows and contents, because the prefix cache was emptied."""
         self._readers = [0] * self.num_blocks
         self._free = list(range(self.num_blocks - 1, 0, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()  # least recently used first

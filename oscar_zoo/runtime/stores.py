@@ -57,11 +57,9 @@ class SlotShape:
 
     @property
     def v(self) -> QuantSpec:
-        """Values of the first layer: the channels and groups of all of them."""
         return self.specs[0][1]
 
     def token_bytes(self) -> int:
-        """Bytes of one token over all layers and heads."""
         rows = (row_bytes(spec) for both in self.specs for spec in both)
         return self.num_kv_heads * sum(rows)
 
@@ -108,7 +106,6 @@ class SlotStore:
         )
 
     def move(self, target: Tensor, source: Tensor) -> None:
-        """Copy slots `source` to `target`, in all layers."""
         for buffer in self.buffers():
             buffer[target] = buffer[source]
 
@@ -162,7 +159,6 @@ class WindowShape:
 
     @property
     def max_batch(self) -> int:
-        """Most requests of a step, padding included."""
         requests = self.num_rows - 1
         return max(self.num_rows, -(-requests // self.ranks) * self.ranks)
 
@@ -172,7 +168,6 @@ class WindowShape:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one uncompressed token over all layers and heads."""
         return (
             self.num_layers
             * self.num_kv_heads
@@ -182,7 +177,6 @@ class WindowShape:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the whole store: rings, sink blocks, and three int32 per row."""
         tokens = self.num_rows * self.ring_rows + self.num_blocks * self.sink
         return tokens * self.token_bytes + 12 * self.num_rows
 
@@ -223,7 +217,6 @@ class WindowStore:
 
     @property
     def state(self) -> WindowState:
-        """What of the windows is present, per row."""
         return WindowState(self.sink_block, self.sink_from, self.ring_start)
 
     def hand_out(self, rows: Sequence[int]) -> None:

@@ -81,8 +81,6 @@ class TransformTable:
 
 
 def transform_bytes(k: RotationSet, v: RotationSet, num_layers: int, num_kv_heads: int) -> int:
-    """Bytes of the table of a worker with `num_layers` layers and `num_kv_heads` heads, before it
-    is built."""
     total = 0
     for side in (k, v):
         d, heads = side.head_dim, 1 if side.grouping == "layer" else num_kv_heads

@@ -28,7 +28,7 @@ from served_model import (
 )
 
 from oscar_zoo.artifact.manifest import FILE_NAME, Manifest
-from oscar_zoo.engines.sglang.hooks.observation import METRICS
+from oscar_zoo.engines.sglang.hooks.observation import METRICS, PREFIX
 from oscar_zoo.engines.sglang.launch.plan import check_port_free
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600), needs_sglang]
@@ -94,9 +94,10 @@ def test_the_curl_line_works_when_pasted(served: Running) -> None:
 def test_its_metrics_are_on_the_page_of_the_engine(served: Running) -> None:
     page = served.ask("/metrics").decode()
     found = set(re.findall(r"^(oscar_int2_[a-z_]+)\{", page, re.MULTILINE))
-    assert found == {metric.full_name for metric in METRICS}
-    for metric in METRICS:
-        assert f"# TYPE {metric.full_name} {metric.kind}" in page
+    assert found == {PREFIX + name for name in METRICS}
+    for name in METRICS:
+        kind = "counter" if name.endswith("_total") else "gauge"
+        assert f"# TYPE {PREFIX}{name} {kind}" in page
     (rows,) = re.findall(r"^oscar_int2_capacity_ring_rows\{(.*)\} (\S+)$", page, re.MULTILINE)
     (running,) = re.findall(r"^sglang:num_running_reqs\{(.*)\} \S+$", page, re.MULTILINE)
     assert sorted(rows[0].split(",")) == sorted(running.split(",")) and float(rows[1]) == 16

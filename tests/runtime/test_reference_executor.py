@@ -16,7 +16,7 @@ from torch import Tensor
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.runtime.dispatch import REFERENCES
-from oscar_zoo.runtime.engine import CacheConfig, SlotTable, Softmax, StepInput
+from oscar_zoo.runtime.engine import CacheConfig, Softmax, StepInput
 from oscar_zoo.runtime.int2_cache import Int2Cache
 from oscar_zoo.runtime.stores import SlotShape, SlotStore, WindowShape, WindowStore
 from oscar_zoo.runtime.transforms import TransformTable
@@ -68,9 +68,8 @@ class Machine:
         ops = mutants.broken(reads.counting(ops, self.reads), self.mutant)
         self.slot_table = torch.zeros(4, 100, dtype=torch.int32, device=self.device)
         config = CacheConfig((0,), HEADS * GROUP, self.softmax, 3, 100, 0, self.device)
-        source = SlotTable(self.slot_table, ops.pack)
         self.cache = Int2Cache(
-            config, self.store, self.windows, table, source, ops=ops, prefill=None
+            config, self.store, self.windows, table, self.slot_table, ops=ops, prefill=None
         )
 
     def begin(self, row: int, prefix_of: int | None = None, prefix: int = 0) -> None:

@@ -197,7 +197,7 @@ def probe() -> dict[str, Any]:
     from oscar_zoo.engines.sglang.compat import hook_targets
 
     load_plugins()
-    paths = [place.path for places in hook_targets.targets().values() for place in places]
+    paths = [path for _, _, path in hook_targets.targets()]
     found, patched = [], list[str]()
     for path in dict.fromkeys(paths):
         module, owner, name = path.rsplit(".", 2)

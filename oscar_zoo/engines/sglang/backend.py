@@ -94,7 +94,6 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         return False
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Reset rows with a new owner, and build what the layers of this pass read."""
         self.cache.begin(self._step(forward_batch))
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
@@ -152,7 +151,6 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
     forward_extend = forward_decode
 
     def report(self) -> dict[str, Any]:
-        """What was allocated, for tests."""
         return {
             "slot_store": self.pool.slots.nbytes,
             "window_store": self.windows.nbytes,
@@ -211,11 +209,11 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
                 each * self.pool.size / memory_plan.MB,
             )
         if "states" in worker.FACTS:
-            states = memory_plan.States(**worker.FACTS["states"])
-            logger.info("INT2 KV cache: %s", states.describe())
+            told = memory_plan.describe_states(**worker.FACTS["states"])
+            logger.info("INT2 KV cache: %s", told)
         if "sliding" in worker.FACTS:
-            sliding = memory_plan.Sliding(**worker.FACTS["sliding"])
-            logger.info("INT2 KV cache: %s", sliding.describe())
+            told = memory_plan.describe_sliding(**worker.FACTS["sliding"])
+            logger.info("INT2 KV cache: %s", told)
         warning = memory_plan.too_short(self.pool.size, geometry.context_length(runner))
         if warning is not None:
             logger.warning("INT2 KV cache: %s", warning)
@@ -226,7 +224,6 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
 
 
 def _of_both(name: str) -> Callable[..., None]:
-    """A method that both parts of a `WindowedBackend` run."""
 
     def method(self: WindowedBackend, *given: Any, **named: Any) -> None:
         for part in self.attn_backend_list:
@@ -236,7 +233,6 @@ def _of_both(name: str) -> Callable[..., None]:
 
 
 def _of_one(name: str) -> Callable[..., Tensor]:
-    """A method of attention in one layer, which the part of the layer runs."""
 
     def method(
         self: WindowedBackend, q: Any, k: Any, v: Any, layer: Any, *given: Any, **named: Any
@@ -294,7 +290,6 @@ class WindowedBackend(_Stock):  # type: ignore[misc]
     forward_decode = _of_one("forward_decode")
 
     def part_of(self, layer: Any) -> Any:
-        """The backend that a layer goes to."""
         return self.full_attn_backend if layer.layer_id in self._full_layers else self.sliding
 
 
@@ -316,7 +311,6 @@ class SlidingOnCpu(_Stock):  # type: ignore[misc]
         return False
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        """Note the requests of a forward pass."""
         self._step = step = step_input(forward_batch)
         drafts = 0 if step.drafts is None else step.drafts.count
         if step.drafts is not None and step.drafts.mask is not None:

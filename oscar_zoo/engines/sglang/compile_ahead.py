@@ -49,7 +49,6 @@ class Request(Spec):
 
 
 def start(args: Any) -> None:
-    """Begin to compile for a server with these arguments, if it runs on a GPU of NVIDIA."""
     os.environ.pop(compiling.VARIABLE, None)  # an earlier engine of this process may have had it
     resolved = server_arguments.resolved(args)
     if not str(resolved.device).startswith("cuda"):
@@ -100,7 +99,6 @@ def request(args: Any, resolved: Any) -> Request:
 
 
 def spawn(wanted: Request) -> None:
-    """Start the process, and have the workers of this server wait for it."""
     command = children.python("-m", __name__, str(os.getpid()))
     with compiling.held() as (descriptor, path):
         process = children.start(
@@ -134,7 +132,6 @@ def jobs(
 
 
 def main() -> None:
-    """Compile everything, and say in one line how it went."""
     compiling.end_with_parent(signal.SIGKILL, parent=int(sys.argv[1]))
     request = Request.model_validate_json(sys.stdin.read())
     signal.alarm(int(compiling.PATIENCE))

@@ -94,7 +94,6 @@ def _free(descriptor: int, deadline: float) -> bool:
 
 
 def errors() -> int | None:
-    """Where a program writes what is only for developers."""
     return None if os.environ.get("OSCAR_ZOO_DEBUG") == "1" else subprocess.DEVNULL
 
 
@@ -145,7 +144,6 @@ def spawn(wanted: Wanted) -> Child[bytes] | None:
 
 
 def main() -> None:
-    """Compile what is missing, and say in one line how long it took."""
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, _end_compilers)
     end_with_parent(signal.SIGTERM, parent=int(sys.argv[2]))

@@ -106,8 +106,6 @@ class Int2TokenPool(_Stock):  # type: ignore[misc]
         move(tgt_loc.long(), src_loc.long())
 
     def get_kv_size_bytes(self) -> tuple[int, int]:
-        """Bytes of everything that this pool allocated, split evenly because SGLang asks for K and
-        V."""
         total = self.slots.nbytes + self.windows.nbytes
         return total - total // 2, total // 2
 

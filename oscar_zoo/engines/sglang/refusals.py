@@ -72,7 +72,6 @@ def check_config(config: ConfigFile, model_id: str) -> None:
 
 
 def check_server(config: Any, environ: Mapping[str, str], *, eager_only: bool) -> None:
-    """Refuse a server by its resolved arguments and its environment."""
     check_rows(config, (*SERVER, EAGER) if eager_only else SERVER, UsageError)
     for name, reason in ENVIRONMENT.items():
         if environ.get(name, "").lower() in TRUE:
@@ -100,18 +99,15 @@ def check_layers(config: Any, others: str | None) -> None:
 
 
 def has_draft_model(config: Any) -> bool:
-    """Whether another model, or a layer of the model, makes the drafts."""
     return _algorithm(config) not in ("", "NGRAM")
 
 
 def check_attention(layers: Iterable[Any]) -> None:
-    """Refuse a model by the full-attention layers it was built from."""
     for layer in layers:
         check_rows(layer, LAYER, UnsupportedModel)
 
 
 def check_sliding_layers(layers: Iterable[Any]) -> None:
-    """Refuse a model by its layers in the pool for sliding windows."""
     found = list(layers)
     for layer in found:
         check_rows(layer, SLIDING, UnsupportedModel)
@@ -124,7 +120,6 @@ def check_sliding_layers(layers: Iterable[Any]) -> None:
 
 
 def check_rows(config: Any, rows: Iterable[Refusal], error: type[OscarZooError]) -> None:
-    """Raise `error` for the first row that `config` uses."""
     for row in rows:
         if row.uses(config):
             raise error(row.sentence, hint=f"instead: {row.instead}")
@@ -198,7 +193,6 @@ def _chunked_config(config: Any) -> bool:
 
 
 def _captured(config: Any, phase: str) -> str:
-    """The backend by which a GPU server captures graphs of a phase, or `disabled`."""
     backend = _get(config, f"cuda_graph_config.{phase}.backend")
     if backend is None or _get(config, "device") == "cpu":
         return "disabled"
@@ -206,12 +200,10 @@ def _captured(config: Any, phase: str) -> str:
 
 
 def _switch(flag: str, reason: str, instead: str = "leave it out") -> Refusal:
-    """A flag of SGLang that is refused wherever it is set."""
     return Refusal(flag, reason, _is_set(_attribute(flag)), instead)
 
 
 def _with_drafts(flag: str, reason: str, uses: Uses | None = None) -> Refusal:
-    """A flag that is refused beside drafts."""
     used = _both(_is_set("speculative_algorithm"), uses or _is_set(_attribute(flag)))
     return Refusal(flag, reason, used, "leave it out with drafts")
 

@@ -55,7 +55,6 @@ class ServedArtifact:
 
     @property
     def told(self) -> str:
-        """What the log calls the artifact."""
         if self.copy_digest is None:
             return self.digest
         return f"{self.digest}, read from a verified copy ({self.copy_digest})"
@@ -83,8 +82,6 @@ class ServedArtifact:
     def check_geometry(
         self, *, layer_ids: tuple[int, ...], num_kv_heads: int, head_dim: int, v_head_dim: int
     ) -> None:
-        """Refuse a model that this artifact was not made for. `layer_ids`: the full-attention
-        layers of the model, all of which it must cover."""
         seen: dict[str, tuple[Any, Any]] = {
             "layers with full attention": (len(self.k.layers), len(layer_ids)),
             "KV heads": (self.k.num_kv_heads or num_kv_heads, num_kv_heads),
@@ -109,7 +106,6 @@ def _said(value: int | tuple[int, ...]) -> str:
 
 
 def recipe_values(recipe: ServingRecipe) -> RecipeValues:
-    """The values of a recipe that this runtime can follow."""
     clip, widths, known = recipe.clip, recipe.widths, (QUANTIZER, MIXED_QUANTIZER)
     if recipe.quantizer not in known or clip.algorithm not in ("none", CLIP_ALGORITHM):
         raise UsageError(

@@ -39,7 +39,6 @@ T = TypeVar("T", int, float)
 
 
 def whole_number(text: str) -> int | None:
-    """The number that decimal digits mean, or `None` for any other text."""
     digits = text.strip()
     try:
         return int(digits) if digits.isascii() and digits.isdigit() else None
@@ -66,7 +65,6 @@ def parse_layers(text: str, read: Callable[[str], T]) -> tuple[T, ...]:
 
 
 def layers_text(values: Sequence[float]) -> str:
-    """`values` as a flag has them, and as people read them."""
     runs = [(value, sum(1 for _ in run)) for value, run in itertools.groupby(values)]
     return ",".join(f"{value:g}" if count == 1 else f"{value:g}x{count}" for value, count in runs)
 
@@ -89,13 +87,11 @@ class CodeBits:
 
     @classmethod
     def parse(cls, text: str) -> CodeBits:
-        """The bits that `text` means; raises `ValueError`."""
         k, _, v = text.partition("/")
         return cls(parse_layers(k, _width), parse_layers(v or k, _width))
 
     @property
     def narrow(self) -> bool:
-        """Whether every code has the bits of the published method."""
         return {*self.k, *self.v} == {BITS}
 
     def __str__(self) -> str:
@@ -122,7 +118,6 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """The variable that it writes."""
         return "OSCAR_INT2_" + self.flag.removeprefix("--oscar-").replace("-", "_").upper()
 
     @property
@@ -130,7 +125,6 @@ class Option:
         return (self.flag,) if self.fork_flag is None else (self.flag, self.fork_flag)
 
     def parse(self, text: str, shown: str) -> Any:
-        """The value that `text` means; raises `UsageError`, which calls the option `shown`."""
         try:
             return self.read(text)
         except ValueError as error:
@@ -295,6 +289,5 @@ def write_flag(option: Option, text: str, environ: MutableMapping[str, str]) -> 
 
 
 def flags_given(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The `--oscar-*` flags on this command line."""
     written = environ.get(FROM_FLAGS, "").split(",")
     return tuple(option.flag for option in OPTIONS.values() if option.variable in written)

@@ -111,7 +111,6 @@ class PluginSettings(RecipeValues):
         return self.recent if self.window_on_hit == "recompute" else 0
 
     def check_layers(self, count: int) -> None:
-        """Refuse lists that do not have an entry for each of `count` layers with full attention."""
         lists = {
             "--oscar-bits": (self.bits.k, self.bits.v),
             "--oscar-k-clip": (self.k_clip,),

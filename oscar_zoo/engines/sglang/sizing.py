@@ -67,7 +67,6 @@ class Layout:
 
     @classmethod
     def of_arguments(cls, args: Any) -> Layout:
-        """From SGLang's server arguments."""
         return cls.make(
             tp=args.tp_size or 1,
             pp=args.pp_size or 1,
@@ -107,7 +106,6 @@ class Layout:
 
 
 def usual_requests(memory: int | None, token: int, windows: Windows, layout: Layout) -> int:
-    """`--max-running-requests` of a server."""
     if memory is None:
         return UNKNOWN * layout.workers
     row = token * max(1, windows.recent + 2 * windows.sink)  # a block for a finished prompt, too
@@ -131,7 +129,6 @@ def device_flags(device: str) -> dict[str, str]:
 
 
 def device_switches(device: str) -> tuple[str, ...]:
-    """The engine's flags without a value for `device`; see `device_flags`."""
     return CPU_SWITCHES if device == "cpu" else ()
 
 

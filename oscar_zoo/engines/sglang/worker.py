@@ -23,7 +23,7 @@ from oscar_zoo.engines.sglang.compat.backends import TritonPrefill
 from oscar_zoo.errors import UsageError
 from oscar_zoo.runtime import memory_plan
 from oscar_zoo.runtime.dispatch import choose_ops
-from oscar_zoo.runtime.engine import CacheConfig, SlotTable
+from oscar_zoo.runtime.engine import CacheConfig
 from oscar_zoo.runtime.int2_cache import Int2Cache, cache_bytes, make_prefill, piece_tokens
 from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
@@ -51,12 +51,10 @@ def served() -> tuple[settings.PluginSettings, served_artifact.ServedArtifact]:
 
 
 def kept_by_hits() -> int:
-    """Tokens that a prefix hit leaves to prefill, so that the recent window is filled."""
     return served()[0].refilled
 
 
 def eager_only(server_args: Any) -> bool:
-    """Whether this server cannot capture CUDA graphs, because it does not run on a GPU."""
     return not str(server_arguments.resolved(server_args).device).startswith("cuda")
 
 
@@ -79,7 +77,6 @@ def scratch_bytes(owner: Any, device: str, slots: SlotShape, windows: WindowShap
 
 
 def fixed_memory(configurator: Any, *, num_rows: int) -> memory_plan.MemoryPlan:
-    """The memory plan of this worker with `num_rows` request rows, the padding row included."""
     artifact, slots = served()[1], slot_shape(configurator, num_slots=0)
     windows = window_shape(configurator, num_rows=num_rows)
     transforms = transform_bytes(artifact.k, artifact.v, slots.num_layers, slots.num_kv_heads)
@@ -101,14 +98,13 @@ def make_cache(
     transforms: TransformTable,
     slot_table: Tensor,
 ) -> Int2Cache:
-    """The INT2 cache of this worker over its stores, with all kernels of prefill compiled."""
     ops = choose_ops(config.device)
     cache = Int2Cache(
         config,
         slots,
         windows,
         transforms,
-        SlotTable(slot_table, ops.pack),
+        slot_table,
         ops=ops,
         prefill=make_prefill(config, windows.shape, of_engine=TritonPrefill),
     )
@@ -117,7 +113,6 @@ def make_cache(
 
 
 def check_model(model_config: Any, args: Any = None) -> None:
-    """Refuse a model by its configuration or because the artifact is not for it."""
     refusals.check_model(model_config)
     if args is not None:
         others = geometry.other_layers(model_config)
@@ -144,7 +139,6 @@ def slot_shape(configurator: Any, *, num_slots: int) -> SlotShape:
 
 
 def layer_specs(model_config: Any) -> dict[int, tuple[QuantSpec, QuantSpec]]:
-    """What rows of K and V are, for every full-attention layer of a model."""
     chosen = served()[0]
     dims = model_config.head_dim, model_config.v_head_dim
     size = chosen.group_size or max(dims)

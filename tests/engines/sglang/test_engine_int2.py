@@ -17,7 +17,7 @@ from tiny_artifacts import artifact_files, manifest, payload, write_folder
 
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.artifact.specs import SideWidths, Widths, Windows
-from oscar_zoo.engines.sglang.hooks.observation import INFO_LABELS, METRICS
+from oscar_zoo.engines.sglang.hooks.observation import INFO_LABELS, METRICS, PREFIX
 from oscar_zoo.evaluate.generate import greedy_generate
 from oscar_zoo.evaluate.simulated_cache import CacheSpec
 from oscar_zoo.models.loading import load_model
@@ -94,7 +94,7 @@ def test_metrics_count_what_requests_did(engines: Engines) -> None:
     # A later turn hits all of the one before, so the cut is not what ended it.
     tails = sum(length - cached for length, cached in hits if length - cached == RECENT)
     rows = ENGINE["max_running_requests"]
-    assert {name: value[metric.full_name] for name, metric in ((m.name, m) for m in METRICS)} == {
+    assert {name: value[PREFIX + name] for name in METRICS} == {
         "capacity_tokens": ENGINE["max_total_tokens"],
         "used_tokens": 0,
         "evictable_tokens": value["sglang:kv_evictable_tokens"],
@@ -114,9 +114,9 @@ def test_metrics_count_what_requests_did(engines: Engines) -> None:
     }
     assert tails == 3 * RECENT and value["sglang:kv_evictable_tokens"] > 1000
     labels = found["sglang:kv_used_tokens"]["labels"]
-    for metric in METRICS:
-        own = INFO_LABELS if metric.name == "artifact_info" else ()
-        assert found[metric.full_name]["labels"].keys() == {*labels, *own}
+    for name in METRICS:
+        own = INFO_LABELS if name == "artifact_info" else ()
+        assert found[PREFIX + name]["labels"].keys() == {*labels, *own}
     shown = found["oscar_int2_artifact_info"]["labels"]
     assert shown["digest"] == manifest(payload()).digest
     assert (shown["sink"], shown["recent"], shown["k_clip"], shown["group_size"]) == (

@@ -115,13 +115,6 @@ def partner_is_forward(table: TransformTable) -> TransformTable:
     )
 
 
-def layer_index(index: int, layers: int, mutant: str) -> int:
-    """The place of a layer in stores of `layers` layers; a wrong one, if `mutant` is about it."""
-    if mutant == "one_layer":
-        return 0
-    return layers - 1 - index if mutant == "swapped_layers" else index
-
-
 def broken(ops: Ops, mutant: str) -> Ops:
     """`ops` with a bug, if `mutant` is one of theirs."""
     if mutant == "ring_before_attention":

@@ -76,13 +76,11 @@ def full_attention_layers(runner: Any) -> list[Any]:
 
 
 def sliding_layers(runner: Any) -> list[Any]:
-    """The attention layers of a worker that are not full-attention layers, as SGLang's modules."""
     full = worker_layers(runner)
     return [layer for layer in attention_layers(runner.model) if layer.layer_id not in full]
 
 
 def cache_config(runner: Any) -> CacheConfig:
-    """What the worker of a model runner serves from our token pool."""
     from oscar_zoo.runtime.int2_cache import piece_tokens  # imports kernels: workers only
 
     pool, own = full_pool(runner.token_to_kv_pool), worker_layers(runner)
@@ -107,7 +105,6 @@ def cache_config(runner: Any) -> CacheConfig:
 
 
 def context_length(runner: Any) -> int:
-    """Longest request the model is served for, in tokens, prompt and answer together."""
     return int(runner.model_config.context_len)
 
 

@@ -74,7 +74,6 @@ def split(model_config: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
 
 
 def use_two_pools(model_config: Any) -> None:
-    """Have SGLang keep the layers with a window in a pool of their own."""
     found = split(model_config)
     if found is not None:
         model_config.is_hybrid_swa = True
@@ -95,7 +94,6 @@ def given_ratio() -> float | None:
 
 
 def longest_piece(owner: Any) -> int:
-    """Tokens that one forward pass adds to a request, at most."""
     size = schedule().chunked_prefill_size
     return int(size) if size and size > 0 else int(owner.model_config.context_len)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -54,7 +55,6 @@ def name_fields(field_of: Callable[[str], str | None]) -> None:
 
 
 def put_in_front(make: Callable[[Any], Any]) -> None:
-    """Let `make` wrap SGLang's application, its own middleware included."""
     app = http_server().app
     build = app.build_middleware_stack
     app.build_middleware_stack = lambda: make(build())
@@ -70,26 +70,25 @@ def bound_connections(bound: Callable[[type[Any]], None]) -> None:
             bound(getattr(module, protocol))
 
 
-def while_it_freezes(tell: Callable[[bool], None]) -> None:
-    """Call `tell` with true before SGLang freezes its garbage collector through its own HTTP
-    server, and with false afterwards; 0.5.17 does not."""
+def while_it_freezes(freezing: threading.Event) -> None:
+    """Set an event while SGLang freezes its garbage collector through its own HTTP server; 0.5.17
+    does not."""
     server = http_server()
     freeze = getattr(server, "_freeze_gc_after_server_warmup", None)
     if freeze is None:
         return
 
     def told(*given: Any, **named: Any) -> Any:
-        tell(True)
+        freezing.set()
         try:
             return freeze(*given, **named)
         finally:
-            tell(False)
+            freezing.clear()
 
     server._freeze_gc_after_server_warmup = told
 
 
 def http_arguments() -> tuple[str, str | None, str | None]:
-    """Where the HTTP server of this process listens, its API key and its administration key."""
     from sglang.srt.runtime_context import get_server_args
 
     args = get_server_args()

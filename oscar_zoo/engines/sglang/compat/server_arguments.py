@@ -89,7 +89,6 @@ def leave_out_images(model_config: Any) -> None:
 
 
 def open_engine(arguments: Sequence[str]) -> Any:
-    """An engine with the settings of a server's command line, `--oscar-*` flags included."""
     import sglang
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args

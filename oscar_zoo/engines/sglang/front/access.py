@@ -12,7 +12,7 @@ import ipaddress
 import json
 import re
 import secrets as random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -115,9 +115,8 @@ class FrontSettings:
     def make(
         cls, host: str, origins: tuple[str, ...], key: str | None, *, engine_api: bool = False
     ) -> FrontSettings:
-        """Settings with new keys for SGLang and for administration.
-
-        SGLang makes arguments of them, and would take one that begins with a hyphen for a flag."""
+        """With new keys for SGLang and for administration. SGLang makes arguments of them, and
+        would take one that begins with a hyphen for a flag."""
         return cls(
             host=host,
             origins=origins,
@@ -143,28 +142,21 @@ class FrontSettings:
         return cls(**(value | {"origins": tuple(value["origins"])}))
 
 
-@dataclass(frozen=True)
-class Names:
-    """The names of a server."""
-
-    host: str  # the address that it listens on, as `--expose` says
-    # Whether requests need a key. A server on every address of a machine may then be called by any
-    # name, such as that of a container: a page knows no key.
-    has_key: bool
-
-    def has(self, header: str) -> bool:
-        """Whether a `Host` header names this server; the port may be another one (containers)."""
-        everywhere = self.host in WILDCARDS
-        if everywhere and self.has_key:
-            return True
-        name = host_name(header)
-        if name is None:
-            return False
-        try:
-            address = ipaddress.ip_address(name)
-        except ValueError:
-            return name in LOOPBACK_NAMES or name == self.host.lower()
-        return address.is_loopback or everywhere or name == self.host.lower()
+def is_named(header: str, host: str, *, has_key: bool) -> bool:
+    """Whether a `Host` header names a server that listens on `host`; the port may be another one
+    (containers). A server on every address of a machine, whose requests need a key, may be called
+    by any name, such as that of a container: a page knows no key."""
+    everywhere = host in WILDCARDS
+    if everywhere and has_key:
+        return True
+    name = host_name(header)
+    if name is None:
+        return False
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return name in LOOPBACK_NAMES or name == host.lower()
+    return address.is_loopback or everywhere or name == host.lower()
 
 
 def host_name(header: str) -> str | None:
@@ -188,7 +180,6 @@ def is_loopback(peer: str | None) -> bool:
 
 
 def parse_origin(text: str) -> str:
-    """An origin as browsers send it."""
     try:
         parts = urlsplit(text.rstrip("/"))
         host, port = parts.hostname, parts.port
@@ -204,25 +195,21 @@ def parse_origin(text: str) -> str:
     return f"{parts.scheme}://{name}" + ("" if port in (None, usual) else f":{port}")
 
 
-def is_own_page(origin: str, host: str) -> bool:
-    """Whether a page with `origin` came from the server itself, which was asked as `host`. It
-    speaks HTTP: a page of https with its name is of a proxy, which `--allow-origin` can open."""
-    return origin.lower() == f"http://{host.lower()}"
-
-
 def may_ask(origin: str | None, site: bytes | None, host: str, allowed: Collection[str]) -> bool:
-    """Whether a page may send a request; no page at all may."""
+    """Whether a page may send a request to a server that it calls `host`; no page at all may. One
+    of the server itself came by HTTP: a page of https with its name is of a proxy, which
+    `--allow-origin` can open."""
     if origin is None:
         return site not in FOREIGN
-    return origin in allowed or is_own_page(origin, host)
+    return origin in allowed or origin.lower() == f"http://{host.lower()}"
 
 
 @dataclass(frozen=True)
 class Routes:
     """A table, ready to be asked for every request."""
 
-    exact: Table  # paths without parts that vary
-    templates: tuple[tuple[re.Pattern[str], frozenset[str]], ...]  # the others
+    exact: Table
+    templates: tuple[tuple[re.Pattern[str], frozenset[str]], ...]  # paths with parts that vary
 
     @classmethod
     def of(cls, table: Table) -> Routes:
@@ -237,8 +224,12 @@ class Routes:
 
 
 def open_routes(version: str, *, engine_api: bool = False) -> Routes:
-    """The routes that clients of SGLang `version` reach."""
-    return Routes.of({**OPEN[_nearest(version, OPEN)], **(ENGINE_API if engine_api else {})})
+    """The routes that clients of SGLang `version` reach: those of the last tested release that is
+    not after it, else of the first one."""
+    ordered = sorted(OPEN, key=_number)
+    before = [one for one in ordered if _number(one) <= _number(version)]
+    table = OPEN[before[-1] if before else ordered[0]]
+    return Routes.of({**table, **(ENGINE_API if engine_api else {})})
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -248,13 +239,6 @@ def _pattern(path: str) -> re.Pattern[str]:
     for kind, text in zip(kinds, texts[1:], strict=True):
         found += (".+" if kind else "[^/]+") + re.escape(text)
     return re.compile(found)
-
-
-def _nearest(version: str, releases: Iterable[str]) -> str:
-    """The last of `releases` that is not after `version`, else the first of them."""
-    ordered = sorted(releases, key=_number)
-    before = [one for one in ordered if _number(one) <= _number(version)]
-    return before[-1] if before else ordered[0]
 
 
 def _number(version: str) -> tuple[int, ...]:

@@ -129,7 +129,6 @@ def read(content: bytes) -> Any:
 
 
 def check(path: str, value: Any) -> dict[str, Any]:
-    """The body `value` of a request to `path`; raises `Wrong` for what a client may not ask."""
     if not isinstance(value, dict):
         raise Wrong("the body must be an object.")
     known = FIELDS.get(path, frozenset())

@@ -53,7 +53,6 @@ class Refused(Exception):
 
 
 async def refuse(send: Send, refused: Refused) -> None:
-    """Answer with an error in the form of OpenAI."""
     error = _error(refused.message, refused.code, refused.param)
     await answer(send, refused.status, error, refused.headers)
 
@@ -74,7 +73,6 @@ def _error(message: str, code: str, param: str | None = None) -> dict[str, Any]:
 
 
 async def answer(send: Send, status: int, value: Any, headers: Headers = ()) -> None:
-    """Answer with JSON; with nothing for `None`."""
     body = b"" if value is None else json.dumps(value).encode()
     fixed = [(b"content-length", str(len(body)).encode())]
     if body:
@@ -132,7 +130,6 @@ def with_ids(send: Send, ids: Mapping[str, str]) -> Send:
 
 
 def without(send: Send, secrets: Sequence[str]) -> Send:
-    """Remove secrets from an answer that is sent as a whole."""
     start: Message = {}
     parts: list[bytes] = []
 
@@ -226,7 +223,6 @@ class Body:
         return {"type": "http.request", "body": content, "more_body": False}
 
     async def read(self) -> Reason | None:
-        """Read it whole; why it is not taken, or `None`."""
         try:
             async with asyncio.timeout(FIRST_SECONDS) as self._coming:
                 refusal = await self._read()
@@ -287,7 +283,6 @@ class Body:
 
 
 def most_connections() -> int:
-    """`MOST`, or half of the files that this process may open, if those are fewer."""
     return min(MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
@@ -301,7 +296,6 @@ class Connections:
         """Those without a request under way, the longest first, and when they are closed."""
 
     def bound(self, protocol: type[Any]) -> None:
-        """Let every connection of this class of uvicorn be one of these."""
 
         def behind(name: str, then: Any) -> None:
             original = getattr(protocol, name)

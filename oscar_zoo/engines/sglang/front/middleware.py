@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from oscar_zoo.engines.sglang.front import access, fields, messages
@@ -45,19 +45,13 @@ CLOSED = "does not exist here. Routes that change a server are closed; see docs/
 NEEDS_KEY = "This server needs its API key: Authorization: Bearer KEY."
 
 
-@dataclass
-class Start:
-    """What happens while a server starts."""
-
-    freezes: bool = False  # SGLang asks itself for `/freeze_gc`, without a key where it has none
-
-
 class Front:
     """An ASGI application around SGLang's.
 
     Args:
         settings: who may ask.
         routes: what they may ask for.
+        freezing: set while SGLang asks itself for `/freeze_gc`, without a key where it has none.
         off: why SGLang cannot answer a path of `routes`, in sentences; `None` where it can.
     """
 
@@ -67,15 +61,14 @@ class Front:
         settings: FrontSettings,
         routes: Routes,
         facts: Mapping[str, Any],
-        start: Start | None = None,
+        freezing: threading.Event | None = None,
         *,
         off: Callable[[str], str | None] = lambda path: None,
     ) -> None:
-        self._start, self._off = start or Start(), off
+        self._freezing, self._off = freezing or threading.Event(), off
         self._app, self._settings, self._routes, self._facts = app, settings, routes, dict(facts)
         self._bodies: dict[Body, int] = {}
         self._answering: set[object] = set()
-        self._names = access.Names(settings.host, has_key=settings.key is not None)
         self._administration = Routes.of(ADMINISTRATION)
         self._client_keys = [
             key.encode()
@@ -181,9 +174,10 @@ class Front:
         return kept
 
     def _foreign(self, headers: Mapping[bytes, bytes], *, known: bool) -> str | None:
-        """Why a request comes from where nobody may ask; `None` when it does not."""
         host = headers.get(b"host", b"").decode("latin-1")
-        if host and not self._names.has(host) and not known:
+        has_key = self._settings.key is not None
+        named = access.is_named(host, self._settings.host, has_key=has_key)
+        if host and not named and not known:
             return (
                 f"The Host {host[:100]!r} is none of this server's names. Ask for its address, or"
                 " send its API key."
@@ -198,7 +192,6 @@ class Front:
         return None
 
     def _cors(self, headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-        """Headers by which a page of an allowed origin may read the answer."""
         origin = headers.get(b"origin", b"")
         if origin.decode("latin-1") not in self._settings.origins:
             return []
@@ -209,17 +202,15 @@ class Front:
         return any(secrets.compare_digest(given, key) for key in self._client_keys)
 
     def _administers(self, scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether a request carries the administration key and comes from this machine."""
         if not access.is_loopback((scope.get("client") or (None,))[0]):
             return False
-        if self._start.freezes and _path(scope) == FREEZE:
+        if self._freezing.is_set() and _path(scope) == FREEZE:
             return True
         key = self._settings.administration_key
         return key is not None and secrets.compare_digest(_given_key(headers), key.encode())
 
 
 def _check_once(headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Refuse a request that has a header of `ONCE` more than once."""
     seen: set[bytes] = set()
     for name, _ in headers:
         if name in seen:

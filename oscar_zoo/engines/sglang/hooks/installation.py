@@ -69,7 +69,6 @@ def wrap(original: Any, runner: Any, backend: Any) -> Any:
 
 
 def make_backend(runner: Any) -> Any:
-    """Build the attention backend of a model runner."""
     from oscar_zoo.engines.sglang.backend import OscarAttentionBackend
 
     compat_requests.guard_grammars(grammars.guarded, grammars.followed, grammars.forget)

@@ -93,7 +93,6 @@ def release(original: Any, self: Any, request: Any) -> Any:
 
 
 def flush(_result: None, self: Any) -> None:
-    """Forget all sink blocks and rings when SGLang empties its prefix cache."""
     sinks = _sinks(self)
     if sinks is not None:
         FIRED.add("flush")
@@ -102,7 +101,5 @@ def flush(_result: None, self: Any) -> None:
 
 
 def _sinks(rows: Any) -> SinkBlocks | None:
-    """The sink blocks that our attention backend put beside a pool of request rows; `None` without
-    an INT2 cache."""
     found: SinkBlocks | None = getattr(rows, "oscar_sinks", None)
     return found

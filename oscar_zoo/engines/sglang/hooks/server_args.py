@@ -101,7 +101,6 @@ def model_arguments(original: Any, args: Any, *rest: Any, **named: Any) -> Any:
 
 
 def _take_backend(args: Any) -> None:
-    """Choose our backend if the user chose none, or one that the published fork is started with."""
     for name in refusals.BACKENDS:
         chosen = getattr(args, name)
         if chosen in refusals.FORK_BACKENDS:
@@ -143,7 +142,6 @@ def _kv_heads(model: str) -> int:
 
 
 def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
-    """Look at flags, settings and artifact, and refuse what cannot work, before a worker starts."""
     if args.kv_cache_dtype != setting_flags.DTYPE:
         flags = setting_flags.flags_given(os.environ)
         if flags:
@@ -219,7 +217,6 @@ def use_loopback() -> None:
 
 
 def means_loopback(method: str) -> bool:
-    """Whether a rendezvous, such as `tcp://127.0.0.1:29500`, is on loopback."""
     try:
         return ipaddress.ip_address(urlsplit(method).hostname or "").is_loopback
     except ValueError:
