@@ -40,8 +40,6 @@ class PrefixPiece:
 
 @dataclass(frozen=True)
 class Batch:
-    """`B` requests with `T` new tokens."""
-
     # A `decode` batch has one new token per request, which is written before it is read. In an
     # `extend` batch every request reads its cached prefix, then its new tokens. A `verify` batch
     # has as many drafts of every request, which are written before they are read.
@@ -200,9 +198,7 @@ class VerifyTables:
         ends = self._ends[:total].view(number, count)
         ends.copy_((lengths + count)[:, None].expand(-1, count))
         torch.add(
-            lengths[:, None],
-            self._steps[:count],
-            out=self._positions[:total].view(number, count),
+            lengths[:, None], self._steps[:count], out=self._positions[:total].view(number, count)
         )
         self._rows[:total].view(number, count).copy_(step.rows[:, None].expand(-1, count))
         if drafts.mask is not None:

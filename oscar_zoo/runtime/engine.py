@@ -26,8 +26,6 @@ from oscar_kernels.cache import Drafts
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """What one worker serves, beside the shapes of its stores."""
-
     # Global ids of the full-attention layers of this worker, in the order of the stores. Other
     # layers of the model are not the cache's business.
     layer_ids: tuple[int, ...]
@@ -66,8 +64,6 @@ class StepInput:
 
 @dataclass(frozen=True)
 class Softmax:
-    """How logits become weights."""
-
     scale: float  # factor of the products of queries and keys
     # `c` for `c * tanh(logit / c)`; 0 for none. It does not go with centred keys, because they
     # shift the logits.

@@ -21,13 +21,7 @@ from oscar_kernels.cache import allocate
 from oscar_kernels.decode_attention import tuning
 from oscar_kernels.decode_attention.launcher import Workspace
 from oscar_kernels.reference import apply_o_partner, with_sink
-from oscar_zoo.runtime.batch import (
-    Batch,
-    BatchTables,
-    VerifyTables,
-    decode_batch,
-    extend_batch,
-)
+from oscar_zoo.runtime.batch import Batch, BatchTables, VerifyTables, decode_batch, extend_batch
 from oscar_zoo.runtime.dispatch import Ops
 from oscar_zoo.runtime.engine import CacheConfig, Softmax, StepInput
 from oscar_zoo.runtime.prefill import HEADS, WORKSPACE_BYTES, FlashInferPrefill, Prefill
@@ -46,8 +40,6 @@ PREFIX = 2
 
 
 class Int2Cache:
-    """Stores, tables and ops of one worker."""
-
     def __init__(
         self,
         config: CacheConfig,

@@ -36,8 +36,6 @@ has one such step, and SGLang 0.5.23 may have two."""
 
 @dataclass(frozen=True)
 class RingChoice:
-    """A ring that a prefix hit may use."""
-
     row: int  # whose ring it is
     stamp: int  # of the owner that wrote it
     first: int  # first position that it holds

@@ -32,8 +32,6 @@ SLIDING_TABLES = 16
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes of one worker."""
-
     slot: int  # bytes of one token in the pool, over all layers
     windows: int  # bytes of rings and sinks of all rows
     transforms: int  # bytes of the transform table

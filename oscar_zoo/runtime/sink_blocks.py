@@ -62,8 +62,6 @@ class Place:
 
 @dataclass
 class _RowState:
-    """A row in use."""
-
     block: int  # its block
     prompt: PromptKey  # its tokens
     own: bool  # whether the row writes its block, which nobody else reads before it is published

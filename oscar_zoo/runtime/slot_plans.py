@@ -20,8 +20,6 @@ TOKENS_PER_PREFIX = 512
 
 @dataclass(frozen=True)
 class StateDemand:
-    """What decides the number of states."""
-
     state: int  # bytes of one state slot, over all layers that keep a state
     per_request: int  # state slots of a running request
     row: int  # bytes of the windows and tables of one request
@@ -73,8 +71,6 @@ class SlidingPlan:
 
 @dataclass(frozen=True)
 class SlidingDemand:
-    """What decides the number of slots."""
-
     token: int  # bytes of one token slot, SGLang's own tables included
     plain_token: int  # bytes of one token in the engine's own, uncompressed pool
     sliding: int  # bytes of one sliding slot, over all layers with a window

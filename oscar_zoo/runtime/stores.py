@@ -32,8 +32,6 @@ COPY_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class SlotShape:
-    """Size of the store of one worker."""
-
     # What a row of keys and of values is, for every local layer. Layers differ in bits and clip
     # only.
     specs: tuple[tuple[QuantSpec, QuantSpec], ...]

@@ -8,12 +8,7 @@ from dataclasses import replace
 import pytest
 
 from oscar_zoo.runtime.memory_plan import SLIDING_TABLES, SLOT_TABLES
-from oscar_zoo.runtime.slot_plans import (
-    TOKENS_PER_PREFIX,
-    SlidingDemand,
-    SlidingPlan,
-    StateDemand,
-)
+from oscar_zoo.runtime.slot_plans import TOKENS_PER_PREFIX, SlidingDemand, SlidingPlan, StateDemand
 
 GB = 10**9
 NEXT = StateDemand(

@@ -15,11 +15,7 @@ from tiny_artifacts import write_folder
 from oscar_zoo.artifact.writer import rotation_bytes
 
 COUNT = 6
-PLAIN = {
-    "model_path": str(MODEL),
-    "kv_cache_dtype": "int2",
-    "disable_overlap_schedule": True,
-}
+PLAIN = {"model_path": str(MODEL), "kv_cache_dtype": "int2", "disable_overlap_schedule": True}
 DRAFTS = {
     **PLAIN,
     "speculative_algorithm": "NGRAM",
@@ -39,11 +35,7 @@ STANDALONE = {
     "speculative_draft_model_path": str(MODEL),
 }
 BRANCHES = {**STANDALONE, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": COUNT}
-EAGLE3 = {
-    **BY_MODEL,
-    "speculative_algorithm": "EAGLE3",
-    "speculative_draft_load_format": "dummy",
-}
+EAGLE3 = {**BY_MODEL, "speculative_algorithm": "EAGLE3", "speculative_draft_load_format": "dummy"}
 """With random weights, so that nearly every draft is rejected."""
 CHAIN = {**DRAFTS, "speculative_ngram_max_bfs_breadth": 1}
 DRAFT_MODEL = {

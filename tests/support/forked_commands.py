@@ -55,11 +55,15 @@ def forked_by(
     return Finished(code, out.read_text(), err.read_text())
 
 
-def _run(command: list[str], environment: dict[str, str], out: str) -> None:
-    """In the fork: the command, with its output in the file `out`."""
+def _run(command: list[str], environment: dict[str, str], out: str, number: str = "") -> None:
+    """In the fork: the command, with its output in the file `out` and its number in `number`."""
     fork_programs()
     with Path(out).open("wb") as stream:
         child = subprocess.Popen([sys.executable, *command], env=environment, stdout=stream)
+        if number:
+            written = Path(number).with_suffix(".tmp")
+            written.write_text(str(child.pid))
+            written.rename(number)
         sys.exit(child.wait())
 
 

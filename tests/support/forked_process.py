@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from forked_python import fork_programs
 from sglang_forks import connect
 
 POLL_SECONDS = 0.02
@@ -56,7 +53,7 @@ class ForkedProcess:
         forks, pool = connect(), ThreadPoolExecutor(1)
         self._code = pool.submit(
             forks.call,
-            "forked_process:_run",
+            "forked_commands:_run",
             folder,
             err,
             command=[*map(str, command)],
@@ -98,14 +95,3 @@ class ForkedProcess:
     def kill(self) -> None:
         """Kill it, and nothing that it started."""
         self.send_signal(signal.SIGKILL)
-
-
-def _run(command: list[str], environment: dict[str, str], out: str, number: str) -> None:
-    """In the fork: the command, with its output in the file `out` and its number in `number`."""
-    fork_programs()
-    with Path(out).open("wb") as stream:
-        child = subprocess.Popen([sys.executable, *command], env=environment, stdout=stream)
-        written = Path(number).with_suffix(".tmp")
-        written.write_text(str(child.pid))
-        written.rename(number)
-        sys.exit(child.wait())

@@ -197,8 +197,7 @@ class OscarAttentionBackend(_Stock):  # type: ignore[misc]
         scratch = worker.scratch_bytes(runner, str(self.pool.device), slots, windows)
         plan = memory_plan.plan(slots, windows, self.transform_bytes, scratch=scratch)
         logger.info(
-            "INT2 KV cache: %s",
-            memory_plan.describe(plan, slots, windows, tokens=self.pool.size),
+            "INT2 KV cache: %s", memory_plan.describe(plan, slots, windows, tokens=self.pool.size)
         )
         if worker.FACTS.get("draft_bytes"):
             each = worker.FACTS["draft_bytes"]
@@ -244,8 +243,6 @@ def _of_one(name: str) -> Callable[..., Tensor]:
 
 
 class WindowedBackend(_Stock):  # type: ignore[misc]
-    """Two backends in one."""
-
     def __init__(self, full: OscarAttentionBackend, sliding: Any) -> None:
         super().__init__()
         # SGLang's own pairs of backends have these names, and it reads them.

@@ -30,8 +30,6 @@ GPU. They decide how many sliding slots there are at least."""
 
 @dataclass(frozen=True)
 class Cache:
-    """What one kind of KV cache takes on one GPU."""
-
     kind: str  # `BF16`, `FP8` or `INT2`
     token: int  # bytes of one token in the layers with full attention
     window_token: int = 0  # bytes of one token in the layers with a sliding window
@@ -119,9 +117,7 @@ def code_bytes(geometry: Geometry, serving: ServingRecipe) -> int:
     return sum(
         row_bytes(
             QuantSpec(
-                dim,
-                group_channels(dim, serving.group_size),
-                bits=serving.code_bits(role, index),
+                dim, group_channels(dim, serving.group_size), bits=serving.code_bits(role, index)
             )
         )
         for index in range(len(geometry.attention_layers))
@@ -131,8 +127,6 @@ def code_bytes(geometry: Geometry, serving: ServingRecipe) -> int:
 
 @dataclass(frozen=True)
 class Pools:
-    """What a server has."""
-
     tokens: int  # token slots
     requests: int  # that run at a time, no more than were asked for
     states: int = 0  # state slots
@@ -156,8 +150,6 @@ class Pools:
 
 @dataclass(frozen=True)
 class Planner:
-    """The division of memory with one kind of cache."""
-
     cache: Cache  # its bytes
     plain: int  # bytes of a token in 16 bits, in the layers with full attention
     windows: Windows  # of an INT2 cache

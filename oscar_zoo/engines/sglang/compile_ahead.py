@@ -41,8 +41,6 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class Request(Spec):
-    """What to compile."""
-
     gpu: int  # number among the visible GPUs
     layers: tuple[int, ...]  # global id of a layer for each of `worker.specs`
     worker: rehearsal.Worker  # shapes of a worker

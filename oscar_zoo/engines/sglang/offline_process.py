@@ -27,7 +27,6 @@ WARM_CONTEXT = 64
 FOLLOW_UP = 64
 """Tokens that every turn of a conversation adds to the answer before it."""
 PACE = 0.5
-"""Seconds between two reports of progress."""
 FACTS = (
     "attention_backend",
     "kv_cache_dtype",
@@ -40,7 +39,6 @@ FACTS = (
     "disable_radix_cache",
     "schedule_policy",
 )
-"""Settings of the engine that the report shows."""
 
 
 class Case(Spec):
@@ -195,13 +193,7 @@ class OfflineBench:
     requests at a time; counts tokens for the progress."""
 
     def __init__(
-        self,
-        engine: Any,
-        job: OfflineJob,
-        tell: Callable[..., None],
-        *,
-        tokens: int,
-        requests: int,
+        self, engine: Any, job: OfflineJob, tell: Callable[..., None], *, tokens: int, requests: int
     ) -> None:
         self._engine, self._job, self._tell = engine, job, tell
         self._tokens, self._requests = tokens, requests

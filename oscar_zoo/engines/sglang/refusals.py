@@ -345,10 +345,7 @@ CHUNKS = (
     "SGLang masks chunks in its FlashAttention backend alone, and runs layers beside an INT2"
     " cache in its Triton backend",
 )
-INDEX = (
-    "sparse attention with an index",
-    "its backend replaces the one that reads these slots",
-)
+INDEX = ("sparse attention with an index", "its backend replaces the one that reads these slots")
 MODEL = (
     Refusal(
         "MLA",

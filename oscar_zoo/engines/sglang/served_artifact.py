@@ -39,8 +39,6 @@ _File: TypeAlias = tuple[RotationSet, FileDigest]
 
 @dataclass(frozen=True)
 class ServedArtifact:
-    """The artifact of one server."""
-
     k: RotationSet  # both: rotations of keys and of values
     v: RotationSet
     digest: str  # artifact digest, `sha256:<hex>`

@@ -59,7 +59,6 @@ ONLY = {
 DESCRIBED = tuple(
     "source sink recent idle_sinks bits k_clip v_clip group_size window_on_hit".split()
 )
-"""What the log tells, with origins."""
 
 Origin = Literal["flag", "environment", "recipe", "default"]
 

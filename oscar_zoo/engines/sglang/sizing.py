@@ -49,8 +49,6 @@ ITEMSIZES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Layout:
-    """How a server is spread over GPUs."""
-
     tp: int = 1  # GPUs of one tensor-parallel group
     pp: int = 1  # groups that share the layers
     # Whole servers behind one door (`--dp N`); each runs as many requests as the flag says.

@@ -134,10 +134,8 @@ def test_shapes_that_are_compiled_ahead_are_those_of_a_worker(answers: dict[str,
 def test_a_name_means_the_artifact_in_the_local_store(answers: dict[str, Any]) -> None:
     answer, manifest = answers["name"], Manifest.from_bytes(artifact_files()[FILE_NAME])
     assert answer["digest"] == manifest.digest and answer["backend"] == "oscar_int2"
-    assert (
-        "(flag)" in answer["settings"]
-        and f"sink {manifest.recipe.windows.sink} (recipe)" in answer["settings"]
-    )
+    assert "(flag)" in answer["settings"]
+    assert f"sink {manifest.recipe.windows.sink} (recipe)" in answer["settings"]
 
 
 def test_a_copy_is_called_by_the_digest_of_its_artifact(answers: dict[str, Any]) -> None:
@@ -170,9 +168,8 @@ def test_variables_of_the_fork_are_fallbacks(answers: dict[str, Any]) -> None:
     assert "recent 128 (environment)" in answers["fork"]["settings"]
     assert answers["fork"]["digest"] == answers["published"]["digest"]
     over = answers["flag over fork"]
-    assert "recent 32 (flag)" in over["settings"] and any(
-        "128 is ignored" in said for said in over["warnings"]
-    )
+    assert "recent 32 (flag)" in over["settings"]
+    assert any("128 is ignored" in said for said in over["warnings"])
 
 
 def test_the_published_launch_command_is_understood(answers: dict[str, Any]) -> None:
@@ -208,11 +205,9 @@ def test_what_is_refused_before_a_worker_starts(
     answers: dict[str, Any], case: str, message: str, hint: str
 ) -> None:
     answer = answers[case]
-    assert (
-        message in answer["error"]
-        and hint in (answer["hint"] or "")
-        and "\n" not in answer["error"]
-    )
+    assert message in answer["error"]
+    assert hint in (answer["hint"] or "")
+    assert "\n" not in answer["error"]
 
 
 def test_refused_flags_are_those_of_this_sglang_and_no_others(answers: dict[str, Any]) -> None:

@@ -24,14 +24,7 @@ from engine_cases import (
     retractions,
     turns,
 )
-from engines import (
-    ENGINE,
-    INSTALLED,
-    RELEASES,
-    Engines,
-    needs_sglang,
-    recall_prompts,
-)
+from engines import ENGINE, INSTALLED, RELEASES, Engines, needs_sglang, recall_prompts
 from reference_server import Served, WholeReference, equal_answers, reference_of
 
 from oscar_zoo.artifact.specs import Clip, ServingRecipe, Windows

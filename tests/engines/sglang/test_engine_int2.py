@@ -47,11 +47,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     }
     groups = one_at_a_time()
     runs = Engines(folder)
-    runs.start(
-        "int2",
-        env=env,
-        job={"engine": {**INT2, "enable_metrics": True}, "groups": groups},
-    )
+    runs.start("int2", env=env, job={"engine": {**INT2, "enable_metrics": True}, "groups": groups})
     runs.start(
         "clip",
         env={**env, "INT2_TEST_MUTANT": "clip_one_rank_lower"},
@@ -153,14 +149,10 @@ def test_the_server_says_what_it_serves(engines: Engines) -> None:
     )
     assert info["bits_per_element"] == 2.5
     memory = info["memory"]
-    assert (
-        memory["token_slots"] == report["tokens"]
-        and memory["window_bytes"] == report["window_store"]
-    )
-    assert (
-        memory["transform_bytes"] == report["transforms"]
-        and memory["request_rows"] == report["rows"]
-    )
+    assert memory["token_slots"] == report["tokens"]
+    assert memory["window_bytes"] == report["window_store"]
+    assert memory["transform_bytes"] == report["transforms"]
+    assert memory["request_rows"] == report["rows"]
     elements = 4 * 2 * (64 + 64) * memory["token_slots"]
     spent = (
         memory["slot_bytes"] * memory["token_slots"]

@@ -54,10 +54,8 @@ def test_the_published_launch_command_is_understood(engines: Engines) -> None:
     pair = write_folder(engines.folder / "pair", payload())
     (answer,) = engines.call("engine_calls:read", cases=[card(MODEL, pair)])["cases"]
     assert answer["backends"] == ["oscar_int2", None, None]
-    assert (
-        "group_size 64 (flag)" in answer["settings"]
-        and "sink 64 (environment)" in answer["settings"]
-    )
+    assert "group_size 64 (flag)" in answer["settings"]
+    assert "sink 64 (environment)" in answer["settings"]
     assert [warning.split("=")[0].split()[0] for warning in answer["warnings"]] == list(NOTED)
 
 

@@ -99,35 +99,19 @@ SINCE = {
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
-    "hidden_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 64,
-    "intermediate_size": 64,
+    **dict.fromkeys(("hidden_size", "head_dim", "intermediate_size"), 64),
     "vocab_size": 128,
     "max_position_embeddings": 256,
     "torch_dtype": "bfloat16",
 }
-MODELS: dict[str, dict[str, Any]] = {
-    "": QWEN3,
-    "MLA": {
-        **QWEN3,
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        "kv_lora_rank": 16,
-        "q_lora_rank": 16,
-        "qk_rope_head_dim": 16,
-        "qk_nope_head_dim": 16,
-        "v_head_dim": 16,
-    },
-}
-
-
+LATENT = ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+DEEPSEEK = {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
+MODELS = {"": QWEN3, "MLA": {**QWEN3, **DEEPSEEK, **dict.fromkeys(LATENT, 16)}}
 SLIDING_CASES = {
-    "a layer that has no sliding window, although config.json says so,": {
-        "sliding_window_size": -1
-    },
+    "a layer that has no sliding window, although config.json says so,": {"sliding_window_size": -1}
 }
 
 

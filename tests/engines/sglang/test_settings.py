@@ -140,10 +140,7 @@ def test_other_variables_of_sglang_are_not_ours() -> None:
     assert read_settings({**DIR, "SGLANG_PLUGINS": "oscar", "PATH": "/bin"}).warnings == ()
     assert settings.present(
         {"SGLANG_OSCAR_A": "", "SGLANG_MIXED_KV_B": "", "SGLANG_PLUGINS": ""}
-    ) == (
-        "SGLANG_MIXED_KV_B",
-        "SGLANG_OSCAR_A",
-    )
+    ) == ("SGLANG_MIXED_KV_B", "SGLANG_OSCAR_A")
 
 
 def test_layers_may_have_bits_and_clips_of_their_own() -> None:
@@ -191,8 +188,7 @@ WIDTHS = st.lists(st.sampled_from([2, 4]), min_size=1, max_size=40).map(tuple)
 
 
 @pytest.mark.parametrize(
-    ("text", "values"),
-    [("2", (2,)), ("4,2x3", (4, 2, 2, 2)), (" 4 , 2 ", (4, 2)), ("4x1", (4,))],
+    ("text", "values"), [("2", (2,)), ("4,2x3", (4, 2, 2, 2)), (" 4 , 2 ", (4, 2)), ("4x1", (4,))]
 )
 def test_a_list_may_repeat_entries(text: str, values: tuple[int, ...]) -> None:
     assert parse_layers(text, int) == values

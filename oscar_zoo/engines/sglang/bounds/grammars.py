@@ -35,11 +35,9 @@ CPU_SECONDS, WAIT_SECONDS = 2, 30
 MEMORY = 1 << 30
 """Bytes that a trial may take beyond what its process has."""
 STEPS = 128
-"""Tokens that a trial follows."""
 FOLLOW_SECONDS, TOKEN_SECONDS = 0.2, 0.002
 """Processor time to follow a grammar, and more for each token that it takes."""
 AT_ONCE = 4
-"""Trials at a time."""
 MOST_CACHED = 256 << 20
 """Bytes of compiled grammars that SGLang's compiler keeps."""
 MOST_KEPT = 512

@@ -14,7 +14,6 @@ from oscar_zoo.errors import UsageError
 MOST_TOKENS = 2**31 - 1
 MOST_STOPS = 32
 MOST_STOP_TEXT = 1024
-"""Characters of one stop string."""
 MOST_IDS = 4096
 MOST_SAMPLES = 128
 LEAST_PENALTY = 0.01

@@ -18,9 +18,7 @@ Check = Callable[[Any], str | None]
 
 INT64 = 2**63 - 1
 MOST_NAME = 512
-"""Characters of an identifier, such as the id of a request."""
 SHOWN = 40
-"""Characters of a value that a message shows."""
 MOST_STOP = 256
 """Bytes of a stop expression, and characters that it may match."""
 MOST_OPEN = 2

@@ -25,7 +25,7 @@ def step_input(forward_batch: Any) -> StepInput:
     rows, seq_lens = forward_batch.req_pool_indices, forward_batch.seq_lens
     out_loc = geometry.write_location(forward_batch.out_cache_loc)
     on_host = () if rows.is_cuda else tuple(rows.tolist())
-    if verifies(forward_batch):
+    if forward_batch.forward_mode.is_target_verify():
         drafts = drafts_of(forward_batch, out_loc)
         return StepInput("verify", rows, on_host, seq_lens, out_loc, drafts=drafts)
     if not forward_batch.forward_mode.is_extend():
@@ -70,11 +70,6 @@ def by_ngrams() -> bool:
     return str(get_spec().speculative_algorithm or "").upper() == "NGRAM"
 
 
-def is_draft(owner: Any) -> bool:
-    """Whether this is the worker of a draft model, whose cache is SGLang's own."""
-    return bool(getattr(owner, "is_draft_worker", False))
-
-
 def draft_model(args: Any, spec: Any) -> Any:
     from sglang.srt.configs.model_config import ModelConfig
 
@@ -109,12 +104,6 @@ def draft_slot_bytes(configurator: Any) -> int:
     chosen = getattr(spec, releases.DRAFT_CACHE_TYPE.new, None)
     itemsize = 1 if str(chosen).startswith("fp8") else model.dtype.itemsize
     return int(layers) * int(heads) * (int(model.head_dim) + int(model.v_head_dim)) * itemsize
-
-
-def verifies(forward_batch: Any) -> bool:
-    """Whether a batch brings drafts to verify. Such a batch is an extend batch for SGLang too, but
-    without the lengths of one."""
-    return bool(forward_batch.forward_mode.is_target_verify())
 
 
 def drafts_of(forward_batch: Any, out_loc: Tensor) -> Drafts:

@@ -205,7 +205,3 @@ def either_pool(make: Callable[..., Any], dtype: Any) -> Callable[..., Any]:
         return token_pool_class()(*args, **{**kwargs, "dtype": dtype})
 
     return made
-
-
-def full_backend(backend: Any) -> Any:
-    return getattr(backend, "full_attn_backend", backend)

@@ -204,12 +204,7 @@ def _naming(original: Any, field_of: Callable[[str], str | None]) -> Any:
         field = field_of(message) if response.status_code == 400 else None
         if field is None:
             return response
-        error = {
-            "message": message,
-            "type": "invalid_request_error",
-            "param": field,
-            "code": 400,
-        }
+        error = {"message": message, "type": "invalid_request_error", "param": field, "code": 400}
         # OpenAI's clients read the inner object, clients of SGLang the outer one.
         return ORJSONResponse({"error": error, "object": "error", **error}, status_code=400)
 

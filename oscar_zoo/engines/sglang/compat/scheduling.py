@@ -19,10 +19,6 @@ def model_runner(scheduler: Any) -> Any:
     return scheduler.tp_worker.model_runner
 
 
-def add_internal_state(output: Any, name: str, value: Any) -> None:
-    output.internal_state[name] = value
-
-
 def metrics_collector(reporter: Any) -> Any | None:
     """SGLang's own metrics of a scheduler process; `None` if it exports nothing, as without
     `--enable-metrics` or on other ranks."""
@@ -62,10 +58,6 @@ def freed(original: Callable[..., Any], pool: Any, request: Any) -> tuple[Any, l
         del free[before:]
         free[:0] = rows
     return result, rows
-
-
-def rows_in_use(req_to_token_pool: Any) -> int:
-    return int(req_to_token_pool.size) - int(req_to_token_pool.available_size())
 
 
 def prompt(request: Any, width: int) -> PromptKey:
@@ -145,16 +137,10 @@ def name_place(request: Any) -> None:
     page_size, recent = planned
     step, absolute = _grid(page_size)
     latest = all_tokens(request) - recent
-    place = early_place(cached_tokens(request), latest, step)
-    off = place is None or (absolute and place % step != 0)
+    steps = (latest - cached_tokens(request)) // step
+    place = cached_tokens(request) + steps * step
+    off = steps <= 0 or (absolute and place % step != 0)
     request.mamba_branching_seqlen = None if off else place
-
-
-def early_place(prefix: int, latest: int, step: int) -> int | None:
-    """The last place that is a whole number of steps behind `prefix` and not behind `latest`;
-    `None` if there is none."""
-    steps = (latest - prefix) // step
-    return prefix + steps * step if steps > 0 else None
 
 
 def _grid(page_size: int) -> tuple[int, bool]:

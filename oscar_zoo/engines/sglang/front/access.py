@@ -62,12 +62,7 @@ _INFERENCE: Table = {
 }
 _BOTH = {**_INFORMATION, **_INFERENCE}
 OPEN: Mapping[str, Table] = {
-    "0.5.17": {
-        **_BOTH,
-        "/weight_version": GET,
-        "/get_weight_version": GET,
-        "/get_load": GET,
-    },
+    "0.5.17": {**_BOTH, "/weight_version": GET, "/get_weight_version": GET, "/get_load": GET},
     "0.5.21": {**_BOTH, "/ready": GET},
     "0.5.23": {**_BOTH, "/ready": GET},
 }
@@ -88,18 +83,13 @@ ENGINE_API: Table = {
 }
 """Routes that `--engine-api` opens besides, with all fields of the engine; some releases lack some.
 """
-ADMINISTRATION: Table = {
-    "/flush_cache": frozenset({"POST"}),
-    "/freeze_gc": frozenset({"POST"}),
-}
+ADMINISTRATION: Table = {"/flush_cache": frozenset({"POST"}), "/freeze_gc": frozenset({"POST"})}
 """Routes for the administration key, which only tools of this user on this machine have: `eval` and
 `bench` empty the prefix cache, and SGLang itself freezes its garbage collector after a start."""
 
 
 @dataclass(frozen=True)
 class FrontSettings:
-    """Who may ask."""
-
     host: str  # the address that the server listens on
     origins: tuple[str, ...] = ()  # origins of pages that may ask and read
     # What clients must know, or `None` where everybody may ask.
@@ -206,8 +196,6 @@ def may_ask(origin: str | None, site: bytes | None, host: str, allowed: Collecti
 
 @dataclass(frozen=True)
 class Routes:
-    """A table, ready to be asked for every request."""
-
     exact: Table
     templates: tuple[tuple[re.Pattern[str], frozenset[str]], ...]  # paths with parts that vary
 

@@ -282,15 +282,10 @@ class Body:
         return self._length / (time.monotonic() - self._began)
 
 
-def most_connections() -> int:
-    return min(MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
-
-
 class Connections:
-    """All connections of one HTTP server, as uvicorn's protocols."""
-
     def __init__(self, most: int | None = None, seconds: float = HEAD_SECONDS) -> None:
-        self._most, self._seconds = most or most_connections(), seconds
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most, self._seconds = most or min(MOST, files // 2), seconds
         self._open: set[Any] = set()
         self._waiting: dict[Any, asyncio.TimerHandle | None] = {}
         """Those without a request under way, the longest first, and when they are closed."""

@@ -19,9 +19,9 @@ from oscar_zoo.runtime.slot_plans import SlidingDemand, SlidingPlan, StateDemand
 
 
 def _ours(configurator: Any) -> bool:
-    return configurator.kv_cache_dtype_str == setting_flags.DTYPE and not forward_batch.is_draft(
-        configurator
-    )
+    """Not that of a draft model, whose cache is SGLang's own."""
+    draft = getattr(configurator, "is_draft_worker", False)
+    return configurator.kv_cache_dtype_str == setting_flags.DTYPE and not draft
 
 
 def kv_dtype(original: Any, **kwargs: Any) -> Any:

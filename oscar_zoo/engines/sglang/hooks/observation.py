@@ -24,7 +24,6 @@ from oscar_zoo.runtime.kept_rings import KeptRings
 from oscar_zoo.runtime.sink_blocks import SinkBlocks
 
 KEY = "oscar_int2"
-"""Key of the report in the state of a worker."""
 PREFIX = "oscar_int2_"
 Source = Callable[[], float]
 
@@ -70,7 +69,7 @@ def server_info(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     """Add artifact, recipe and memory to the state of every worker, which `/server_info`
     shows."""
     if "pool" in FIRED:
-        scheduling.add_internal_state(result, KEY, _described(scheduling.model_runner(scheduler)))
+        result.internal_state[KEY] = _described(scheduling.model_runner(scheduler))
 
 
 def metrics(_result: None, reporter: Any, *_: Any, **__: Any) -> None:
@@ -88,7 +87,7 @@ def metrics(_result: None, reporter: Any, *_: Any, **__: Any) -> None:
         "used_tokens": lambda: reporter.stats.kv_used_tokens,
         "evictable_tokens": lambda: reporter.stats.kv_evictable_tokens,
         "capacity_ring_rows": lambda: capacity,
-        "used_ring_rows": lambda: scheduling.rows_in_use(rows),
+        "used_ring_rows": lambda: int(rows.size) - int(rows.available_size()),
         **window_sources(pool.windows.sinks, pool.windows.rings),
         "tail_tokens_total": lambda: hits.tail_tokens,
         "bits_per_element": lambda: described["bits_per_element"],
@@ -117,7 +116,8 @@ def oscar_report(scheduler: Any, path: str) -> None:
     `<path>.<process id>.json`."""
     if "pool" not in FIRED:
         raise RuntimeError("this server has no INT2 KV cache")
-    backend = geometry.full_backend(scheduling.model_runner(scheduler).attn_backend)
+    backend = scheduling.model_runner(scheduler).attn_backend
+    backend = getattr(backend, "full_attn_backend", backend)
     report = {"fired": sorted(FIRED), "facts": FACTS, **backend.report()}
     Path(f"{path}.{os.getpid()}.json").write_text(json.dumps(report))
 

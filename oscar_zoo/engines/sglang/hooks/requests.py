@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import threading
 from pathlib import Path
@@ -118,14 +117,11 @@ def _off(path: str) -> str | None:
     """Why this server does not answer `path`, and what to do; `None` where it does."""
     if not f"{path}/".startswith(RESPONSES) or requests.has_responses():
         return None
-    if importlib.util.find_spec("openai_harmony") is None:
-        why = (
-            "openai-harmony is not installed. Install it (pip install openai-harmony) and start the"
-            " server again"
-        )
-    else:
-        why = "SGLang could not set it up. Read why in the log of the server"
-    return f"The Responses API is off here: {why}, or ask /v1/chat/completions."
+    return (
+        "The Responses API is off here, because SGLang could not set it up. It needs openai-harmony"
+        " (pip install openai-harmony); the log of the server says what else. Or ask"
+        " /v1/chat/completions."
+    )
 
 
 def _checked() -> bool:

@@ -239,8 +239,6 @@ def bind_stores() -> None:
 
 def _loopback_store(stock: Any) -> Any:
     class LoopbackStore(stock):  # type: ignore[misc]
-        """torch's store, which takes a socket that listens."""
-
         oscar_loopback = True
 
         def __init__(
