@@ -114,10 +114,8 @@ def extend_batch(
     device = rows.device
     on_host = torch.tensor([list(prefix_lens), list(extend_lens)], dtype=torch.int32)
     sums = torch.nn.functional.pad(on_host.cumsum(1, dtype=torch.int32), (1, 0))
-    both, indptr = (
-        torch.cat([on_host, sums[:, :-1]]).to(device, non_blocking=True),
-        sums.to(device, non_blocking=True),
-    )
+    both = torch.cat([on_host, sums[:, :-1]]).to(device, non_blocking=True)
+    indptr = sums.to(device, non_blocking=True)
     kv_indices = torch.empty(max(1, sum(prefix_lens)), dtype=torch.int32, device=device)
     pack(rows, indptr[0], kv_indices)
     total = sum(extend_lens)

@@ -166,12 +166,8 @@ class WindowShape:
 
     @property
     def token_bytes(self) -> int:
-        return (
-            self.num_layers
-            * self.num_kv_heads
-            * (self.k_head_dim + self.v_head_dim)
-            * int(self.dtype.itemsize)
-        )
+        numbers = self.num_layers * self.num_kv_heads * (self.k_head_dim + self.v_head_dim)
+        return numbers * int(self.dtype.itemsize)
 
     @property
     def nbytes(self) -> int:
@@ -243,12 +239,8 @@ class WindowStore:
         rows, firsts, froms, blocks = (
             torch.tensor(numbers, dtype=torch.int32).T.contiguous().to(device)
         )
-        for table, values in (
-            (self.ring_start, firsts),
-            (self.sink_from, froms),
-            (self.sink_block, blocks),
-        ):
-            table[rows.long()] = values
+        at = rows.long()
+        self.ring_start[at], self.sink_from[at], self.sink_block[at] = firsts, froms, blocks
         self._copy([(place.donor, place.block) for place in places if place.donor is not None])
         self._copy_rings([(one.row, row) for row, one in kept.items() if one.row != row])
 

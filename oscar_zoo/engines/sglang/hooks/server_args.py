@@ -89,25 +89,20 @@ def set_defaults(args: Any, *_: Any, **__: Any) -> None:
 
 def model_arguments(original: Any, args: Any, *rest: Any, **named: Any) -> Any:
     """Let SGLang take our backend for models whose backends it compares with a list of its own."""
-    if (
-        args.kv_cache_dtype != setting_flags.DTYPE
-        or args.attention_backend != setting_flags.BACKEND
-    ):
-        return original(args, *rest, **named)
-    if not LISTED.intersection(server_arguments.architectures(args)):
-        return original(args, *rest, **named)
-    with server_arguments.shown_backend(args, STAND_IN):
-        return original(args, *rest, **named)
+    asked = (args.kv_cache_dtype, args.attention_backend)
+    ours = asked == (setting_flags.DTYPE, setting_flags.BACKEND)
+    if ours and LISTED.intersection(server_arguments.architectures(args)):
+        with server_arguments.shown_backend(args, STAND_IN):
+            return original(args, *rest, **named)
+    return original(args, *rest, **named)
 
 
 def _take_backend(args: Any) -> None:
     for name in refusals.BACKENDS:
         chosen = getattr(args, name)
         if chosen in refusals.FORK_BACKENDS:
-            flag = "--" + name.replace("_", "-")
-            logger.warning(
-                "INT2 KV cache: %s %s: %s is used instead.", flag, chosen, setting_flags.BACKEND
-            )
+            said = "INT2 KV cache: --%s %s: %s is used instead."
+            logger.warning(said, name.replace("_", "-"), chosen, setting_flags.BACKEND)
             setattr(args, name, None)
     if args.attention_backend is None:
         args.attention_backend = setting_flags.BACKEND
@@ -143,13 +138,10 @@ def _kv_heads(model: str) -> int:
 
 def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
     if args.kv_cache_dtype != setting_flags.DTYPE:
-        flags = setting_flags.flags_given(os.environ)
-        if flags:
-            raise UsageError(
-                f"{flags[0]} needs --kv-cache-dtype int2.", hint="add it, or leave the flag out"
-            )
-        idle = settings.present(os.environ)
-        if idle:
+        if flags := setting_flags.flags_given(os.environ):
+            hint = "add it, or leave the flag out"
+            raise UsageError(f"{flags[0]} needs --kv-cache-dtype int2.", hint=hint)
+        if idle := settings.present(os.environ):
             logger.warning("%s have no effect without --kv-cache-dtype int2.", ", ".join(idle))
         return
     resolved = server_arguments.resolved(args)
@@ -163,12 +155,8 @@ def check_server_args(_result: None, args: Any, *_: Any, **__: Any) -> None:
         logger.warning("INT2 KV cache: %s", warning)
     folder = chosen.source.folder
     if folder is not None and Path(folder) != Path(artifact.where):
-        logger.info(
-            "INT2 KV cache: %s has the artifact of %s in %s",
-            chosen.source,
-            args.model_path,
-            artifact.where,
-        )
+        found = (chosen.source, args.model_path, artifact.where)
+        logger.info("INT2 KV cache: %s has the artifact of %s in %s", *found)
     logger.info("INT2 KV cache: artifact %s; %s", artifact.told, chosen.describe())
     compile_ahead.start(args)
 
@@ -183,18 +171,13 @@ def model(
 ) -> None:
     """Refuse a model that cannot be served, or not with this artifact, before its
     weights are loaded. Leave out images where only text is served or calibrated with."""
-    if model_path not in (None, args.model_path) or is_draft_model:
+    other = model_path not in (None, args.model_path) or is_draft_model
+    if other or args.kv_cache_dtype != setting_flags.DTYPE:
         return
-    compressed = args.kv_cache_dtype == setting_flags.DTYPE
-    if (
-        compressed
-        and args.enable_multimodal is None
-        and result.hf_config.model_type in refusals.TEXT_ONLY
-    ):
+    if args.enable_multimodal is None and result.hf_config.model_type in refusals.TEXT_ONLY:
         server_arguments.leave_out_images(result)
-    if compressed:
-        worker.check_model(result, args)
-        memory.use_two_pools(result)
+    worker.check_model(result, args)
+    memory.use_two_pools(result)
 
 
 # The store by which the workers of one machine find each other is on loopback alone: torch listens
