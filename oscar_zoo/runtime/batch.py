@@ -92,8 +92,7 @@ class BatchTables:
 def decode_batch(
     tables: BatchTables, rows: Tensor, seq_lens: Tensor, out_loc: Tensor, windows: WindowState
 ) -> Batch:
-    """Views of filled tables for a decode batch of `B` requests; `out_loc` `[B]` are the slots of
-    the new tokens."""
+    """Views of filled tables for a decode batch; `out_loc` `[B]` are slots of the new tokens."""
     number = rows.numel()
     view = BatchView(tables.kv_indptr[: number + 1], tables.kv_indices, rows, windows)
     return Batch("decode", view, TokenTargets(out_loc, rows, tables.positions[:number], seq_lens))
@@ -243,17 +242,14 @@ def _drafts_of(step: StepInput) -> Drafts:
 
 
 def ancestors(mask: Tensor, lengths: Tensor, count: int, real: int) -> Tensor:
-    """Which drafts every draft sees, as `oscar_kernels.cache.Drafts.mask`. Nothing is read on the
-    host.
+    """Which drafts every draft sees, `[B * count]` int32 as `oscar_kernels.cache.Drafts.mask`.
+    Nothing is read on the host.
 
     Args:
         mask: bool, one dimension; for each real request `[count, count]`, or
             `[count, length + count]` with the tokens in front of the drafts.
         lengths: `[B]`, tokens of each request in front of its drafts.
         real: requests with a mask; a draft of the others, which are padding, sees itself.
-
-    Returns:
-        `[B * count]` int32.
     """
     device, used = mask.device, lengths[:real]
     node = torch.arange(count, device=device)
@@ -270,16 +266,9 @@ def ancestors(mask: Tensor, lengths: Tensor, count: int, real: int) -> Tensor:
 
 def longest_chains(tokens: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> Any:
     """A chain in place of every tree: its longest path, and behind it the other drafts, which are
-    wrong there unless the model says the same.
-
-    Args:
-        tokens: one dimension; drafts of each tree, parents in front of children.
-        mask: one dimension; for each tree `[count, count]`, which drafts every draft sees, itself
-            among them.
-
-    Returns:
-        Tokens and mask of the chains, of the same shapes and types.
-    """
+    wrong there unless the model says the same. `tokens` are the drafts of each tree, parents in
+    front of children; `mask` has for each `[count, count]`, which drafts every draft sees, itself
+    among them. Both have one dimension, and so have the results."""
     count = mask.size // tokens.size
     seen = mask.reshape(-1, count, count).astype(bool)
     last = seen.sum(-1).argmax(-1)

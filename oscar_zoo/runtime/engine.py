@@ -73,16 +73,10 @@ class Softmax:
     sinks: Tensor | None = None
 
     def sink_logits(self, query: Tensor, k_mean: Tensor | None) -> Tensor | None:
-        """The learned logit beside those that the cache gives, or `None` without one.
-
-        Args:
-            query: `[T, num_q_heads, head_dim]`, not transformed.
-            k_mean: `[1 or num_kv_heads, 1, head_dim]`, subtracted from the keys whose logits stand
-                beside this one; `None` where they are whole.
-
-        Returns:
-            `[T, num_q_heads]` float32, perhaps with a stride of 0.
-        """
+        """The learned logit beside those that the cache gives, `[T, num_q_heads]` float32, perhaps
+        with a stride of 0; `None` without one. `query`: `[T, num_q_heads, head_dim]`, not
+        transformed. `k_mean`: `[1 or num_kv_heads, 1, head_dim]`, subtracted from the keys whose
+        logits stand beside this one; `None` where they are whole."""
         if self.sinks is None:
             return None
         sinks = self.sinks.float()

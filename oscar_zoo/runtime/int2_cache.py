@@ -115,15 +115,10 @@ class Int2Cache:
             self._tables.fill(self._pack, step.rows, step.seq_lens)
 
     def commit(self, target: Tensor, source: Tensor) -> None:
-        """Make accepted drafts of the last verify step the next tokens of their requests.
-
-        What is looked up is the step's own snapshot, so a row that got a new owner meanwhile is
-        left alone.
-
-        Args:
-            target, source: `[N]` slots; the draft in slot `source[i]` shall be in slot `target[i]`.
-                Slot 0 and slots that are not of the step are skipped.
-        """
+        """Make accepted drafts of the last verify step the next tokens of their requests: the draft
+        in slot `source[i]` shall be in slot `target[i]`, `[N]` each. Slot 0 and slots that are not
+        of the step are skipped. What is looked up is the step's own snapshot, so a row that got a
+        new owner meanwhile is left alone."""
         accepted = self._drafts().accepted(target, source)
         assert self._commit is not None
         self._commit(**accepted, windows=self._state)
@@ -131,17 +126,11 @@ class Int2Cache:
     def forward(
         self, layer_id: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
     ) -> Tensor:
-        """Cache the new tokens of one layer, and attend to everything they may see.
-
-        Args:
-            q, k, v: `[tokens, heads * head_dim]`, of the local heads, after RoPE. Tokens beyond
-                those of the batch are padding. Not modified.
-            sinks: `[num_q_heads]`, learned sinks of the layer, if it has any.
-
-        Returns:
-            `[tokens, num_q_heads * v_head_dim]` in the basis of the model and the dtype of `q`;
-            zeros for padding.
-        """
+        """Cache the new tokens of one layer, and attend to everything they may see: `q`, `k` and
+        `v` are `[tokens, heads * head_dim]`, of the local heads, after RoPE, and are not modified.
+        Tokens beyond those of the batch are padding. `sinks` `[num_q_heads]` are learned. The
+        result is `[tokens, num_q_heads * v_head_dim]` in the basis of the model and the dtype of
+        `q`, with zeros for padding."""
         batch, shape = self.batch, self.windows.shape
         if batch is None:
             raise RuntimeError("a forward pass without metadata")

@@ -16,16 +16,11 @@ from oscar_zoo.runtime.stores import SlotShape, WindowShape
 
 MB = 1e6
 SLOT_TABLES = 64
-"""Bytes per token slot that SGLang allocates outside of the pool.
-
-Its eager runner holds token id, slot, position and three rotary positions for as many tokens as
-there are slots (48 bytes, in `build_eager_registry` of every supported release). Its allocator
-holds the list of free slots, twice while a request gives slots back (16 bytes). Stock SGLang does
-not count them. A slot of a small model is a few hundred bytes with INT2, so that on a large GPU
-they would not fit into what SGLang leaves free.
-"""
-
-
+"""Bytes per token slot that SGLang allocates outside of the pool, and does not count. Its eager
+runner holds token id, slot, position and three rotary positions for as many tokens as there are
+slots (48 bytes, in `build_eager_registry` of every supported release), its allocator the list of
+free slots, twice while a request gives slots back (16 bytes). A slot of a small model is a few
+hundred bytes with INT2, so that on a large GPU they would not fit into what SGLang leaves free."""
 SLIDING_TABLES = 16
 """Bytes per sliding slot that SGLang's allocator has beside the pool."""
 

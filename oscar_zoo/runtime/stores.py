@@ -176,15 +176,9 @@ class WindowShape:
 
 
 class WindowStore:
-    """Rings of all rows of one worker, and its sink blocks.
-
-    Args:
-        shape: sizes.
-        device: where the tensors live.
-        sinks: decides which row has which block; by default blocks are shared, and a prefix hit
-            uses what it finds.
-        rings: decides whose ring a new owner takes over; by default nobody's.
-    """
+    """Rings of all rows of one worker, and its sink blocks. `sinks` decides which row has which
+    block; by default blocks are shared, and a prefix hit uses what it finds. `rings` decides whose
+    ring a new owner takes over; by default nobody's."""
 
     def __init__(
         self,
@@ -226,9 +220,9 @@ class WindowStore:
         return fresh
 
     def begin(self, prefixes: Mapping[int, int]) -> None:
-        """New owners start. The ring of a row holds none of its `prefixes[row]` cached tokens, but
-        for those of a kept ring. A sink block may hold the first ones. This runs on the forward
-        stream, in front of the step that brings their first tokens."""
+        """New owners start, in front of the step that brings their first tokens, on its stream. The
+        ring of a row holds none of its `prefixes[row]` cached tokens, but for those of a kept ring.
+        A sink block may hold the first ones."""
         if not prefixes:
             return
         places = self.sinks.begin(list(prefixes.items()))

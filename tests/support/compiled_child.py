@@ -34,7 +34,6 @@ TARGET = Target((9, 0), chips.CHIPS[9, 0].shared_bytes, 132)
 
 
 def main() -> None:
-    """One line for each part."""
     transforms = SHAPE.table()
     rows = rehearsal.Worker(
         specs=(SHAPE.specs,),
@@ -78,7 +77,6 @@ def _decode(cache: Int2Cache, requests: int) -> None:
 
 
 def _extends(cache: Int2Cache) -> None:
-    """Extends of random shapes."""
     choose = random.Random(4)
     for _ in range(60):
         requests = choose.choice([1, 2, 3, 7, 16, 30])

@@ -100,7 +100,6 @@ class Runs:
         model: Path = MODEL,
         **job: Any,
     ) -> None:
-        """Start a server without drafts."""
         self._start(name, {**PLAIN, "model_path": str(model)}, env, groups=groups, **job)
 
     def drafts(
@@ -128,7 +127,6 @@ class Runs:
         self._start(name, engine, env, drafts=stand_in, groups=groups, release=release, **job)
 
     def result(self, name: str) -> dict[str, Any]:
-        """What a server answered."""
         return self.engines[name.partition("@")[2]].result(name)
 
     def counts(self, name: str) -> dict[str, int]:
@@ -143,7 +141,6 @@ class Runs:
         return [group for group in got if got[group]["tokens"] != want[group]["tokens"]]
 
     def close(self) -> None:
-        """End all of them."""
         for engines in self.engines.values():
             engines.close()
 

@@ -136,7 +136,6 @@ CASES = {
 
 
 def start(engines: Engines, names: Iterable[str], groups: list[dict[str, Any]]) -> None:
-    """Queue the cases `names`, all with the same requests."""
     for name in names:
         case = CASES[name]
         folders = rotations(engines.folder, GEOMETRIES.get(case.family, TINY))
@@ -213,7 +212,6 @@ def cores(engine: Mapping[str, Any], release: str) -> dict[str, str]:
 
 
 def test_mode(mode: str, mutant: str = "") -> dict[str, str]:
-    """Variables of a mode and a bug of `int2_test_plugin`."""
     return {"INT2_TEST_MODE": mode.removeprefix("int2"), "INT2_TEST_MUTANT": mutant}
 
 
@@ -221,7 +219,6 @@ test_mode.__test__ = False  # type: ignore[attr-defined]
 
 
 def answers(run: Mapping[str, Any], what: str = "tokens") -> dict[str, Any]:
-    """One thing about every request of a run, by group."""
     return {name: group[what] for name, group in run["groups"].items()}
 
 

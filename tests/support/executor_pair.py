@@ -48,7 +48,6 @@ class Both:
                 assert block == windows.sink_block[shared_with] != 0 == windows.sink_from[row]
 
     def step(self, new: dict[int, int], *, decode: bool = False) -> float:
-        """One step; the largest difference of outputs."""
         want, got = self.outputs(new, decode=decode)
         return float((got - want).abs().max())
 

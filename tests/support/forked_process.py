@@ -38,7 +38,6 @@ class Output:
         return iter(self.readline, "")
 
     def read(self) -> str:
-        """Everything that was not read yet, once the process has ended."""
         return "".join(self)
 
 
@@ -71,24 +70,19 @@ class ForkedProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Its exit status; `None` while it runs."""
         return self._code.result() if self._code.done() else None
 
     def poll(self) -> int | None:
-        """See `returncode`."""
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end: the exit status."""
         return self._code.result(timeout)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for its end: what it wrote that nobody has read yet."""
         self.wait(timeout)
         return self.stdout.read(), self.stderr.read()
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal."""
         if self.poll() is None:
             os.kill(self.pid, number)
 

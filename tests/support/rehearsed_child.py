@@ -20,7 +20,6 @@ HEADS, REQUESTS, LONGEST = 8, 20, 4000
 
 
 def main(what: str, dim: int, drafts: int, tree: bool) -> None:
-    """Either half of the test."""
     shape = CacheShape(
         HEADS,
         4,

@@ -139,7 +139,6 @@ class Worker:
         self.lengths, self.free = dict[int, int](), list(range(shape.slots - 1, 0, -1))
 
     def integers(self, numbers: Sequence[int]) -> Tensor:
-        """On the device, as engines have them."""
         return torch.tensor(numbers, dtype=torch.int64, device=self.shape.device)
 
     def place(self, row: int, new: int) -> Tensor:

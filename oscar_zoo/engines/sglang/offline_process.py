@@ -28,16 +28,8 @@ FOLLOW_UP = 64
 """Tokens that every turn of a conversation adds to the answer before it."""
 PACE = 0.5
 FACTS = (
-    "attention_backend",
-    "kv_cache_dtype",
-    "dtype",
-    "chunked_prefill_size",
-    "mem_fraction_static",
-    "tp_size",
-    "device",
-    "max_running_requests",
-    "disable_radix_cache",
-    "schedule_policy",
+    "attention_backend kv_cache_dtype dtype chunked_prefill_size mem_fraction_static tp_size device"
+    " max_running_requests disable_radix_cache schedule_policy".split()
 )
 
 

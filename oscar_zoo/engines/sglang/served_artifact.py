@@ -124,12 +124,8 @@ def recipe_values(recipe: ServingRecipe) -> RecipeValues:
 def load(
     source: ArtifactSource, expected_digest: str | None = None, *, model: str | None = None
 ) -> ServedArtifact:
-    """Read the artifact that `source` names.
-
-    Args:
-        expected_digest: required artifact digest, with or without `sha256:`.
-        model: name or folder of the served model; it selects the artifact in a folder of several.
-    """
+    """Read the artifact that `source` names. `expected_digest` may have `sha256:`; `model`, name or
+    folder of the served model, selects the artifact in a folder of several."""
     if source.files is not None:
         k_path, v_path = map(Path, source.files)
         loaded = _pair(_read(k_path), _read(v_path), None, str(k_path.parent))

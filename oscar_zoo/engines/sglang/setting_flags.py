@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from oscar_kernels.spec import BITS, WIDTHS
@@ -152,8 +153,7 @@ def _ratio(text: str) -> float:
     return value
 
 
-def _ratios(text: str) -> tuple[float, ...]:
-    return parse_layers(text, _ratio)
+_RATIOS = partial(parse_layers, read=_ratio)
 
 
 def _name(text: str) -> str:
@@ -211,11 +211,11 @@ OPTIONS = {
     ),
     "k_clip": Option(
         "--oscar-k-clip",
-        _ratios,
+        _RATIOS,
         "clip ratio of keys, of all layers or of each (0,0.96x35); 0 is no clipping",
         "0.96",
     ),
-    "v_clip": Option("--oscar-v-clip", _ratios, "clip ratio of values, as --oscar-k-clip", "0.92"),
+    "v_clip": Option("--oscar-v-clip", _RATIOS, "clip ratio of values, as --oscar-k-clip", "0.92"),
     "group_size": Option(
         "--oscar-group-size",
         _whole(1),

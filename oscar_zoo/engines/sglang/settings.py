@@ -31,16 +31,9 @@ PREFIXES = ("OSCAR_INT2_", "SGLANG_OSCAR_", "SGLANG_MIXED_KV_")
 """Prefixes of variables that are meant for an INT2 cache: ours, and those of the SGLang fork that
 was published with OSCAR, whose start scripts users bring."""
 NO_EFFECT = frozenset(
-    (
-        "HADAMARD_ORDER",
-        "SGLANG_INT2_BACKEND",
-        "SGLANG_INT2_DECODE_MAX_SEQ",
-        "SGLANG_INT2_DECODE_MAX_TILES",
-        "SGLANG_OSCAR_ABSORB_V_ROTATION",
-        "SGLANG_OSCAR_FUSED_ROTATE_CLIP_QUANT",
-        "SGLANG_MIXED_KV_HP_MAX_SPLITS",
-        "SGLANG_MIXED_KV_HP_PREFIX_POOL_TOKENS",
-    )
+    "HADAMARD_ORDER SGLANG_INT2_BACKEND SGLANG_INT2_DECODE_MAX_SEQ SGLANG_INT2_DECODE_MAX_TILES"
+    " SGLANG_OSCAR_ABSORB_V_ROTATION SGLANG_OSCAR_FUSED_ROTATE_CLIP_QUANT"
+    " SGLANG_MIXED_KV_HP_MAX_SPLITS SGLANG_MIXED_KV_HP_PREFIX_POOL_TOKENS".split()
 )
 """Variables of the fork that choose an implementation, not a result. `HADAMARD_ORDER` has no effect
 there either if rotation files are given, because these contain their Hadamard transform."""
@@ -225,14 +218,12 @@ def check(environ: Mapping[str, str]) -> tuple[str, ...]:
         if name in known:
             continue
         if name in NO_EFFECT:
-            what = "it chooses how the published fork computes, not what"
-            warnings.append(f"{name} has no effect here: {what}.")
+            warnings.append(f"{name} has no effect here: it chooses how the fork computes.")
         elif name == SCALE_DTYPE and value != "float16":
-            stored = "scales and offsets are stored in float16, 16 bit each"
-            warnings.append(f"{name}={value}: {stored}.")
+            warnings.append(f"{name}={value}: scales and offsets are stored in 16 bit (float16).")
         elif name in ONLY and value.lower() not in ONLY[name][0]:
-            why = ONLY[name][1]
-            raise UsageError(f"{name}={value} is not supported: {why}.", hint=f"unset {name}")
+            why = f"{name}={value} is not supported: {ONLY[name][1]}."
+            raise UsageError(why, hint=f"unset {name}")
         elif name.startswith(PREFIXES) and name not in (SCALE_DTYPE, *ONLY):
             names = sorted({*known, *NO_EFFECT, *ONLY, SCALE_DTYPE})
             near = difflib.get_close_matches(name, names, 1, 0.0)

@@ -92,13 +92,8 @@ class Layout:
         return max(1, self.tp // self.workers)
 
     def token_bytes(self, *, layers: int, num_kv_heads: int, dims: int, itemsize: int) -> int:
-        """Uncompressed bytes of one token on one GPU.
-
-        Args:
-            layers: with attention, of the whole model.
-            num_kv_heads: of the whole model; with more GPUs than heads they are replicated.
-            itemsize: bytes of one number.
-        """
+        """Uncompressed bytes of one token on one GPU; `layers` with attention and `num_kv_heads`
+        are of the whole model. With more GPUs than heads they are replicated."""
         heads = -(-num_kv_heads // self.attention_ranks)
         return -(-layers // self.pp) * heads * dims * itemsize
 

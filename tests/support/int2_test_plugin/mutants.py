@@ -46,7 +46,6 @@ class StaleWindows(WindowStore):
     """The new owner of a row takes over everything that the old one wrote."""
 
     def begin(self, prefixes: Mapping[int, int]) -> None:
-        """See `WindowStore`."""
         super().begin(dict.fromkeys(prefixes, 0))
 
 

@@ -29,7 +29,6 @@ class TestedCache(Int2Cache):
     said: dict[str, Any]
 
     def report(self) -> dict[str, object]:
-        """See `Int2Cache.report`."""
         return {**super().report(), **self.said}
 
 

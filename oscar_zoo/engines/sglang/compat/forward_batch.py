@@ -107,15 +107,12 @@ def draft_slot_bytes(configurator: Any) -> int:
 
 
 def drafts_of(forward_batch: Any, out_loc: Tensor) -> Drafts:
-    """The drafts of a batch that verifies them. Nothing is read on the host.
+    """The drafts of a batch that verifies them. Nothing is read on the host. A chain stays where it
+    is written. SGLang moves the accepted nodes of everything else.
 
-    A chain stays where it is written. SGLang moves the accepted nodes of everything else.
-
-    Args:
-        forward_batch: SGLang's; in front of a graph, and with DP attention, padding makes more
-            requests of it than have drafts.
-        out_loc: slots of the drafts, which may be padded, too. They count where there are no
-            drafts: while a graph is captured.
+    In front of a graph, and with DP attention, padding makes more requests of a batch than have
+    drafts. `out_loc`, slots of the drafts, may be padded, too. They count where there are no
+    drafts: while a graph is captured.
     """
     spec, rows = forward_batch.spec_info, forward_batch.req_pool_indices.numel()
     count = int(spec.draft_token_num)

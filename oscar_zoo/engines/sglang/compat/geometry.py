@@ -164,12 +164,8 @@ def write_location(loc_info: Any) -> Any:
 
 
 def write_both(pool: Any, layer: Any, out_loc: Any, k: Any, v: Any) -> None:
-    """Write keys and values of a layer into that half of a pair of pools that it belongs to.
-
-    Args:
-        out_loc: slot ids of the first half, one per token.
-        k, v: `[tokens, heads, head_dim]`.
-    """
+    """Write keys and values of a layer, `[tokens, heads, head_dim]`, into that half of a pair of
+    pools that it belongs to. `out_loc`: slot ids of the first half, one per token."""
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
     loc = KVWriteLoc(out_loc, pool.translate_loc_from_full_to_swa(out_loc))

@@ -29,57 +29,33 @@ GET, POST = frozenset({"GET", "HEAD"}), frozenset({"POST"})
 PUT = frozenset({"POST", "PUT"})
 Table = Mapping[str, frozenset[str]]
 """Methods by path; `{name}` is one part of a path, and `{name:path}` the rest of it."""
-_INFORMATION: Table = {
-    "/": GET,
-    "/health": GET,
-    "/health_generate": GET,
-    "/ping": GET,
-    "/metrics": GET,
-    "/metrics/": GET,
-    "/model_info": GET,
-    "/get_model_info": GET,
-    "/server_info": GET,
-    "/get_server_info": GET,
-    "/v1/loads": GET,
-    "/v1/models": GET,
-    "/v1/models/{model:path}": GET,
-    "/api/tags": GET,
-    "/api/show": POST,
+
+
+def _table(methods: frozenset[str], paths: str) -> Table:
+    return dict.fromkeys(paths.split(), methods)
+
+
+_BOTH: Table = {
+    **_table(GET, "/ /health /health_generate /ping /metrics /metrics/ /v1/loads /api/tags"),
+    **_table(GET, "/model_info /get_model_info /server_info /get_server_info"),
+    **_table(GET, "/v1/models /v1/models/{model:path} /v1/responses/{response_id}"),
+    **_table(PUT, "/generate"),
+    **_table(POST, "/tokenize /detokenize /v1/tokenize /v1/detokenize /api/show"),
+    **_table(POST, "/v1/completions /v1/chat/completions"),
+    **_table(POST, "/v1/responses /v1/responses/{response_id}/cancel"),
+    **_table(POST, "/v1/messages /v1/messages/count_tokens"),
 }
-_INFERENCE: Table = {
-    "/generate": PUT,
-    "/tokenize": POST,
-    "/detokenize": POST,
-    "/v1/completions": POST,
-    "/v1/chat/completions": POST,
-    "/v1/tokenize": POST,
-    "/v1/detokenize": POST,
-    "/v1/responses": POST,
-    "/v1/responses/{response_id}": GET,
-    "/v1/responses/{response_id}/cancel": POST,
-    "/v1/messages": POST,
-    "/v1/messages/count_tokens": POST,
-}
-_BOTH = {**_INFORMATION, **_INFERENCE}
 OPEN: Mapping[str, Table] = {
-    "0.5.17": {**_BOTH, "/weight_version": GET, "/get_weight_version": GET, "/get_load": GET},
-    "0.5.21": {**_BOTH, "/ready": GET},
-    "0.5.23": {**_BOTH, "/ready": GET},
+    "0.5.17": {**_BOTH, **_table(GET, "/weight_version /get_weight_version /get_load")},
+    "0.5.21": {**_BOTH, **_table(GET, "/ready")},
+    "0.5.23": {**_BOTH, **_table(GET, "/ready")},
 }
 """Routes for everybody who may ask at all, by release."""
 # Not Ollama's /api/chat: with transformers 5 these releases fail there, whatever they are asked.
 ENGINE_API: Table = {
-    "/encode": PUT,
-    "/classify": PUT,
-    "/invocations": POST,
-    "/vertex_generate": POST,
-    "/v1/embeddings": POST,
-    "/v1/classify": POST,
-    "/v1/rerank": PUT,
-    "/v1/score": POST,
-    "/v1/decisions": POST,
-    "/v1/systemone": POST,
-    "/api/generate": POST,
+    **_table(PUT, "/encode /classify /v1/rerank"),
+    **_table(POST, "/invocations /vertex_generate /v1/embeddings /v1/classify /v1/score"),
+    **_table(POST, "/v1/decisions /v1/systemone /api/generate"),
 }
 """Routes that `--engine-api` opens besides, with all fields of the engine; some releases lack some.
 """

@@ -81,32 +81,25 @@ async def answer(send: Send, status: int, value: Any, headers: Headers = ()) -> 
     await send({"type": "http.response.body", "body": body})
 
 
-def with_headers(send: Send, headers: Headers) -> Send:
+def passing(
+    send: Send,
+    *,
+    headers: Headers = (),
+    begun: Callable[[], None] | None = None,
+    ended: Callable[[], None] | None = None,
+) -> Send:
+    """Pass an answer on with more headers, and call `begun` for each part of it, and `ended` behind
+    the last one: SGLang goes on for two seconds behind a stream."""
 
     async def forward(message: Message) -> None:
+        if begun is not None:
+            begun()
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), *headers]}
         await send(message)
-
-    return forward
-
-
-def when_begun(send: Send, call: Callable[[], None]) -> Send:
-
-    async def forward(message: Message) -> None:
-        call()
-        await send(message)
-
-    return forward
-
-
-def when_ended(send: Send, call: Callable[[], None]) -> Send:
-    """Call `call` when the answer has ended. SGLang goes on for two seconds behind a stream."""
-
-    async def forward(message: Message) -> None:
-        await send(message)
-        if message["type"] == "http.response.body" and not message.get("more_body"):
-            call()
+        last = message["type"] == "http.response.body" and not message.get("more_body")
+        if last and ended is not None:
+            ended()
 
     return forward
 
@@ -198,14 +191,8 @@ GONE = 400, "The connection was closed before the body had come.", "gone"
 
 
 class Body:
-    """The body of one request, and `receive` for SGLang, which gets it in one piece.
-
-    Args:
-        together: all bodies of this server that are held now, and their bytes.
-
-    Attributes:
-        content: what has come.
-    """
+    """The body of one request, and `receive` for SGLang, which gets it in one piece. `content` is
+    what has come; `together` are all bodies of this server that are held now, and their bytes."""
 
     def __init__(self, receive: Receive, together: dict[Body, int]) -> None:
         self._receive, self._together = receive, together

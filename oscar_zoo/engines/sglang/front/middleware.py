@@ -46,14 +46,9 @@ NEEDS_KEY = "This server needs its API key: Authorization: Bearer KEY."
 
 
 class Front:
-    """An ASGI application around SGLang's.
-
-    Args:
-        settings: who may ask.
-        routes: what they may ask for.
-        freezing: set while SGLang asks itself for `/freeze_gc`, without a key where it has none.
-        off: why SGLang cannot answer a path of `routes`, in sentences; `None` where it can.
-    """
+    """An ASGI application around SGLang's. `freezing` is set while SGLang asks itself for
+    `/freeze_gc`, without a key where it has none; `off` says why SGLang cannot answer a path of
+    `routes`, in sentences, or gives `None` where it can."""
 
     def __init__(
         self,
@@ -70,11 +65,8 @@ class Front:
         self._bodies: dict[Body, int] = {}
         self._answering: set[object] = set()
         self._administration = Routes.of(ADMINISTRATION)
-        self._client_keys = [
-            key.encode()
-            for key in (settings.key, settings.engine_key, settings.administration_key)
-            if key is not None
-        ]
+        keys = (settings.key, settings.engine_key, settings.administration_key)
+        self._client_keys = [key.encode() for key in keys if key is not None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -91,11 +83,9 @@ class Front:
             path, method = _path(scope), scope["method"]
             _check_once(scope["headers"])
             known = self._known(headers)
-            foreign = self._foreign(headers, known=known)
-            if foreign is not None:
-                raise Refused(403, foreign, "forbidden")
+            self._refuse_foreign(headers, known=known)
             cors = self._cors(headers)
-            send = messages.with_headers(send, cors) if cors else send
+            send = messages.passing(send, headers=cors) if cors else send
             if cors and method == "OPTIONS":
                 await messages.answer(send, 204, None, _preflight(headers))
             elif path == PATH and method == "GET":
@@ -112,7 +102,7 @@ class Front:
                 one = object()
                 if method == "POST":  # other routes are answered at once
                     self._answering.add(one)
-                    send = messages.when_ended(send, lambda: self._answering.discard(one))
+                    send = messages.passing(send, ended=lambda: self._answering.discard(one))
                 try:
                     await self._ask(scope, headers, path, receive, send)
                 finally:
@@ -140,7 +130,7 @@ class Front:
                 send = messages.without(send, self._settings.secrets)
             send = messages.refused_stream(send)
             send = messages.with_ids(send, ids) if ids else send
-            passed = messages.when_begun(send, body.release)
+            passed = messages.passing(send, begun=body.release)
             length = str(len(body.content)).encode()
             await self._app({**scope, "headers": self._passed(scope, length)}, body, passed)
         finally:
@@ -173,23 +163,19 @@ class Front:
             kept.append((b"authorization", f"Bearer {self._settings.engine_key}".encode()))
         return kept
 
-    def _foreign(self, headers: Mapping[bytes, bytes], *, known: bool) -> str | None:
-        host = headers.get(b"host", b"").decode("latin-1")
-        has_key = self._settings.key is not None
+    def _refuse_foreign(self, headers: Mapping[bytes, bytes], *, known: bool) -> None:
+        """Refuse a request that comes from where nobody may ask."""
+        host, has_key = headers.get(b"host", b"").decode("latin-1"), self._settings.key is not None
         named = access.is_named(host, self._settings.host, has_key=has_key)
         if host and not named and not known:
-            return (
-                f"The Host {host[:100]!r} is none of this server's names. Ask for its address, or"
-                " send its API key."
-            )
+            why = f"The Host {host[:100]!r} is none of this server's names. Ask for its address, or"
+            raise Refused(403, f"{why} send its API key.", "forbidden")
         origin = headers[b"origin"].decode("latin-1") if b"origin" in headers else None
         site = headers.get(b"sec-fetch-site")
         if not access.may_ask(origin, site, host, self._settings.origins):
-            return (
-                f"Pages of {(origin or 'another origin')[:100]} may not ask this server. Open it"
-                " for them: oscar-zoo serve --allow-origin URL."
-            )
-        return None
+            page = (origin or "another origin")[:100]
+            why = f"Pages of {page} may not ask this server. Open it for them:"
+            raise Refused(403, f"{why} oscar-zoo serve --allow-origin URL.", "forbidden")
 
     def _cors(self, headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
         origin = headers.get(b"origin", b"")

@@ -32,13 +32,8 @@ from oscar_zoo.models import config_file
 logger = logging.getLogger(__name__)
 
 LISTED = frozenset(
-    (
-        "Exaone4ForCausalLM",
-        "ExaoneMoEForCausalLM",
-        "Gemma4ForConditionalGeneration",
-        "Gemma4UnifiedForConditionalGeneration",
-        "GptOssForCausalLM",
-    )
+    "Exaone4ForCausalLM ExaoneMoEForCausalLM Gemma4ForConditionalGeneration"
+    " Gemma4UnifiedForConditionalGeneration GptOssForCausalLM".split()
 )
 """Classes of models for which SGLang asks for one of a few attention backends."""
 STAND_IN = "triton"
