@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engines import INSTALLED, RELEASES, REPOSITORY, Engines, environment, needs_sglang
+from engines import RELEASES, REPOSITORY, environment, needs_sglang
 from forked_commands import forked
 
 from oscar_zoo.engines.sglang.compat import releases
@@ -85,18 +85,6 @@ def test_any_other_server_is_told_once(
     register()
     (record,) = caplog.records
     assert record.message.startswith(f"No INT2 KV cache: sglang {NEXT} is outside")
-
-
-@pytest.mark.sglang
-@needs_sglang
-def test_the_table_is_true_of_the_installed_release(tmp_path: Path) -> None:
-    engines = Engines(tmp_path)
-    found = engines.call("engine_calls:names")
-    engines.close()
-    rows = (releases.RESOLVE, releases.ALLOCATE_ROWS)
-    place = RELEASES.index(INSTALLED)
-    wanted = [row.new if place >= RELEASES.index(row.since) else row.old for row in rows]
-    assert found == wanted
 
 
 @pytest.mark.sglang
