@@ -152,7 +152,7 @@ CASES: dict[str, tuple[Spoil, int, str]] = {
     "a flag that SGLang completes": (
         words("--", "--speculative-algo=DFLASH"),
         2,
-        "DFLASH does",
+        "--speculative-algorithm does",
     ),
     "a flag that opens a port": (words("--", "--grpc-port=1"), 2, "--grpc-port is not allowed"),
     "more ranks than the CPU has places for": (
