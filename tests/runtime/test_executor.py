@@ -18,8 +18,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from cache_oracle import PlainPrefill
-from executor_pair import Both
-from small_caches import CacheShape
+from small_caches import Both, CacheShape
 
 from oscar_kernels.cache import BatchView, LayerCache
 from oscar_zoo.runtime import int2_cache

@@ -6,8 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from cache_oracle import PlainPrefill
-from executor_pair import Both
-from small_caches import CacheShape
+from small_caches import Both, CacheShape
 
 from oscar_kernels.spec import QuantSpec
 from oscar_zoo.runtime.engine import Softmax

@@ -233,10 +233,13 @@ class OfflineBench:
 
     def _check_room(self, case: Case, new_tokens: int) -> None:
         need = case.batch * (case.context + new_tokens)
+        why = ""
         if need > self._tokens:
-            raise _NoFigure(f"needs {need:,} tokens, the cache has {self._tokens:,}")
-        if case.batch > self._requests:
-            raise _NoFigure(f"the engine runs at most {self._requests} requests at a time")
+            why = f"needs {need:,} tokens, the cache has {self._tokens:,}"
+        elif case.batch > self._requests:
+            why = f"the engine runs at most {self._requests} requests at a time"
+        if why:
+            raise _NoFigure(why)
 
     def _talk(self, bulk: Bulk, seed: str) -> list[list[Reply]]:
         turns = [self._send(self._prompts(bulk.requests, bulk.context, seed), bulk.new_tokens)]

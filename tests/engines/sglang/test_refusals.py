@@ -204,10 +204,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, s
         return {name: getattr(value, "value", value) for name, value in attributes.items()}
 
     cases = {
-        "flags": {
-            "": [],
-            **{name: argv(name, attributes) for name, attributes in SERVER_CASES.items()},
-        },
+        "flags": {"": [], **{name: argv(name, given) for name, given in SERVER_CASES.items()}},
         "models": {
             name: model_folder(folder / str(i), config)
             for i, (name, config) in enumerate(MODELS.items())

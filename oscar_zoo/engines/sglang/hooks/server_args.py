@@ -205,17 +205,10 @@ def bind_stores() -> None:
     """From now on, stores of this process that are on loopback listen there and nowhere else."""
     import torch.distributed
 
-    stock = torch.distributed.TCPStore
+    stock: Any = torch.distributed.TCPStore
     if getattr(stock, "oscar_loopback", False):
         return
-    ours = _loopback_store(stock)
-    for name in ("torch.distributed", "torch.distributed.rendezvous"):
-        module = sys.modules[name]
-        if getattr(module, "TCPStore", None) is stock:
-            module.TCPStore = ours  # type: ignore[attr-defined]
 
-
-def _loopback_store(stock: Any) -> Any:
     class LoopbackStore(stock):  # type: ignore[misc]
         oscar_loopback = True
 
@@ -233,7 +226,10 @@ def _loopback_store(stock: Any) -> Any:
                 named["master_listen_fd"], port = listening
             super().__init__(host_name, port, world_size, is_master, *given, **named)
 
-    return LoopbackStore
+    for name in ("torch.distributed", "torch.distributed.rendezvous"):
+        module: Any = sys.modules[name]
+        if getattr(module, "TCPStore", None) is stock:
+            module.TCPStore = LoopbackStore
 
 
 def _listening(host: str, port: int, *, any_port: bool) -> tuple[int, int]:
