@@ -34,7 +34,7 @@ from oscar_zoo.errors import (
     OscarZooError,
     OutputExists,
 )
-from oscar_zoo.next_step import AddOption, Compute, DropOption
+from oscar_zoo.next_step import Compute, OptionStep
 from oscar_zoo.observer import Note, Observer
 from oscar_zoo.registry.compute_wish import ComputeWish
 from oscar_zoo.registry.fetch import PullJob, PullResult
@@ -302,9 +302,8 @@ def _compute(plan: ComputePlan, work: Path, observer: Observer) -> ComputeResult
         raise
     except OscarZooError as error:
         step = error.next_step
-        if isinstance(step, AddOption | DropOption):  # not an option of the command that runs
-            command = f"oscar-zoo compute {quote(plan.choice.source)}"
-            error.next_step = replace(step, command=command)
+        if isinstance(step, OptionStep):  # not an option of the command that runs
+            error.next_step = step.of(f"oscar-zoo compute {quote(plan.choice.source)}")
         raise
     return result
 

@@ -14,7 +14,6 @@ from pathlib import Path, PurePosixPath
 from shlex import quote
 
 from oscar_zoo.artifact import signature_file, strict_json
-from oscar_zoo.artifact.checks import Problem
 from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, MAX_PAYLOAD_BYTES, FileDigest, read_file
 from oscar_zoo.artifact.manifest import (
     FILE_NAME,
@@ -25,10 +24,10 @@ from oscar_zoo.artifact.manifest import (
     is_payload,
 )
 from oscar_zoo.artifact.names import CACHED, is_path, path_text
-from oscar_zoo.artifact.outcome import Outcome, Unreadable, Unsupported
+from oscar_zoo.artifact.outcome import Outcome, Rejected, Unreadable, Unsupported
 from oscar_zoo.artifact.pairing import role_of_name
 from oscar_zoo.artifact.specs import Geometry
-from oscar_zoo.artifact.verify import rejected, verify_files
+from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.errors import (
     AmbiguousName,
     ArtifactNotFound,
@@ -166,12 +165,10 @@ def _not_one_pair(folder: Path, payload: Set[str]) -> Outcome | None:
             "an artifact is a K file and a V file; here is only"
             f" {', '.join(names) or 'no rotation file'}"
         )
-        problem = Problem(
-            "incomplete_pair", message, path=min(payload) if len(payload) == 1 else None
-        )
-        return rejected("schema", problem, ())
+        path = min(payload) if len(payload) == 1 else None
+        return Rejected("schema", "incomplete_pair", message, path)
     message = f"several pairs in one folder, name one file: {', '.join(names)}"
-    return rejected("schema", Problem("ambiguous_pair", message), ())
+    return Rejected("schema", "ambiguous_pair", message)
 
 
 def find_artifacts(path: Path) -> list[Path]:

@@ -51,7 +51,7 @@ def test_suggestions_come_first_and_keep_commands_as_they_are() -> None:
 
 
 def test_an_option_of_another_command_says_so() -> None:
-    step = AddOption("--allow-poor", command="oscar-zoo compute M")
+    step = AddOption("--allow-poor").of("oscar-zoo compute M")
     assert str(step) == "add --allow-poor (an option of oscar-zoo compute M)"
 
 

@@ -203,7 +203,7 @@ def test_one_wrong_layer_is_found_wherever_it_stands(bad: int) -> None:
     found = compare(replace(good, layers=layers), fingerprint, "model", None)
     assert found is not None
     assert found.layer == bad
-    assert min(found.trace, found.diag, found.sketch) > statistics.LIMIT
+    assert min(found.errors) > statistics.LIMIT
     honest = compare(good, fingerprint, "model", None)
     assert honest is not None
     assert honest.worst < statistics.LIMIT
