@@ -65,13 +65,12 @@ class Parameter:
 
     @property
     def required(self) -> bool:
-        """Whether it has no default."""
         return self.default is MISSING
 
 
 def parameters_of(kind: type) -> Iterator[Parameter]:
-    """The fields of a verb's parameters: those of the verb itself, then those of each group it
-    inherits. A field without an `Opt` is for callers from Python."""
+    """The fields of a verb's parameters, then those of each group it inherits. A field without an
+    `Opt` is for callers from Python."""
     hints = get_type_hints(kind, include_extras=True)
     own = {field.name: field for field in fields(kind)}
     order = [name for owner in kind.__mro__ for name in inspect.get_annotations(owner)]

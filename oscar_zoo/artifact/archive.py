@@ -118,7 +118,6 @@ class _Archive:
         return self.named(records)
 
     def directory(self) -> list[_Entry]:
-        """All directory entries; sets where the directory starts."""
         data, last = self.data, len(self.data) - _END.size
         if not data.startswith(b"PK\3\4"):
             self.bad("prefix", " does not start with an archive record")
@@ -200,7 +199,7 @@ class _Archive:
             self.bad("field", f": {shown} has {what}")
 
     def local_header(self, entry: _Entry) -> int:
-        """Check one local header against its directory entry; offset of the first byte of data."""
+        """Check one local header against its entry; offset of the first byte of data."""
         head = entry.offset
         if head + _LOCAL.size > self.end:
             self.bad("header", f": {entry} has no local header")
@@ -225,7 +224,6 @@ class _Archive:
         return start + int(extra_size)
 
     def descriptor(self, entry: _Entry, position: int) -> int:
-        """Check the data descriptor at `position`; offset of the first byte after it."""
         after = position + _DESCRIPTOR.size
         wanted = (b"PK\7\x08", entry.crc, entry.size, entry.size)
         if after > self.end or _DESCRIPTOR.unpack_from(self.data, position) != wanted:
@@ -234,8 +232,7 @@ class _Archive:
         return after
 
     def named(self, records: Mapping[bytes, memoryview]) -> dict[str, memoryview]:
-        """Drop the one root folder from the names. Every name is checked against the allow-list,
-        and every marker against its content."""
+        """Drop the one root folder from the names, which must be in the allow-list."""
         result: dict[str, memoryview] = {}
         root = next(iter(records)).split(b"/", 1)[0]
         if root in (b"", b".", b"..") or b"\\" in root:

@@ -50,9 +50,7 @@ def verify_path(
     strict: bool = False,
     max_bytes: int = MAX_PAYLOAD_BYTES,
 ) -> Outcome:
-    """Verify one rotation file, or an artifact folder that holds one K/V pair, with a manifest or
-    without. `expected_digest` is that of the artifact, or sha256 of the one file; `sha256:` may be
-    left out."""
+    """Verify one rotation file, or a folder with one K/V pair; arguments as of `verify_files`."""
     files = read_path(path, max_bytes)
     if not isinstance(files, dict):
         return files
@@ -67,7 +65,7 @@ def verify_path(
 
 
 def read_path(path: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, bytes] | Outcome:
-    """One rotation file, or what `read_folder` reads of a folder; what cannot be read is an
+    """What `read_folder` reads of a folder, or one rotation file; what cannot be read is an
     outcome."""
     try:
         if path.is_dir():
@@ -111,7 +109,6 @@ def read_folder(folder: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, b
 
 
 def read_signature(folder: Path) -> bytes | None:
-    """The signature file in `folder`, or `None` where there is none."""
     try:
         return read_file(folder / SIGNATURE_NAME, max_bytes=signature_file.MAX_BYTES)
     except PathNotFound:
@@ -195,15 +192,13 @@ def find_artifacts(path: Path) -> list[Path]:
 
 
 def is_artifact(folder: Path) -> bool:
-    """Whether `folder` itself, not one below it, is among those of `find_artifacts`."""
     with suppress(OSError):  # what cannot be listed holds nothing that anybody could read
         return _holds_artifact(folder, [path for path in folder.iterdir() if not path.is_symlink()])
     return False
 
 
 def artifact_of_model(tree: Path, model: str) -> Path:
-    """The folder of the one artifact at or below `tree` for `model`: `NAME`, `ORG/NAME`, or the
-    path of a model's folder."""
+    """The folder of the one artifact at or below `tree` for `model`: a name or a model's folder."""
     if not tree.is_dir():
         raise PathNotFound.for_path(path_text(tree), "folder of rotations")
     found = find_artifacts(tree)
@@ -216,7 +211,6 @@ def artifact_of_model(tree: Path, model: str) -> Path:
 
 
 def choose_artifact(tree: Path, found: Sequence[Path], model: str) -> Path:
-    """The one of the folders `found` in `tree` that is for `model`; as `artifact_of_model`."""
     if tree in found:
         return tree
     model_id = hub_id(model)
@@ -238,8 +232,8 @@ def choose_artifact(tree: Path, found: Sequence[Path], model: str) -> Path:
 
 
 def hub_id(model: str) -> str:
-    """The name of a model in lower case, `org/name` or `name`; a folder is called by its name, and
-    a cached model by its id."""
+    """The name of a model in lower case; a folder is called by its name, a cached model by its
+    id."""
     path = Path(model).expanduser()
     if not path.is_dir() and not is_path(model):
         return model.casefold()
@@ -265,8 +259,7 @@ def _holds_artifact(folder: Path, entries: Sequence[Path]) -> bool:
 
 
 def _is_model(folder: Path) -> bool:
-    """Whether `folder` has the `config.json` of a model, and weights. Links count, because hubs
-    keep models as links."""
+    """Whether `folder` has a model. Links count, because hubs keep models as links."""
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -279,7 +272,6 @@ def _is_model(folder: Path) -> bool:
 
 
 def _names(folder: Path) -> set[str]:
-    """The model's name in the manifest of `folder`, in lower case."""
     folder = folder.resolve()
     names = {folder.name, folder.parent.name}
     with suppress(OscarZooError):  # no manifest, or a broken one: the folders' names remain

@@ -74,7 +74,6 @@ def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write `data` to `path` in one step: a reader sees either the old content or the new one."""
     tidy(path.parent)
     fresh = temp_path(path.parent)
     try:
@@ -121,8 +120,8 @@ def check_private(*folders: Path, open_to: int = 0o022) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Raise `OSError` where `folder` takes no new file. One is created and removed, because rights
-    alone do not tell what a file system refuses."""
+    """Raise `OSError` where `folder` takes no new file: rights alone do not tell what a system
+    refuses."""
     probe = temp_path(folder)
     try:
         os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -137,7 +136,6 @@ def check_creatable(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the entries of `folder` to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -194,7 +192,6 @@ def exchange(staged: Path, target: Path) -> bool:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
-    """Write `files` (plain names) into the folder, in name order, each forced to disk."""
     for name in sorted(files):
         write_new(folder / name, files[name], mode=mode)
 
@@ -269,14 +266,12 @@ def storage_errors(what: str, *, cache: bool = False) -> Iterator[None]:
 
 
 def temp_name() -> str:
-    """A fresh name that says which process made it."""
     place, start = _place(), _start(os.getpid())
     owner = f"{place}.{os.getpid()}.{start}." if place and start else ""
     return f"{TEMP_PREFIX}{owner}{uuid.uuid4().hex}"
 
 
 def is_ours(name: str) -> bool:
-    """Whether `temp_name` made `name`, in this version or an earlier one."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -304,7 +299,7 @@ def _place() -> str:
 
 
 def _start(pid: int) -> str | None:
-    """When the process began, in ticks since the boot; `None` when there is none."""
+    """When the process began, in ticks since the boot."""
     try:
         text = (_PROC / str(pid) / "stat").read_text("ascii", "replace")
     except FileNotFoundError:
@@ -329,7 +324,6 @@ def held(
 
 @contextlib.contextmanager
 def held_file(path: Path, *, timeout: float, shared: bool = False) -> Iterator[bool]:
-    """Hold the lock file `path`, which is created when possible."""
     descriptor = _open(path)
     if descriptor is None:
         yield False
@@ -357,8 +351,8 @@ def held_descriptor(descriptor: int, *, timeout: float, shared: bool = False) ->
 
 
 def _open(path: Path) -> int | None:
-    """The lock file, created where it is missing, or `None` when that cannot be; raises
-    `MalformedFile` where its folder is a link."""
+    """The lock file, or `None` when it cannot be; raises `MalformedFile` where its folder is a
+    link."""
     refuse_links(path.parent.parent, path.parent.name)
     try:
         check_private(path.parent.parent, path.parent)

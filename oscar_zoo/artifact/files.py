@@ -44,13 +44,11 @@ def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
 
 
 def read_start(path: Path, size: int) -> bytes:
-    """At most the first `size` bytes of a regular file; raises as `read_file`."""
     with os.fdopen(_open(path)[0], "rb") as stream:
         return _read(stream, size, path)
 
 
 def _open(path: Path) -> tuple[int, int]:
-    """Descriptor and size of a regular file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -82,14 +80,12 @@ def _read(stream: BinaryIO, size: int, path: Path) -> bytes:
 
 
 def refuse_mistaken(data: bytes, *, what: str) -> None:
-    """Raise `MalformedFile` for what `mistaken_content` recognises."""
     if mistake := mistaken_content(data):
         raise MalformedFile(mistake[0], f"{what} is {mistake[1]}.", hint=mistake[2])
 
 
 def mistaken_content(data: bytes) -> tuple[str, str, str] | None:
-    """Recognise content that hubs and people often give in place of a file: a reason, words for `it
-    is ...` and a hint."""
+    """Code, words and a hint for what hubs and people often give in place of a file."""
     head = data[:256].lstrip().lower()
     if not data:
         return "file.empty", "empty", "fetch it again"
@@ -110,12 +106,10 @@ class FileDigest:
 
 
 def sha256_hex(data: bytes) -> str:
-    """sha256 of `data` as 64 lower-case hex digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def file_digest(path: str, data: bytes) -> FileDigest:
-    """The entry of one payload file whose content is `data`."""
     return FileDigest(path, sha256_hex(data), len(data))
 
 

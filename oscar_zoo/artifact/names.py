@@ -58,7 +58,7 @@ def safe_part(text: str) -> str:
 
 
 def cached_model(folder: Path) -> tuple[str, str] | None:
-    """The id and the commit of a model in the cache of a hub's client, which keeps `ORG/NAME` in
+    """The id and the commit of a model in the cache of a hub's client,
     `models--ORG--NAME/snapshots/<commit>`; `None` for another folder."""
     place, commit = folder.parent.parent.name, folder.name
     if folder.parent.name != "snapshots" or not place.startswith(CACHED):
@@ -69,13 +69,8 @@ def cached_model(folder: Path) -> tuple[str, str] | None:
 
 
 def is_path(text: str) -> bool:
-    """Whether `text` is written as a path.
-
-    Everything else is a name, even when a folder of that name exists.
-
-    A path begins with `.`, `/` or `~`, ends in `/`, or is a file name that ends in one of
-    `FILE_SUFFIXES`.
-    """
+    """Whether `text` is written as a path: it begins with `.`, `/` or `~`, or ends in `/` or one of
+    `FILE_SUFFIXES`. All else is a name, even when a folder of that name exists."""
     return text.startswith((".", "/", "~")) or text.endswith(("/", *FILE_SUFFIXES))
 
 
@@ -100,7 +95,6 @@ def typed(path: PurePath | str) -> str:
 
 
 def check_digest(text: str) -> str:
-    """Return `text` when it is `sha256:` and 64 lower-case hex digits, else raise `InvalidName`."""
     if _DIGEST.fullmatch(text) is None:
         raise InvalidName(
             f"{text[:120]!r} is not a digest.", hint="a digest is sha256: and 64 hex digits"
@@ -109,10 +103,7 @@ def check_digest(text: str) -> str:
 
 
 def parse_digest(text: str) -> str:
-    """A full digest as people type it, in any case, with or without `sha256:`.
-
-    Raises `InvalidName`.
-    """
+    """A full digest as people type it, in any case, with or without `sha256:`."""
     return check_digest("sha256:" + text.lower().removeprefix("sha256:"))
 
 
@@ -125,7 +116,6 @@ class ArtifactId:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse `<Model>/<tag>`; raises `InvalidName`."""
         model, slash, tag = text.partition("/")
         if not slash:
             raise InvalidName(
@@ -138,21 +128,17 @@ class ArtifactId:
 
     @property
     def reference(self) -> str:
-        """The id as people type it: `<Model>:<tag>`."""
         return f"{self.model}:{self.tag}"
 
     @property
     def key(self) -> str:
-        """Form for comparing: case-folded."""
         return str(self).casefold()
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a user types: `NAME`, `NAME:TAG` or `NAME@sha256:PREFIX`.
-
-    NAME may carry an organisation, as in `Qwen/Qwen3-8B`.
-    """
+    """What a user types: `NAME`, `NAME:TAG` or `NAME@sha256:PREFIX`, with or without an
+    organisation."""
 
     name: str
     tag: str | None = None
@@ -160,7 +146,6 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse a reference; raises `InvalidName`."""
         name, at, digest = text.partition("@")
         if at and _DIGEST_PREFIX.fullmatch(digest) is None:
             raise InvalidName(
@@ -189,10 +174,8 @@ class Reference:
 @dataclass(frozen=True)
 class CalibrationTag:
     """A tag of the form `seq<T>_prompt<N>_group<G>[_bits<B>][-variant]`; a label, not a proof.
-
-    `bits` are the average bits of a stored element, scales and offsets included, where codes do not
-    have 2 bits everywhere. The tag has three decimals of them at most.
-    """
+    `bits` are the average bits of a stored element where codes do not have 2 bits everywhere; the
+    tag has three decimals of them at most."""
 
     tokens: int
     prompts: int

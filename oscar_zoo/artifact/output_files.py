@@ -10,7 +10,6 @@ from oscar_zoo.errors import PathNotFound, UsageError
 
 
 def check_file(path: Path | None) -> None:
-    """Refuse a file that could not be written in the end."""
     if path is None:
         return
     if path.is_dir():
@@ -22,12 +21,10 @@ def check_file(path: Path | None) -> None:
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder in which nothing could be made in the end; raises `StorageError`."""
     with durable.storage_errors(f"cannot write {path}"):
         durable.check_creatable(path / "any")
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write the whole file or nothing; raises `StorageError`."""
     with durable.storage_errors(f"cannot write {path}"):
         durable.replace_file(path, content)

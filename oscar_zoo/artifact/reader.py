@@ -85,8 +85,8 @@ _CALIBRATION_3: Mapping[str, tuple[type, ...]] = {
 
 
 def read_rotation(data: bytes, *, what: str) -> RotationSet:
-    """Parse a whole untrusted rotation file of format_version 1, 2 or 3. Arrays are read-only
-    float32 views into `data`, or copies where it is not aligned."""
+    """Parse a whole untrusted rotation file. Arrays are read-only float32 views into `data`, or
+    copies where it is not aligned."""
     _name_kind(data, what)
     records = archive.read_archive(data, what=what)
     top = pickle_reader.load(records[archive.PICKLE], what=what)
@@ -94,7 +94,6 @@ def read_rotation(data: bytes, *, what: str) -> RotationSet:
 
 
 def _name_kind(data: bytes, what: str) -> None:
-    """Raise for things people take for a rotation file, by name."""
     mistaken = mistaken_content(data)
     if mistaken is not None:
         reason, words, hint = mistaken
@@ -223,8 +222,6 @@ class _Builder:
         return value
 
     def transform(self) -> None:
-        """The set's name, whether it is orthogonal and centered, and its role. Formats 1 and 2 say
-        it in the objective, format 3 in the transform block."""
         self.orthogonal, self.centered = True, False
         self.role: Role | None = None
         hessian, _, composition = self.objective.partition("_")

@@ -49,15 +49,9 @@ _OURS = "oscar_zoo"
 
 @dataclass(frozen=True)
 class SignatureFile:
-    """A signature that was read; nothing of it is checked against a key yet.
-
-    Attributes:
-        files: path -> sha256 in hex, of every file that is signed.
-        payload: the signed statement.
-        signature: of `signed_bytes`, DER.
-        hint: sha256 of the public key as PEM, or `None`.
-        key: the public key as DER, as the signer says, or `None`.
-    """
+    """A signature that was read; nothing of it is checked against a key yet. `files` are paths and
+    their sha256, `signature` is DER, `hint` the sha256 of the public key as PEM, and `key` the
+    public key as DER, as the signer says."""
 
     files: Mapping[str, str]
     payload: bytes
@@ -67,13 +61,11 @@ class SignatureFile:
 
     @property
     def signed_bytes(self) -> bytes:
-        """What the signature is of: the payload in the encoding of DSSE."""
         return pre_authentication(self.payload)
 
     @classmethod
     @malformed_hint("fetch it again, or ask its publisher to sign it again")
     def from_bytes(cls, data: bytes, what: str = SIGNATURE_NAME) -> Self:
-        """Parse a whole untrusted file."""
         bundle = validated(_Bundle, _json(data, what), code="signature.schema", what=what)
         envelope = bundle.dsse_envelope
         payload = _decoded(envelope.payload, what)
@@ -89,7 +81,6 @@ class SignatureFile:
 
 
 def statement_bytes(artifact: str, files: Mapping[str, str], key: bytes) -> bytes:
-    """The statement to sign."""
     ordered = sorted(files, key=PurePosixPath)
     predicate = {
         "serialization": {
@@ -114,7 +105,6 @@ def statement_bytes(artifact: str, files: Mapping[str, str], key: bytes) -> byte
 
 
 def bundle_bytes(payload: bytes, signature: bytes, hint: str) -> bytes:
-    """The file that holds a signed statement."""
     envelope = {
         "payload": base64.b64encode(payload).decode(),
         "payloadType": _PAYLOAD_TYPE,

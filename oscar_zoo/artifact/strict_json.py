@@ -28,7 +28,6 @@ Json = Any
 def loads(
     data: bytes, *, what: str = "JSON", max_bytes: int = MAX_BYTES, infinite: bool = False
 ) -> Json:
-    """Parse a whole untrusted document, strict UTF-8 without a byte-order mark."""
     if len(data) > max_bytes:
         raise MalformedFile(
             "json.size", f"{what} has {len(data)} bytes, at most {max_bytes} are read."
@@ -58,16 +57,14 @@ def loads(
 
 
 def canonical_bytes(value: Json) -> bytes:
-    """The only byte form of `value`: sorted keys, separators `,` and `:`, UTF-8, no newline, no
-    NaN."""
+    """The only byte form of `value`: sorted keys, no spaces, UTF-8, no newline."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
 
 
 def pretty_bytes(value: Json) -> bytes:
-    """The form for files people read: sorted keys, one space of indent, UTF-8, final newline.
-    Refuses NaN."""
+    """The form for files people read: one space of indent, final newline."""
     return (
         json.dumps(value, sort_keys=True, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     ).encode()

@@ -41,8 +41,7 @@ def write(
     *,
     checksum: bool = False,
 ) -> bytes:
-    """The canonical file of float32 or float64 `tensors`, in sorted order of names. `metadata` goes
-    into the header, with a `CHECKSUM` where one is wanted."""
+    """The canonical file of float32 or float64 `tensors`, sorted by name."""
     kept = dict(metadata or {})
     header: dict[str, Any] = {}
     content: list[bytes] = []
@@ -67,8 +66,7 @@ def write(
 
 
 def read(data: bytes, *, what: str) -> dict[str, NDArray[np.float32]]:
-    """Parse a whole untrusted file of float32 tensors without metadata: read-only arrays by
-    name."""
+    """Parse a whole untrusted file of float32 tensors without metadata; arrays are read-only."""
     header, body = _split(data, what, MAX_HEADER)
     return {
         name: np.asarray(array, dtype=np.float32)
@@ -79,9 +77,8 @@ def read(data: bytes, *, what: str) -> dict[str, NDArray[np.float32]]:
 def read_with_metadata(
     data: bytes, *, what: str, max_header: int
 ) -> tuple[dict[str, NDArray[np.float64]], dict[str, str]]:
-    """Parse a whole untrusted file of float64 tensors with metadata and at most `max_header` bytes
-    of header: read-only arrays by name, which are views of `data`, and the metadata. A `CHECKSUM`
-    is checked where the file has one, and left out."""
+    """Parse a whole untrusted file of float64 tensors with metadata: read-only views of `data`, and
+    the metadata. A `CHECKSUM` is checked where the file has one, and left out."""
     header, body = _split(data, what, max_header)
     metadata = header.pop(METADATA, {})
     if type(metadata) is not dict or not all(type(value) is str for value in metadata.values()):
@@ -102,7 +99,6 @@ def check_start(path: Path) -> None:
 
 
 def _split(data: bytes, what: str, max_header: int) -> tuple[dict[str, Any], memoryview]:
-    """The parsed header and the bytes after it."""
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or not 2 <= size <= min(max_header, len(data) - 8):
         _no_header(what)
@@ -115,7 +111,6 @@ def _split(data: bytes, what: str, max_header: int) -> tuple[dict[str, Any], mem
 
 
 def _checksum(metadata: Mapping[str, str], content: Iterable[bytes | memoryview]) -> str:
-    """See `CHECKSUM`; nothing is copied."""
     digest = hashlib.sha256()
     for key in sorted(metadata):
         digest.update(metadata[key].encode())

@@ -55,8 +55,7 @@ class ChatTemplate:
 
     @classmethod
     def of_tokenizer(cls, tokenizer: Any) -> ChatTemplate | None:
-        """The template that `tokenizer` would render with, or `None` of a tokenizer that renders by
-        code of its own and not by a template."""
+        """That of `tokenizer`, or `None` where it renders by code of its own."""
         call = getattr(type(tokenizer), "apply_chat_template", None)
         if getattr(call, "__module__", None) != _TRANSFORMERS:
             return None
@@ -68,7 +67,6 @@ class ChatTemplate:
         return cls(source, {k: str(v) for k, v in tokenizer.special_tokens_map.items()})
 
     def render(self, turns: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
-        """The text of a chat."""
         process = self._process or self._started()
         chat = {"messages": list(turns), "add_generation_prompt": add_generation_prompt}
         return self._asked(process, chat)
@@ -111,7 +109,6 @@ class ChatTemplate:
 
 
 def check_template_of(model: str, revision: str | None) -> None:
-    """`check_template` of a model by its folder, or by its hub id where its files are here."""
     folder: Path | None = Path(model)
     if not os.path.isdir(model):  # noqa: PTH112  (any text: no errors)
         folder = kept_config(model, revision)
@@ -120,8 +117,7 @@ def check_template_of(model: str, revision: str | None) -> None:
 
 
 def check_template(folder: Path, where: str) -> None:
-    """Try the chat template of a model's folder with one short chat. What the template says to it
-    does not matter, and one that behaves for this chat may still misbehave for another."""
+    """Try the chat template of a model's folder with one short chat, whatever it answers."""
     source = _template_in(folder)
     if source is None:
         return
@@ -136,7 +132,6 @@ def check_template(folder: Path, where: str) -> None:
 
 
 def check_size(source: str, what: str) -> None:
-    """Refuse a template that is larger than any; raises `InvalidModel`."""
     if len(source) > MAX_TEMPLATE:
         raise InvalidModel(
             f"{what} has {len(source):,} characters, at most {MAX_TEMPLATE:,} are taken.",

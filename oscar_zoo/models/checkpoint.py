@@ -61,15 +61,8 @@ NUMBERS = (*_POSITIVE, *(-value for value in _POSITIVE))
 
 
 class CheckpointFile:
-    """One tensor in a file.
-
-    `[...]` returns it as a `LazyTensor`, so a loader may treat it as a tensor.
-
-    Attributes:
-        name: in the file.
-        shape, dtype: of the weights; the dtype is bfloat16 when they are stored in float8.
-        nbytes: of these weights.
-    """
+    """One tensor in a file: its shape, its dtype (bfloat16 when stored in float8) and bytes as
+    weights. `[...]` returns it as a `LazyTensor`, so a loader may treat it as a tensor."""
 
     def __init__(
         self,
@@ -93,11 +86,9 @@ class CheckpointFile:
         return LazyTensor.of(self)
 
     def get_dtype(self) -> str:
-        """The dtype as `safetensors` names it."""
         return next(kind for kind, dtype in DTYPES.items() if dtype == self.dtype)
 
     def is_floating_point(self) -> bool:
-        """Whether the weights are floating-point numbers."""
         return bool(self.dtype.is_floating_point)
 
     def fetch(self) -> tuple[Tensor, ...]:
@@ -137,7 +128,6 @@ class PackedFile(CheckpointFile):
         self.nbytes = math.prod(shape) * self.dtype.itemsize
 
     def read(self, device: torch.device, fetched: tuple[Tensor, ...] | None = None) -> Tensor:
-        """As `CheckpointFile.read`."""
         blocks, scales = (part.to(device) for part in fetched or self._parts())
         return unpack(blocks, scales)
 
@@ -177,9 +167,8 @@ def open_weights(
 
 
 def dequantize(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
-    """`weight * scale` in bfloat16, products in float32: `weight` is `[..., rows, columns]` float8,
-    and `scale` one number, or one for each block, `[..., ceil(rows / block[0]), ceil(columns /
-    block[1])]`."""
+    """`weight * scale` in bfloat16, products in float32: float8 `[..., rows, columns]`, and one
+    number, or one for each block, `[..., ceil(rows / block[0]), ceil(columns / block[1])]`."""
     wide = weight.float()
     if scale.numel() == 1:
         return wide.mul_(scale.float().reshape(())).to(torch.bfloat16)
@@ -267,7 +256,6 @@ class LazyTensor(Tensor):  # type: ignore[misc]
 
     @classmethod
     def of(cls, source: TensorSource) -> LazyTensor:
-        """The lazy tensor of a tensor in a file."""
         return cls(torch.empty(source.shape, dtype=source.dtype, device="meta"), source)
 
     @classmethod
@@ -339,18 +327,10 @@ def unpacked_shape(blocks: torch.Size, scales: torch.Size) -> torch.Size | None:
 
 
 def unpack(blocks: Tensor, scales: Tensor) -> Tensor:
-    """The weights of gpt-oss, which have four bits per number, and an exponent for 32; bfloat16
-    holds every value exactly. One expert after the other.
-
-    Args:
-        blocks: `[experts, rows, groups, 16]` uint8, two numbers per byte, the low half first.
-        scales: `[experts, rows, groups]` uint8, an exponent plus 127.
-
-    Returns:
-        `[experts, 32 * groups, rows]`.
-
-    Source: `convert_moe_packed_tensors` of transformers, with which a test compares.
-    """
+    """The weights of gpt-oss, `[experts, 32 * groups, rows]`, which have four bits per number, and
+    an exponent for 32; bfloat16 holds every value exactly. `blocks` are `[experts, rows, groups,
+    16]` uint8, two numbers per byte, the low half first, and `scales` `[experts, rows, groups]`
+    uint8, an exponent plus 127. Source: `convert_moe_packed_tensors` of transformers."""
     numbers = torch.tensor(NUMBERS, dtype=torch.float32, device=blocks.device)
     experts, rows, groups, _ = blocks.shape
     shape = (experts, GROUP * groups, rows)

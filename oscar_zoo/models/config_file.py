@@ -99,15 +99,14 @@ CLASSES = {
 
 
 class ConfigFile:
-    """The values of a file, whose bytes are `data`, as attributes: the same code then reads this
-    file and the configurations of transformers."""
+    """The values of a file as attributes: the same code then reads this file and the configurations
+    of transformers."""
 
     def __init__(self, values: dict[str, Any], data: bytes = b"") -> None:
         self._values, self._data = dict(values), data
 
     @classmethod
     def of_folder(cls, folder: Path) -> ConfigFile:
-        """The `config.json` of the model in `folder`; raises as `read_config`."""
         return cls(*_read(folder))
 
     @classmethod
@@ -129,28 +128,24 @@ class ConfigFile:
 
     @property
     def as_written(self) -> dict[str, Any]:
-        """The JSON object."""
         return self._values
 
     @property
     def file_sha256(self) -> str:
-        """Hex digest of the bytes of the file."""
         return sha256_hex(self._data)
 
     def get_text_config(self, decoder: bool = True) -> ConfigFile:
-        """The part about the language model: `text_config`, or all of it."""
         text = self._values.get("text_config")
         return ConfigFile(text) if isinstance(text, dict) else self
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The `config.json` of a model's folder."""
     return _read(folder)[0]
 
 
 def check_present(folder: Path) -> None:
-    """Refuse a folder without a `config.json`; raises `PathNotFound` where nothing is in it, else
-    `InvalidModel`."""
+    """Raise `PathNotFound` where nothing is in the folder, `InvalidModel` where no `config.json`
+    is."""
     if not (folder / NAME).is_file():
         empty = folder.is_dir() and not any(folder.iterdir())
         raise (PathNotFound if empty else InvalidModel)(
@@ -212,7 +207,6 @@ def _may_slide(text: ConfigFile) -> bool:
 
 
 def describe(file: ConfigFile, model_id: str) -> ModelBlock:
-    """Describe the model from the file; `model_id` is recorded as `id`."""
     config = ConfigFile({"model_type": "unknown"} | file.as_written)
     digest = file.file_sha256
     return model_block(config, model_id=model_id, revision=None, config_sha256=digest)
@@ -228,7 +222,6 @@ def check_cache(file: ConfigFile, model_id: str) -> None:
 
 
 def refuse_chosen_code(folder: Path, where: str) -> None:
-    """Refuse a folder whose files name code to be run."""
     for name in FILES:
         for key, value in _pairs(folder / name, where):
             if key in IMPLEMENTATIONS and (kernel := _kernel_in(value)) is not None:
@@ -251,15 +244,14 @@ def refuse_chosen_code(folder: Path, where: str) -> None:
 
 
 def _kernel_in(value: Any) -> str | None:
-    """The first text in `value`, pairs and lists included, that names a repository."""
     if isinstance(value, (list, tuple)):
         return next((found for one in value if (found := _kernel_in(one)) is not None), None)
     return value if isinstance(value, str) and ("/" in value or "\\" in value) else None
 
 
 def _pairs(path: Path, where: str) -> Iterator[tuple[str, Any]]:
-    """Every key of a JSON file with its value, at any depth; a key that is set twice comes twice.
-    What is no JSON is left to its reader."""
+    """Every key of a JSON file with its value, at any depth; what is no JSON is left to its
+    reader."""
     try:
         # resolved: files in the cache of a hub's client are links
         data = read_file(path.resolve(), max_bytes=MAX_BYTES)
@@ -285,7 +277,6 @@ def _pairs(path: Path, where: str) -> Iterator[tuple[str, Any]]:
 
 
 def read_generation_config(source: str, revision: str | None = None) -> dict[str, Any]:
-    """The object in `generation_config.json` of a model, empty when it has none."""
     path = Path(source) / GENERATION_NAME if Path(source).is_dir() else _of_hub(source, revision)
     if path is None or not path.is_file():
         return {}

@@ -16,8 +16,7 @@ from oscar_zoo.models.config_file import ConfigFile
 def geometry_of_folder(
     folder: Path, model_id: str | None = None, config: ConfigFile | None = None
 ) -> Geometry:
-    """The shape of the KV cache of the model in `folder`; no weights are read. Messages call the
-    model `model_id`, by default the name of the folder."""
+    """The shape of the KV cache of the model in `folder`, which messages call `model_id`."""
     model_id = model_id or folder.resolve().name
     config = config or ConfigFile.of_folder(folder)
     if config_file.says_all(config) or importlib.util.find_spec("transformers") is None:

@@ -46,8 +46,7 @@ class LayerCall:
 
     @property
     def broadcasts(self) -> bool:
-        """Whether the arguments also fit a batch of sequences: none has rows of one sequence
-        only."""
+        """Whether the arguments also fit a batch of sequences."""
         return all(x.dim() < 2 or x.shape[0] == 1 for x in _tensors((self.args, self.kwargs)))
 
 
@@ -60,7 +59,6 @@ class ReplayState:
     calls: Sequence[LayerCall]
 
     def advance(self, layer: nn.Module, index: int) -> None:
-        """Run one layer."""
         call = self.calls[index]
         if call.positional:
             output = layer(self.hidden, *call.args, **call.kwargs)
@@ -72,9 +70,8 @@ class ReplayState:
 def advance_together(
     states: Sequence[ReplayState], layer: nn.Module, index: int, *, most_tokens: int
 ) -> None:
-    """Run one layer over sequences that are called alike, in batches of at most `most_tokens`.
-    Where two sequences have more, or the arguments of the layer do not fit a batch, each runs
-    alone."""
+    """Run one layer over sequences that are called alike, in batches of at most `most_tokens` where
+    its arguments fit a batch."""
     room = most_tokens // states[0].hidden.shape[1] if states else 0
     if room < 2 or not states[0].calls[index].broadcasts:
         for state in states:
@@ -90,14 +87,9 @@ def advance_together(
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """Layers that can run one after the other.
-
-    Attributes:
-        layers: in order.
-        widths: number of values each layer returns, hidden states first; 0 for bare hidden states.
-        hidden_bytes: of the hidden states of one token.
-        item_bytes: of one number in them.
-    """
+    """Layers that can run one after the other. `widths` are the numbers of values that layers
+    return, 0 for bare hidden states; `hidden_bytes` are of one token, `item_bytes` of one
+    number."""
 
     layers: Sequence[nn.Module]
     widths: tuple[int, ...]
@@ -105,8 +97,8 @@ class ReplayPlan:
     item_bytes: int
 
     def prepare(self, forward: Forward, ids: Sequence[int]) -> ReplayState:
-        """The state of a sequence before the first layer, recorded in a pass of the model in which
-        the layers do nothing."""
+        """The state of a sequence before the first layer, from a pass in which layers do
+        nothing."""
         calls: list[LayerCall] = []
         hidden: Tensor | None = None
 
@@ -129,9 +121,8 @@ class ReplayPlan:
         return ReplayState(hidden, calls)
 
     def finish(self, whole: Callable[[], Result], state: ReplayState) -> Result:
-        """The output of `whole`, a pass of the whole model over the sequence of `state`, which is
-        after the last layer. No layer runs again: each returns the hidden states that are already
-        known."""
+        """The output of `whole`, a pass of the model over the sequence of `state`, which is after
+        the last layer. No layer runs again."""
 
         def stand_in(index: int) -> Callable[..., Any]:
             def passed(*args: Any, **kwargs: Any) -> Any:
@@ -148,8 +139,8 @@ def plan_replay(
     model: nn.Module, num_layers: int, ids: Sequence[int], *, forward: Forward, outline: Forward
 ) -> ReplayPlan | None:
     """Find the layers of `model` and prove, with the first tokens of any sequence `ids`, that they
-    can run one after the other; `None` when layers exchange more than hidden states, or nothing
-    that looks like them was found. `forward` is one pass of the whole model, and is called once."""
+    can run one after the other; `None` where they cannot. `forward` is one pass of the whole
+    model."""
     probe = ids[:PROBE_TOKENS]
     other = [0 if any(probe) else 1] * len(
         probe
@@ -185,8 +176,7 @@ def find_stacks(model: nn.Module, length: int) -> Iterator[nn.ModuleList]:
 def _outputs(
     stacks: Sequence[nn.ModuleList], forward: Forward, ids: Sequence[int]
 ) -> list[tuple[nn.ModuleList, list[Any]]]:
-    """What each layer returns in a pass of the whole model; shorter than the stack when the layers
-    do not run once each and in order."""
+    """What each layer returns in a pass; shorter where layers do not run once each and in order."""
     found: list[tuple[nn.ModuleList, list[Any]]] = [(layers, []) for layers in stacks]
 
     def keep(returned: list[Any], index: int) -> Callable[[nn.Module, Any, Any], None]:
@@ -211,7 +201,6 @@ def _outputs(
 def _replaced(
     layers: Sequence[nn.Module], stand_in: Callable[[int], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Other `forward` functions for a while; hooks and attributes of the layers stay."""
     own = [vars(layer).get("forward") for layer in layers]
     try:
         for index, layer in enumerate(layers):
@@ -225,7 +214,6 @@ def _replaced(
 
 
 def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, LayerCall]:
-    """Split the arguments of a layer into hidden states and the rest."""
     positional = bool(args)
     rest = {name: value for name, value in kwargs.items() if positional or name != HIDDEN}
     hidden = args[0] if positional else kwargs.get(HIDDEN)
@@ -241,7 +229,6 @@ def _harmless(value: Any) -> bool:
 
 
 def _hidden(output: Any) -> Tensor:
-    """The hidden states in the result of a layer."""
     first, *rest = output if isinstance(output, tuple) and output else (output,)
     if not isinstance(first, Tensor) or any(one is not None for one in rest):
         raise Entangled
@@ -265,17 +252,8 @@ def run_by_layer(
     sequences: Sequence[Tensor],
     last: Callable[[int], Any] | None = None,
 ) -> Iterator[Any]:
-    """Run every sequence, all of them through one layer before the next.
-
-    Args:
-        model: of transformers; whatever routes its attention sees the calls in the order of layers.
-        sequences: token ids, `[T]` each.
-        last: index of a sequence -> one pass of the whole model over it, whose result is wanted;
-            `None` for the passes themselves.
-
-    Yields:
-        What `last` returns, in order; nothing without it.
-    """
+    """Run every sequence of token ids `[T]`, all of them through one layer before the next. `last`
+    is one pass of the whole model over a sequence, by its index, whose result is yielded."""
     plan = known_plan(model, num_layers, sequences[0])
     try:
         if plan is None:
@@ -296,7 +274,6 @@ def run_by_layer(
 
 
 def known_plan(model: Any, num_layers: int, ids: Tensor) -> ReplayPlan | None:
-    """See `layer_replay.plan_replay`; a plan is made once per model."""
     if model not in _PLANS:
 
         def decode(probe: Sequence[int]) -> None:
@@ -307,7 +284,6 @@ def known_plan(model: Any, num_layers: int, ids: Tensor) -> ReplayPlan | None:
 
 
 def remember_plan(model: Any, plan: ReplayPlan | None) -> None:
-    """Store the plan of `model` that a caller has already made; `None` means that there is none."""
     _PLANS[model] = plan
 
 

@@ -30,14 +30,8 @@ RESERVE = 1 << 28
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that running a model takes.
-
-    Attributes:
-        weights: all of them, in the type they get in memory.
-        resident: the part of `weights` outside the decoder layers.
-        layer: of the largest decoder layer; 0 when layers were not found.
-        work: activations, sums and rows.
-    """
+    """Bytes that running a model takes: all `weights`, those outside the decoder layers, the
+    largest layer (0 when layers were not found), and activations, sums and rows."""
 
     weights: int
     resident: int
@@ -45,7 +39,6 @@ class Need:
     work: int
 
     def whole(self) -> int:
-        """Bytes with all weights on the device."""
         return self.weights + self.work
 
     def streamed(self, device: torch.device) -> int:
@@ -55,16 +48,15 @@ class Need:
 
 @dataclass(frozen=True)
 class Workload:
-    """The sequences that will run: tokens of the longest one, and `tokens` of all sequences of a
-    calibration, held between layers; 0 when only tasks are measured."""
+    """The sequences that will run: tokens of the longest one, and of all of a calibration."""
 
     longest: int = 0
     tokens: int = 0
 
 
 def work_bytes(config: Any, workload: Workload, itemsize: int) -> int:
-    """Memory for everything except the weights, in bytes, about: the activations of one sequence,
-    the hidden states and one layer's rows of all sequences, logits, and float64 sums."""
+    """Bytes for everything except the weights, about: the activations of one sequence, the hidden
+    states and one layer's rows of all sequences, logits, and float64 sums."""
     layers = number(config, "num_hidden_layers")
     last = layer_config(config, layers - 1)
     hidden, heads = number(config, "hidden_size"), max(1, number(config, "num_attention_heads"))
@@ -117,7 +109,6 @@ def memory_errors(
 
 
 def _requested(text: str) -> int:
-    """Bytes of the allocation that failed, out of torch's message."""
     plain = re.search(r"tried to allocate (\d+) bytes", text)
     if plain:
         return int(plain[1])
@@ -126,12 +117,10 @@ def _requested(text: str) -> int:
 
 
 def default_device() -> str:
-    """`cuda` when torch sees a GPU, else `cpu`."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def pick_device(wanted: str | None, *, several: bool = False) -> str:
-    """The torch device to run on: `wanted` if it is given, else the first GPU, else the CPU."""
     if wanted is None:
         return default_device()
     check_device(wanted, several=several)
@@ -145,7 +134,6 @@ def hardware_name(device: torch.device | str) -> str:
 
 
 def check_device(name: str, *, several: bool = False) -> None:
-    """Refuse what is no device, a kind nothing here was tried on, and a GPU that is not there."""
     if several and name == AUTO:
         return
     try:

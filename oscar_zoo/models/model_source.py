@@ -64,8 +64,7 @@ INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 
 
 def local_folder(path_or_id: str) -> Path | None:
-    """The local folder that `path_or_id` names, or `None` for a Hugging Face id: a text of the form
-    `org/name`, where no such folder exists."""
+    """The local folder that `path_or_id` names, or `None` for a Hugging Face id `org/name`."""
     path = Path(path_or_id).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -92,7 +91,6 @@ def source_options(path_or_id: str, revision: str | None) -> tuple[str, dict[str
 
 @contextmanager
 def silent_transformers() -> Iterator[None]:
-    """Stop transformers from printing progress bars and warnings; failures become our errors."""
     bars, level = (
         transformers_logging.is_progress_bar_enabled(),
         transformers_logging.get_verbosity(),
@@ -108,7 +106,6 @@ def silent_transformers() -> Iterator[None]:
 
 
 def unusable(where: str, what: str, error: Exception) -> InvalidModel | NetworkError:
-    """The error to raise when `what` of the model `where` could not be read because of `error`."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
         type(error).__name__
     ]
@@ -128,8 +125,7 @@ def unusable(where: str, what: str, error: Exception) -> InvalidModel | NetworkE
 def unread_config(
     where: str, folder: Path | None, model_id: str, error: Exception
 ) -> OscarZooError:
-    """The error to raise when the `config.json` of the model `where` could not be read because of
-    `error`; `folder` has the file, if it was found."""
+    """The error for a `config.json` that could not be read; `folder` has it, if it was found."""
     told = unusable(where, "its config.json", error)
     if folder is None:
         return told
@@ -151,13 +147,8 @@ def unread_config(
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The configuration of a model, read once.
-
-    Attributes:
-        parsed: as transformers reads it.
-        block: its description.
-        folder: where the `config.json` lies.
-    """
+    """The configuration of a model, read once: as transformers reads it, its description, and where
+    the `config.json` lies."""
 
     parsed: Any
     block: ModelBlock
@@ -179,7 +170,6 @@ def inspect_model(
 
 
 def read_model_config(path_or_id: str, revision: str | None, model_id: str | None) -> ModelConfig:
-    """The configuration of a model; as `inspect_model`."""
     folder = local_folder(path_or_id)
     source: dict[str, Any] = {"local_files_only": True}
     if folder is None:
@@ -211,8 +201,8 @@ def read_model_config(path_or_id: str, revision: str | None, model_id: str | Non
 
 
 def outline(config: Any, model_id: str) -> Any:
-    """The model with unread weights on the device in force; call it with `meta`. Models with images
-    are those of text and image together, and get text only."""
+    """The model with unread weights; call it with the device `meta`. Models with images are those
+    of text and image together, and get text only."""
     kind = type(config)
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         if kind in auto._model_mapping:
@@ -252,8 +242,8 @@ class ModelSize:
 
 
 def model_size(config: Any, model_id: str) -> ModelSize | None:
-    """Count the parameters of the model of a `transformers` configuration, built on the meta
-    device, which takes no memory; `None` when this model class cannot be built that way."""
+    """Parameters of the model of a configuration, all of them and those that one token uses: a
+    token of a mixture of experts uses only some. `None` where the class cannot be built."""
     try:
         with torch.device("meta"), silent_transformers():
             model = outline(config, model_id)

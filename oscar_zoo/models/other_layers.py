@@ -58,16 +58,9 @@ NEED_COUNT = ("glm4_moe",)
 
 @dataclass(frozen=True)
 class OtherLayers:
-    """Memory of the layers without full attention, over all GPUs; none of it is in INT2.
-
-    Attributes:
-        state: bytes of the states that a running request keeps; `None` where nobody knows them.
-        window: tokens that the layers with a sliding window keep of a request; `None` where nobody
-            knows how many.
-        layers: with such a window.
-        num_kv_heads: of such a layer.
-        dims: channels of a row of K and of a row of V together, in such a layer.
-    """
+    """Memory of the layers without full attention, over all GPUs; none of it is in INT2: bytes of
+    the states of a running request, and tokens that `layers` with a sliding window keep of it,
+    `None` where nobody knows; `dims` are channels of a row of K and of V together."""
 
     state: int | None = 0
     window: int | None = 0
@@ -77,13 +70,11 @@ class OtherLayers:
 
     @property
     def known(self) -> bool:
-        """Whether all of it is known."""
         return self.state is not None and self.window is not None
 
 
 def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLayers | None:
-    """What the layers outside `attention_layers` keep; `None` where the file does not say enough,
-    or names layers that are not known here."""
+    """What the layers outside `attention_layers` keep; `None` where the file does not say it."""
     text = config.get_text_config()
     kinds = layer_kinds(text)
     total = len(kinds) if kinds else number(text, "num_hidden_layers")
@@ -114,8 +105,7 @@ def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLa
 
 
 def kept_by_others(text: Any, geometry: Geometry) -> Literal["states", "windows"] | None:
-    """What the layers without full attention keep; `None` where they keep nothing. `text` is the
-    configuration of the language model, or something else with its `model_type`."""
+    """What the layers without full attention keep, if anything; `text` has the `model_type`."""
     kind = getattr(text, "model_type", None)
     if len(geometry.attention_layers) == geometry.num_layers:
         return "states" if kind in BOTH else None
@@ -123,14 +113,12 @@ def kept_by_others(text: Any, geometry: Geometry) -> Literal["states", "windows"
 
 
 def _has_state(text: Any, kinds: Sequence[str] | None, layer: int) -> bool:
-    """Whether a layer is no multilayer perceptron alone, as some layers of Nemotron-H are."""
     if kinds is None or kinds[layer] in full_kinds(text):
         return True
     return kinds[layer] not in ("-", "E", "mlp", "moe")
 
 
 def _state(text: Any) -> int | None:
-    """Bytes of the state of one layer; `None` where the file does not describe it."""
     shape = state_shape(text)
     dtype = str(getattr(text, "mamba_ssm_dtype", None) or "float32")
     return None if shape is None else 2 * shape.conv + _BYTES.get(dtype, 4) * shape.state
@@ -138,13 +126,8 @@ def _state(text: Any) -> int | None:
 
 @dataclass(frozen=True)
 class StateShape:
-    """Numbers of one layer that has a state.
-
-    Attributes:
-        matrices: in its matrices; 0 where they are not known here.
-        conv: in the inputs that its convolution keeps.
-        state: in its state.
-    """
+    """Numbers of one layer that has a state: in its matrices (0 where they are not known here), in
+    the inputs of its convolution, and in the state."""
 
     matrices: int
     conv: int
@@ -152,8 +135,6 @@ class StateShape:
 
 
 def state_shape(text: Any) -> StateShape | None:
-    """The shape by the keys that a file of some kind has; `None` where it has none of them."""
-
     def of(name: str) -> int:
         return number(text, name)
 
@@ -194,8 +175,9 @@ class MtpLayers:
 
 
 def mtp_layers(config: ConfigFile, names: Collection[str] | None) -> MtpLayers:
-    """Look for such layers; `names` are those of all weights, or `None` where they are not
-    known."""
+    """Whether drafts can come from a layer of the model, and why, as a clause about it: `known`
+    that they can, `said` by a `config.json` without the weights, `missing`, or `unknown`. `names`
+    are those of all weights, where they are known."""
     text = config.get_text_config()
     kind, said = str(getattr(config, "model_type", None)), _said(config) or _said(text)
     begin = PROJECTIONS.get(kind)

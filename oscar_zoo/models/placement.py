@@ -35,15 +35,9 @@ Fetched = dict[CheckpointFile, tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class PlacementRequest:
-    """Where the caller wants a model.
-
-    Attributes:
-        device: a torch device, or `auto`.
-        stream: weights layer by layer from their files; `None` when the model does not fit
-            otherwise.
-        workload: the sequences that will run.
-        free: how much memory a device has.
-    """
+    """Where the caller wants a model: a torch device or `auto`, layer by layer from its files or
+    not (`None`: when it does not fit otherwise), for these sequences, and how much memory is
+    free."""
 
     device: str
     stream: bool | None
@@ -93,14 +87,12 @@ def place_model(
 
 
 def decoder_layers(model: nn.Module, num_layers: int) -> Sequence[nn.Module]:
-    """The layers of the decoder, if there are any: of several lists of that length the one with the
-    most weights."""
+    """Of several lists of that length the one with the most weights."""
     stacks = [list(stack) for stack in find_stacks(model, num_layers)]
     return max(stacks, key=lambda stack: sum(_bytes(slots(layer)) for layer in stack), default=[])
 
 
 def need_of(model: Any, layers: Sequence[nn.Module], workload: Workload) -> Need:
-    """The memory that a model with lazy weights needs; tied weights count once."""
     of_layers = [_bytes(slots(layer)) for layer in layers]
     weights = _bytes(slots(model))
     config = model.config.get_text_config(decoder=True)
@@ -114,7 +106,6 @@ def _bytes(places: Sequence[Slot]) -> int:
 
 
 def _what_works(model: Any, need: Need, device: torch.device, wish: PlacementRequest) -> str:
-    """The hint: the next step that would help."""
     steps = []
     gpus = torch.cuda.device_count()
     together = sum(
@@ -133,14 +124,7 @@ def _what_works(model: Any, need: Need, device: torch.device, wish: PlacementReq
 
 @dataclass(frozen=True)
 class Slot:
-    """A place in a module where a weight belongs.
-
-    Attributes:
-        where: its parameters or its buffers.
-        name: in there.
-        path: of the model.
-        unread: the lazy weight that belongs there.
-    """
+    """A place in a module, `where[name]`, at the `path` in the model, for the weight `unread`."""
 
     where: dict[str, Any]
     name: str
@@ -148,18 +132,15 @@ class Slot:
     unread: LazyTensor
 
     def put(self, tensor: Tensor) -> None:
-        """Store the numbers in this place."""
         self.where[self.name] = (
             nn.Parameter(tensor, False) if isinstance(self.unread, nn.Parameter) else tensor
         )
 
     def clear(self) -> None:
-        """Drop the numbers."""
         self.where[self.name] = self.unread
 
 
 def slots(module: nn.Module, prefix: str = "") -> list[Slot]:
-    """All places below `module` whose weights are unread."""
     found = []
     for path, one in module.named_modules(prefix=prefix):
         for where in (one._parameters, one._buffers):
@@ -196,8 +177,8 @@ def move_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 def spread(model: Any, max_memory: Mapping[int | str, int]) -> dict[str, Any]:
-    """Decide with accelerate which part of a model belongs on which device: GPUs are filled first,
-    then main memory, then `disk`. `max_memory` is bytes for weights, by GPU number and `cpu`."""
+    """Decide with accelerate which part belongs on which device: GPUs are filled first, then main
+    memory, then `disk`. `max_memory` is bytes for weights, by GPU number and `cpu`."""
     accelerate = _accelerate()
     kept = {"no_split_module_classes": list(getattr(model, "_no_split_modules", None) or ())}
     balanced = accelerate.utils.get_balanced_memory(model, max_memory=dict(max_memory), **kept)
@@ -207,8 +188,7 @@ def spread(model: Any, max_memory: Mapping[int | str, int]) -> dict[str, Any]:
 
 def place(model: Any, device_map: Mapping[str, Any], offload_dir: str | None = None) -> None:
     """Read every weight to its device and let accelerate carry activations between them.
-    `device_map` is the path of a module -> GPU number or name of a device, or `disk`; the longest
-    path that fits counts."""
+    `device_map` gives devices of modules; the longest path that fits counts."""
 
     def device_of(path: str) -> torch.device:
         fits = [
@@ -264,7 +244,6 @@ class Stream:
             self._coming = after, self._pool.submit(self._fetch, after)
 
     def release(self) -> None:
-        """Free the memory of the layer that is on the device."""
         if self._here is not None:
             for slot in self._slots[self._here]:
                 slot.clear()
@@ -288,9 +267,6 @@ class Stream:
         )
 
     def _runs(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """The `forward` of a streamed layer. It is replaced instead of hooked, so a replacement of
-        the layer's computation needs no weights."""
-
         def run(*args: Any, **kwargs: Any) -> Any:
             self.bring(number)
             return forward(*args, **kwargs)

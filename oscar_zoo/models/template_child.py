@@ -28,7 +28,6 @@ TOO_MUCH = "too much"
 
 
 def main(cpu_seconds: int) -> None:
-    """Answer until the input ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     template: Any = None

@@ -55,8 +55,7 @@ _SHARED_COUNTS = ("n_shared_experts", "num_shared_experts")
 
 
 def weights_of_config(config: ConfigFile) -> int | None:
-    """Bytes of all weights; `None` where the file lacks a size, or has layers that are not known
-    here."""
+    """Bytes of all weights; `None` where the file does not say enough."""
     text = config.get_text_config()
     hidden, vocabulary = number(text, "hidden_size"), number(text, "vocab_size")
     layers, heads = _layers(text), number(text, "num_attention_heads")
@@ -88,7 +87,6 @@ def weights_of_config(config: ConfigFile) -> int | None:
 
 
 def quantization(config: ConfigFile) -> Any:
-    """What the file says of the format of its weights; `None` where they are not quantized."""
     names = ("quantization_config", "compression_config")
     parts = (config, config.get_text_config())
     said = (getattr(part, name, None) for part in parts for name in names)
@@ -96,9 +94,8 @@ def quantization(config: ConfigFile) -> Any:
 
 
 def weights_of_name(name: str) -> int | None:
-    """Bytes of all weights by the size in a name, such as `Qwen3-14B`: its billions or millions in
-    BF16, or in 8 bits where the name says FP8. `None` where the name has no size, or several, or
-    one that is not the size of all weights in 16 bits."""
+    """Bytes of all weights by the size in a name, such as `Qwen3-14B`, in BF16 or FP8; `None` where
+    the name has no size, or one that is not that of all weights."""
     found = [1e9 * float(size) for size in _SIZE.findall(name)]
     found = found or [1e6 * float(size) for size in _MILLIONS.findall(name)]
     if len(found) != 1 or _ACTIVE.search(name) or _PACKED.search(name):
@@ -121,7 +118,6 @@ def _expert_size(text: Any) -> int:
 
 
 def _shared(text: Any) -> int:
-    """Inner width of the experts that every token passes."""
     widths = max(number(text, name) for name in _SHARED)
     return widths or max(number(text, name) for name in _SHARED_COUNTS) * _expert_size(text)
 
@@ -151,9 +147,8 @@ class _UnknownFormat(Exception):
 
 
 class _Rules:
-    """How many bits the numbers of a matrix have, by its name: `groups` are patterns of names, and
-    the bits of what they match, the first of which counts; what matches `skipped` stays in 16
-    bits."""
+    """How many bits the numbers of a matrix have, by its name: those of the first of `groups` that
+    matches, and 16 for what matches `skipped`."""
 
     def __init__(
         self, groups: Iterable[tuple[Iterable[str], float]], skipped: Iterable[str]
@@ -163,7 +158,6 @@ class _Rules:
 
     @classmethod
     def of(cls, given: Any) -> _Rules:
-        """Those of a configuration; raises `_UnknownFormat`."""
         if given is None:
             return cls([], [])
         if not isinstance(given, dict):
@@ -180,7 +174,6 @@ class _Rules:
         return cls([([targets], _bits(given, method))], skipped)
 
     def mean(self, names: Iterable[str]) -> float:
-        """Bits of a number of these matrices on average."""
         found = [self._of_name(f".{name}.") for name in names]
         return sum(found) / len(found)
 
@@ -192,7 +185,7 @@ class _Rules:
 
 
 def _bits(given: Mapping[str, Any], method: str) -> float:
-    """Of one number, where all quantized matrices have one format; raises `_UnknownFormat`."""
+    """Of one number, where all quantized matrices have one format."""
     if given.get("load_in_4bit") is True:  # blocks of 64 numbers; scales of scales have 32 bits
         return 4 + (8 + 32 / 256 if given.get("bnb_4bit_use_double_quant") else 32) / 64
     if given.get("load_in_8bit") is True:
@@ -212,7 +205,7 @@ def _bits(given: Mapping[str, Any], method: str) -> float:
 
 
 def _group(given: Any) -> tuple[list[str], float]:
-    """Targets and bits of a group of `config_groups`; raises `_UnknownFormat`."""
+    """Targets and bits of a group of `config_groups`."""
     if not isinstance(given, dict):
         raise _UnknownFormat
     weights = given.get("weights")
@@ -253,7 +246,7 @@ def _texts(given: Any) -> list[str]:
 
 def _pattern(pattern: str) -> re.Pattern[str]:
     """What matches the names that `pattern` means, and what is inside of them. A regular expression
-    of a file is never run: one that says more than `.*` raises `_UnknownFormat`."""
+    of a file is never run: one that says more than `.*` is an unknown format."""
     if pattern.startswith("re:"):
         pattern = pattern[3:].removeprefix("^").replace("\\.", ".").replace(".*", "*")
         pattern = pattern.removesuffix("$") if pattern.endswith("$") else f"{pattern}*"
@@ -265,7 +258,6 @@ def _pattern(pattern: str) -> re.Pattern[str]:
 
 
 def mixer_numbers(text: Any, layers: int) -> int | None:
-    """Numbers in all `layers` together; `None` where a layer's kind is not known."""
     kinds, interval = layer_kinds(text), number(text, "full_attention_interval")
     states = layers - layers // interval if interval else 0
     if kinds is not None:

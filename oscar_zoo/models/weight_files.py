@@ -38,8 +38,7 @@ POINTER = b"version https://git-lfs"
 
 
 def check_model_folder(folder: Path) -> None:
-    """Refuse a folder that cannot be loaded or served, before anything reads its weights. Its
-    `config.json` is checked elsewhere."""
+    """Refuse a folder that cannot be loaded or served, before anything reads its weights."""
     if not any(folder.glob("*.safetensors")):
         others = sorted(
             p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf")
@@ -68,8 +67,7 @@ def check_model_folder(folder: Path) -> None:
 
 
 def check_is_file(path: Path) -> None:
-    """Refuse an empty file, or a pointer that git left in place of a large file; one that is not
-    there passes. Raises `InvalidModel`."""
+    """Refuse an empty file, or a pointer that git left in place of one; a missing one passes."""
     if not path.is_file():
         return
     with path.open("rb") as stream:
@@ -86,9 +84,8 @@ def check_is_file(path: Path) -> None:
 
 
 def stored_weights(folder: Path, file: ConfigFile) -> tuple[int, str | None]:
-    """Bytes of the weight files of a folder, links followed, 0 where a file of the index is
-    missing, and the type of their numbers as `config.json` writes it, or `None` when they are
-    quantized."""
+    """Bytes of the weight files of a folder, 0 where one is missing, and the type of their numbers
+    as `config.json` writes it, `None` when they are quantized."""
     config = file.as_written
     parts = [part for part in (config, config.get("text_config")) if isinstance(part, dict)]
     said = [part.get(name) for part in parts for name in ("dtype", "torch_dtype")]
@@ -123,7 +120,6 @@ def check_weight_files(folder: Path) -> None:
 
 
 def check_all_there(folder: Path, files: Collection[Path]) -> None:
-    """Refuse a `folder` without all `files` of its index."""
     missing = sorted(path.name for path in files if not path.is_file())
     if missing:
         raise damaged(
@@ -132,7 +128,6 @@ def check_all_there(folder: Path, files: Collection[Path]) -> None:
 
 
 def _data_bytes(header: bytes, path: Path) -> int:
-    """Bytes of all tensors that a header lists."""
     try:
         entries = json.loads(header)
         return max(
@@ -144,7 +139,7 @@ def _data_bytes(header: bytes, path: Path) -> int:
 
 
 def stored_names(folder: Path) -> frozenset[str] | None:
-    """The names of all weights; `None` where neither `SINGLE` nor `INDEX` is in `folder`."""
+    """The names of all weights, where a file says them."""
     single, index = folder / SINGLE, folder / INDEX
     try:
         if single.is_file():
@@ -158,7 +153,6 @@ def stored_names(folder: Path) -> frozenset[str] | None:
 
 
 def index_files(index: bytes, what: str) -> dict[str, str]:
-    """Name of a tensor -> name of its file; raises `InvalidModel`."""
     try:
         named = strict_json.loads(index, what=what, max_bytes=LARGEST_INDEX)["weight_map"]
         if not named or not all(
@@ -171,8 +165,7 @@ def index_files(index: bytes, what: str) -> dict[str, str]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights: `SINGLE`, else those that `INDEX` names, there or not, else
-    every safetensors file."""
+    """The files that hold the weights, there or not."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
@@ -189,7 +182,6 @@ def damaged(what: str) -> InvalidModel:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of the text of `error`, without its full stop."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
         type(error).__name__
     ]
@@ -197,7 +189,6 @@ def first_line(error: Exception) -> str:
 
 
 def _names_in(file: Path) -> frozenset[str]:
-    """From the header of a safetensors file: 8 bytes with its length, then a JSON object."""
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = stream.read(length) if length <= LARGEST_INDEX else b""
