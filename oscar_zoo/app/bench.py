@@ -30,7 +30,7 @@ from oscar_zoo.evaluate.bench.params import BenchLoadParams, BenchServeParams
 from oscar_zoo.evaluate.bench.report import Report
 from oscar_zoo.evaluate.params import again, is_number, listed, numbers
 from oscar_zoo.models import config_file
-from oscar_zoo.models.folder_geometry import geometry_of_folder
+from oscar_zoo.models.config_file import geometry_of_folder
 from oscar_zoo.models.hardware import device_name, pick_serving_device
 from oscar_zoo.observer import SILENT, Note, Observer
 from oscar_zoo.registry import targets
@@ -210,7 +210,7 @@ def check_files(params: BenchServeParams) -> None:
     """Refuse files that could not be written in the end."""
     import importlib.util
 
-    from oscar_zoo.artifact.output_files import check_file
+    from oscar_zoo.artifact.durable import check_file
     from oscar_zoo.errors import MissingDependency
 
     if params.plot is not None:

@@ -18,10 +18,10 @@ from oscar_zoo import paths
 from oscar_zoo.app.evaluate import made_for, place_of
 from oscar_zoo.app.evaluate_server import Served, check_recipe, counter
 from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.durable import check_file, write_file
 from oscar_zoo.artifact.files import sha256_hex
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.artifact.output_files import check_file, write_file
 from oscar_zoo.artifact.specs import Harness, Score
 from oscar_zoo.engines.requirements import require_eval, require_serve
 from oscar_zoo.engines.server_client import ServerClient

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from oscar_zoo.artifact.durable import check_file, write_file
 from oscar_zoo.artifact.names import path_text
-from oscar_zoo.artifact.output_files import check_file, write_file
 from oscar_zoo.compute.outcome import Drawn, FitResult, MergeResult
 from oscar_zoo.compute.params import DEFAULT_TEXT, ComputeParams, FitParams, MergeParams, PlotParams
 from oscar_zoo.compute.report.data import MAX_BYTES, SUFFIX, ReportData

@@ -124,11 +124,8 @@ class _Archive:
         if last < 0 or data[last : last + 4] != b"PK\5\6":
             if 0 <= data.rfind(b"PK\5\6", max(0, last - 65535)) < last:
                 self.bad("suffix", " has bytes after the end of its archive")
-            raise MalformedFile(
-                "file.truncated",
-                f"{self.what} is cut off: no archive end in {len(data)} bytes.",
-                hint="fetch it again",
-            )
+            message = f"{self.what} is cut off: no archive end in {len(data)} bytes."
+            raise MalformedFile("file.truncated", message, hint="fetch it again")
         _, disk, start_disk, here, count, size, offset, comment = _END.unpack_from(data, last)
         if comment:
             self.bad("comment", " has an archive comment")

@@ -181,10 +181,8 @@ def find_artifacts(path: Path) -> list[Path]:
         except FileNotFoundError:
             continue  # it went away after its parent was listed
         except OSError as error:
-            raise StorageError(
-                f"cannot read {folder}: {error.strerror}.",
-                hint="check its permissions, or name a folder below it",
-            ) from None
+            hint = "check its permissions, or name a folder below it"
+            raise StorageError(f"cannot read {folder}: {error.strerror}.", hint=hint) from None
         if _holds_artifact(folder, entries):
             found.append(folder)
         todo += [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
@@ -203,10 +201,8 @@ def artifact_of_model(tree: Path, model: str) -> Path:
         raise PathNotFound.for_path(path_text(tree), "folder of rotations")
     found = find_artifacts(tree)
     if not found:
-        raise PathNotFound(
-            f"no rotation files in {path_text(tree)}.",
-            hint="its layout is <Model>/<tag>/k_rotation.pt",
-        )
+        message = f"no rotation files in {path_text(tree)}."
+        raise PathNotFound(message, hint="its layout is <Model>/<tag>/k_rotation.pt")
     return choose_artifact(tree, found, model)
 
 

@@ -28,7 +28,14 @@ from typing import Literal
 
 from oscar_zoo import paths
 from oscar_zoo.artifact.files import sha256_hex
-from oscar_zoo.errors import ForeignFolder, MalformedFile, OscarZooError, StorageError
+from oscar_zoo.errors import (
+    ForeignFolder,
+    MalformedFile,
+    OscarZooError,
+    PathNotFound,
+    StorageError,
+    UsageError,
+)
 
 TEMP_PREFIX = ".tmp."
 _PROC = Path("/proc")
@@ -90,11 +97,9 @@ def refuse_links(root: Path, *parts: str) -> Path:
     for part in parts:
         place = place / part
         if place.is_symlink():
-            raise MalformedFile(
-                "file.link",
-                f"{place} is a symbolic link; links are not followed.",
-                hint="put a copy of what it leads to in its place",
-            )
+            message = f"{place} is a symbolic link; links are not followed."
+            hint = "put a copy of what it leads to in its place"
+            raise MalformedFile("file.link", message, hint=hint)
     return place
 
 
@@ -108,15 +113,11 @@ def check_private(*folders: Path, open_to: int = 0o022) -> None:
             if not stat.S_ISDIR(status.st_mode):
                 raise StorageError(f"{folder} is no folder.", hint=_ELSEWHERE)
             if status.st_uid != os.getuid():
-                raise ForeignFolder(
-                    f"{folder} belongs to uid {status.st_uid}, and you are uid {os.getuid()}.",
-                    hint=_ELSEWHERE,
-                )
+                message = f"{folder} belongs to uid {status.st_uid}, and you are uid {os.getuid()}."
+                raise ForeignFolder(message, hint=_ELSEWHERE)
             if mode & open_to:
-                raise StorageError(
-                    f"{folder} is open to others (mode {mode:04o}).",
-                    hint=f"chmod 700 {folder}, or {_ELSEWHERE}",
-                )
+                message = f"{folder} is open to others (mode {mode:04o})."
+                raise StorageError(message, hint=f"chmod 700 {folder}, or {_ELSEWHERE}")
 
 
 def check_writable(folder: Path) -> None:
@@ -377,3 +378,24 @@ def _lock(descriptor: int, kind: int, deadline: float) -> State:
             return "none"
         else:
             return "held"
+
+
+def check_file(path: Path | None) -> None:
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder.", hint="name a file")
+    if not path.parent.is_dir():
+        raise PathNotFound.for_path(path.parent, "folder")
+    with storage_errors(f"cannot write {path}"):
+        check_writable(path.parent)
+
+
+def check_folder(path: Path) -> None:
+    with storage_errors(f"cannot write {path}"):
+        check_creatable(path / "any")
+
+
+def write_file(path: Path, content: bytes) -> None:
+    with storage_errors(f"cannot write {path}"):
+        replace_file(path, content)

@@ -55,11 +55,9 @@ def _open(path: Path) -> tuple[int, int]:
         raise PathNotFound.for_path(path, "file") from None
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise MalformedFile(
-                "file.kind",
-                f"{path} is a symbolic link, which is not followed.",
-                hint="put a copy of what it leads to in its place",
-            ) from None
+            message = f"{path} is a symbolic link, which is not followed."
+            hint = "put a copy of what it leads to in its place"
+            raise MalformedFile("file.kind", message, hint=hint) from None
         if error.errno == errno.ENXIO:
             raise MalformedFile(
                 "file.kind", f"{path} is not a regular file.", hint="name a file"

@@ -148,17 +148,13 @@ class Reference:
     def parse(cls, text: str) -> Self:
         name, at, digest = text.partition("@")
         if at and _DIGEST_PREFIX.fullmatch(digest) is None:
-            raise InvalidName(
-                f"{digest[:120]!r} is not a digest.",
-                hint="write NAME@sha256: and at least 12 hex digits",
-            )
+            message = f"{digest[:120]!r} is not a digest."
+            raise InvalidName(message, hint="write NAME@sha256: and at least 12 hex digits")
         name, colon, tag = name.partition(":")
         parts = name.split("/")
         if len(parts) > 2:
-            raise InvalidName(
-                f"{text[:120]!r} is not an artifact name.",
-                hint="names look like Qwen3-8B or Qwen/Qwen3-8B",
-            )
+            message = f"{text[:120]!r} is not an artifact name."
+            raise InvalidName(message, hint="names look like Qwen3-8B or Qwen/Qwen3-8B")
         for part in parts:
             check_part(part, "model name")
         return cls(name, check_part(tag, "tag") if colon else None, digest if at else None)

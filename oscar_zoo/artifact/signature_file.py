@@ -208,11 +208,8 @@ def _statement(payload: bytes, what: str) -> _Statement:
     kind = value.get("_type"), value.get("predicateType")
     if kind != (_STATEMENT, _PREDICATE):
         older = ", which is older than version 1.0" if kind[1] == _OLDER_PREDICATE else ""
-        raise MalformedFile(
-            "signature.version",
-            f"{what} has a statement of the kind {str(kind[1])[:80]!r}{older}.",
-            hint="it has to be signed again",
-        )
+        message = f"{what} has a statement of the kind {str(kind[1])[:80]!r}{older}."
+        raise MalformedFile("signature.version", message, hint="it has to be signed again")
     return validated(_Statement, value, code="signature.schema", what=what)
 
 

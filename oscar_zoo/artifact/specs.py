@@ -136,10 +136,8 @@ def read_clip(text: str | None) -> Clip | None:
         k, v = (float(part) for part in text.split(","))
         return Clip(k=k, v=v)
     except ValueError:
-        raise UsageError(
-            f"--clip {text!r} is not two ratios between 0 and 1.",
-            hint="for example --clip 0.96,0.92; 0 turns it off",
-        ) from None
+        message = f"--clip {text!r} is not two ratios between 0 and 1."
+        raise UsageError(message, hint="for example --clip 0.96,0.92; 0 turns it off") from None
 
 
 MOST_TOKENS = 1 << 20
@@ -264,10 +262,8 @@ class ServingRecipe(Spec):
     ) -> ServingRecipe:
         """A copy in which the given settings replace its own."""
         if clip is not None and self.widths is not None:
-            raise UsageError(
-                "the recipe has a clip ratio for each layer, which --clip does not change.",
-                hint="leave out --clip",
-            )
+            message = "the recipe has a clip ratio for each layer, which --clip does not change."
+            raise UsageError(message, hint="leave out --clip")
         given = {"clip": clip, "group_size": group_size}
         changes: dict[str, object] = {n: value for n, value in given.items() if value is not None}
         tokens = {"sink": sink, "recent": recent}
@@ -470,10 +466,8 @@ def check_groups(
     try:
         check_group_size(dims, group_size)
     except ValueError as error:
-        raise UsageError(
-            f"a group size of {group_size} does not go with {model}: {error}.",
-            hint=f"use {option.format(largest_group(dims))}",
-        ) from None
+        message = f"a group size of {group_size} does not go with {model}: {error}."
+        raise UsageError(message, hint=f"use {option.format(largest_group(dims))}") from None
 
 
 def largest_group(dims: tuple[int, int]) -> int:

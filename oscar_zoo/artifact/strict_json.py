@@ -48,10 +48,8 @@ def loads(
             parse_float=lambda digits: _float(digits, what),
         )
     except json.JSONDecodeError as error:
-        raise MalformedFile(
-            "json.syntax",
-            f"{what} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.",
-        ) from None
+        message = f"{what} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}."
+        raise MalformedFile("json.syntax", message) from None
     _check_text(value, what)  # text outside of any object
     return value
 

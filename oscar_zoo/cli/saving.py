@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from oscar_zoo.artifact.output_files import write_file
+from oscar_zoo.artifact.durable import write_file
 from oscar_zoo.cli.render import terminal
 from oscar_zoo.errors import OscarZooError
 

@@ -221,7 +221,6 @@ def attention_scope(model: LoadedModel, fn: AttentionFn) -> Iterator[None]:
         model.model.set_attn_implementation(before)
         del ALL_ATTENTION_FUNCTIONS[SCOPE]
     if missing := sorted(wanted - seen):
-        raise UnsupportedModel(
-            f"attention of layers {missing} of {model.block.id} was never reached.",
-            hint="its attention code does not use transformers' attention interface",
-        )
+        message = f"attention of layers {missing} of {model.block.id} was never reached."
+        hint = "its attention code does not use transformers' attention interface"
+        raise UnsupportedModel(message, hint=hint)

@@ -133,10 +133,8 @@ def check_template(folder: Path, where: str) -> None:
 
 def check_size(source: str, what: str) -> None:
     if len(source) > MAX_TEMPLATE:
-        raise InvalidModel(
-            f"{what} has {len(source):,} characters, at most {MAX_TEMPLATE:,} are taken.",
-            hint="use the model of a publisher whom you trust",
-        )
+        message = f"{what} has {len(source):,} characters, at most {MAX_TEMPLATE:,} are taken."
+        raise InvalidModel(message, hint="use the model of a publisher whom you trust")
 
 
 def _template_in(folder: Path) -> str | None:

@@ -10,6 +10,7 @@ transformers. Such files are refused by name, before a library reads them.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from oscar_zoo.artifact import strict_json
 from oscar_zoo.artifact.files import read_file, sha256_hex
 from oscar_zoo.artifact.manifest import ModelBlock
 from oscar_zoo.artifact.names import path_text
+from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.errors import InvalidModel, MalformedFile, PathNotFound
 from oscar_zoo.models import model_hub
 from oscar_zoo.models.geometry import (
@@ -148,10 +150,9 @@ def check_present(folder: Path) -> None:
     is."""
     if not (folder / NAME).is_file():
         empty = folder.is_dir() and not any(folder.iterdir())
-        raise (PathNotFound if empty else InvalidModel)(
-            f"{path_text(folder)} has no {NAME}.",
-            hint="name the folder of a Hugging Face checkpoint",
-        )
+        message = f"{path_text(folder)} has no {NAME}."
+        hint = "name the folder of a Hugging Face checkpoint"
+        raise PathNotFound if empty else InvalidModel(message, hint=hint)
 
 
 def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
@@ -176,10 +177,8 @@ def _check_kinds(config: dict[str, Any], path: Path) -> None:
     for name, (kind, good) in KINDS.items():
         value = config.get(name)
         if value is not None and not good(value):
-            raise InvalidModel(
-                f"{name} in {path} must be {kind}, and is {str(value)[:40]}.",
-                hint="download the model again",
-            )
+            message = f"{name} in {path} must be {kind}, and is {str(value)[:40]}."
+            raise InvalidModel(message, hint="download the model again")
     if "text_config" in config and config["text_config"] is not None:
         _check_kinds(config["text_config"], path)
 
@@ -232,15 +231,12 @@ def refuse_chosen_code(folder: Path, where: str) -> None:
                 )
             named = CLASSES.get(key)
             if named is not None and isinstance(value, str) and not named.fullmatch(value):
-                raise InvalidModel(
-                    f"{name} of {where} names the {key} {value[:80]!a}, which is none.",
-                    hint="download the model again, from a publisher whom you trust",
-                )
+                message = f"{name} of {where} names the {key} {value[:80]!a}, which is none."
+                hint = "download the model again, from a publisher whom you trust"
+                raise InvalidModel(message, hint=hint)
             if key == "configuration_files" and name == "config.json":
-                raise InvalidModel(
-                    f"{name} of {where} sends readers to other files by {key}.",
-                    hint=f"remove {key} from {name}",
-                )
+                message = f"{name} of {where} sends readers to other files by {key}."
+                raise InvalidModel(message, hint=f"remove {key} from {name}")
 
 
 def _kernel_in(value: Any) -> str | None:
@@ -299,3 +295,16 @@ def _of_hub(source: str, revision: str | None) -> Path | None:
     except OSError:  # the repository has none, or it cannot be had: then the defaults are taken
         return None
     return Path(found) if found else None
+
+
+def geometry_of_folder(
+    folder: Path, model_id: str | None = None, config: ConfigFile | None = None
+) -> Geometry:
+    """The shape of the KV cache of the model in `folder`, which messages call `model_id`."""
+    model_id = model_id or folder.resolve().name
+    config = config or ConfigFile.of_folder(folder)
+    if says_all(config) or importlib.util.find_spec("transformers") is None:
+        return describe(config, model_id).geometry
+    from oscar_zoo.models.model_source import inspect_model
+
+    return inspect_model(str(folder.absolute()), model_id=model_id).geometry

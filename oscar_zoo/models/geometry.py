@@ -130,10 +130,9 @@ def only_windows(text: Any) -> bool:
 
 def no_full_attention(text: Any, model_id: str) -> UnsupportedModel:
     kind = getattr(text, "model_type", "of no type")
-    return UnsupportedModel(
-        f"{model_id} ({kind}) has no full-attention layer: {_other_kinds(layer_kinds(text))}.",
-        hint="serve it with SGLang alone: INT2 saves memory in full-attention layers only",
-    )
+    message = f"{model_id} ({kind}) has no full-attention layer: {_other_kinds(layer_kinds(text))}."
+    hint = "serve it with SGLang alone: INT2 saves memory in full-attention layers only"
+    return UnsupportedModel(message, hint=hint)
 
 
 def layer_config(text: Any, layer: int) -> Any:
@@ -176,16 +175,12 @@ def float8_block(config: Any, model_id: str) -> tuple[int, int] | None:
     if method == "mxfp4":
         return None
     if method != "fp8":
-        raise UnsupportedModel(
-            f"{model_id} is quantized with {method}, which is not read here.",
-            hint="use its bfloat16 or fp8 checkpoint",
-        )
+        message = f"{model_id} is quantized with {method}, which is not read here."
+        raise UnsupportedModel(message, hint="use its bfloat16 or fp8 checkpoint")
     block = _entry(given, "weight_block_size") or (128, 128)
     if len(block) != 2 or not all(isinstance(size, int) and size > 0 for size in block):
-        raise InvalidModel(
-            f"{model_id} has weight_block_size {block!r}, not two sizes.",
-            hint="check its config.json",
-        )
+        message = f"{model_id} has weight_block_size {block!r}, not two sizes."
+        raise InvalidModel(message, hint="check its config.json")
     return int(block[0]), int(block[1])
 
 
@@ -196,10 +191,8 @@ def _entry(given: Any, name: str) -> Any:
 def _required(text: Any, name: str, model_id: str) -> int:
     value = getattr(text, name, None)
     if not isinstance(value, int) or value <= 0:
-        raise InvalidModel(
-            f"the configuration of {model_id} ({text.model_type}) has no {name}.",
-            hint="only decoder-only models with attention are supported",
-        )
+        message = f"the configuration of {model_id} ({text.model_type}) has no {name}."
+        raise InvalidModel(message, hint="only decoder-only models with attention are supported")
     return value
 
 

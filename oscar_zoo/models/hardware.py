@@ -164,10 +164,8 @@ def parse_device(name: str) -> tuple[str, int]:
 
 def check_build() -> None:
     if torch_without_cuda():
-        raise UnsupportedMachine(
-            f"torch {version('torch')} is a build for CPUs.",
-            hint="install one for CUDA, or use --device cpu",
-        )
+        message = f"torch {version('torch')} is a build for CPUs."
+        raise UnsupportedMachine(message, hint="install one for CUDA, or use --device cpu")
 
 
 def check_gpu(index: int, environ: Mapping[str, str] = os.environ) -> None:

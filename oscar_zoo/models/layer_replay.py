@@ -21,13 +21,14 @@ from torch import Tensor, nn
 
 Result = TypeVar("Result")
 Forward = Callable[[Sequence[int]], None]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""The arguments of a layer; `HIDDEN` stands where its hidden states belong."""
 
 PROBE_TOKENS = 32
 HIDDEN = "hidden_states"
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 """Arguments, beside tensors and tuples of these, through which layers cannot tell each other
 anything."""
-
 
 _PLANS: WeakKeyDictionary[Any, ReplayPlan | None] = WeakKeyDictionary()
 
@@ -36,34 +37,20 @@ class Entangled(Exception):  # answered with a pass of the whole model
     """Layers exchange more than hidden states."""
 
 
-@dataclass(frozen=True)
-class LayerCall:
-    """The arguments of a layer for one sequence, without its hidden states."""
-
-    positional: bool
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    @property
-    def broadcasts(self) -> bool:
-        """Whether the arguments also fit a batch of sequences."""
-        return all(x.dim() < 2 or x.shape[0] == 1 for x in _tensors((self.args, self.kwargs)))
-
-
 @dataclass
 class ReplayState:
     """One sequence between two layers: its hidden states, `[1, T, hidden]`, and how each layer is
     called."""
 
     hidden: Tensor
-    calls: Sequence[LayerCall]
+    calls: Sequence[Call]
 
     def advance(self, layer: nn.Module, index: int) -> None:
-        call = self.calls[index]
-        if call.positional:
-            output = layer(self.hidden, *call.args, **call.kwargs)
+        args, kwargs = self.calls[index]
+        if args:
+            output = layer(self.hidden, *args[1:], **kwargs)
         else:
-            output = layer(*call.args, **call.kwargs, **{HIDDEN: self.hidden})
+            output = layer(**kwargs | {HIDDEN: self.hidden})
         self.hidden = _hidden(output)
 
 
@@ -71,9 +58,9 @@ def advance_together(
     states: Sequence[ReplayState], layer: nn.Module, index: int, *, most_tokens: int
 ) -> None:
     """Run one layer over sequences that are called alike, in batches of at most `most_tokens` where
-    its arguments fit a batch."""
+    its arguments fit a batch: none has rows of one sequence only."""
     room = most_tokens // states[0].hidden.shape[1] if states else 0
-    if room < 2 or not states[0].calls[index].broadcasts:
+    if room < 2 or any(x.dim() > 1 and x.shape[0] > 1 for x in _tensors(states[0].calls[index])):
         for state in states:
             state.advance(layer, index)
         return
@@ -99,22 +86,18 @@ class ReplayPlan:
     def prepare(self, forward: Forward, ids: Sequence[int]) -> ReplayState:
         """The state of a sequence before the first layer, from a pass in which layers do
         nothing."""
-        calls: list[LayerCall] = []
+        calls: list[Call] = []
         hidden: Tensor | None = None
 
-        def stand_in(index: int) -> Callable[..., Any]:
-            def passed(*args: Any, **kwargs: Any) -> Any:
-                nonlocal hidden
-                given, call = _split(args, kwargs)
-                if index != len(calls) or (hidden is not None and given is not hidden):
-                    raise Entangled
-                hidden = given
-                calls.append(call)
-                return (given, *[None] * (self.widths[index] - 1)) if self.widths[index] else given
+        def passed(index: int, given: Tensor, call: Call) -> Tensor:
+            nonlocal hidden
+            if index != len(calls) or (hidden is not None and given is not hidden):
+                raise Entangled
+            hidden = given
+            calls.append(call)
+            return given
 
-            return passed
-
-        with _replaced(self.layers, stand_in):
+        with self._replaced(passed):
             forward(ids)
         if hidden is None or len(calls) != len(self.layers):
             raise Entangled
@@ -123,16 +106,32 @@ class ReplayPlan:
     def finish(self, whole: Callable[[], Result], state: ReplayState) -> Result:
         """The output of `whole`, a pass of the model over the sequence of `state`, which is after
         the last layer. No layer runs again."""
+        last = len(self.layers) - 1
+        with self._replaced(lambda index, given, call: state.hidden if index == last else given):
+            return whole()
+
+    @contextmanager
+    def _replaced(self, passed: Callable[[int, Tensor, Call], Tensor]) -> Iterator[None]:
+        """Layers return what `passed` makes of their hidden states; their hooks and attributes
+        stay."""
 
         def stand_in(index: int) -> Callable[..., Any]:
-            def passed(*args: Any, **kwargs: Any) -> Any:
-                given = state.hidden if index == len(self.layers) - 1 else _split(args, kwargs)[0]
+            def forward(*args: Any, **kwargs: Any) -> Any:
+                given = passed(index, *_split(args, kwargs))
                 return (given, *[None] * (self.widths[index] - 1)) if self.widths[index] else given
 
-            return passed
+            return forward
 
-        with _replaced(self.layers, stand_in):
-            return whole()
+        own = [vars(layer).get("forward") for layer in self.layers]
+        try:
+            for index, layer in enumerate(self.layers):
+                layer.forward = stand_in(index)
+            yield
+        finally:
+            for layer, forward in zip(self.layers, own, strict=True):
+                vars(layer).pop("forward", None)
+                if forward is not None:
+                    layer.forward = forward
 
 
 def plan_replay(
@@ -142,18 +141,16 @@ def plan_replay(
     can run one after the other; `None` where they cannot. `forward` is one pass of the whole
     model."""
     probe = ids[:PROBE_TOKENS]
-    other = [0 if any(probe) else 1] * len(
-        probe
-    )  # what a layer keeps for the next one would be of this sequence
+    # what a layer keeps for the next one would be of this sequence
+    other = [0 if any(probe) else 1] * len(probe)
     for layers, returned in _outputs(list(find_stacks(model, num_layers)), forward, probe):
         if len(returned) != len(layers):
             continue  # a stack of something else
         try:
             last = _hidden(returned[-1])
             widths = tuple(len(one) if isinstance(one, tuple) else 0 for one in returned)
-            plan = ReplayPlan(
-                layers, widths, last.shape[-1] * last.element_size(), last.element_size()
-            )
+            size = last.element_size()
+            plan = ReplayPlan(layers, widths, last.shape[-1] * size, size)
             states = [plan.prepare(outline, tokens) for tokens in (probe, other)]
             for index, layer in enumerate(layers):
                 for state in states:
@@ -197,29 +194,13 @@ def _outputs(
     return found
 
 
-@contextmanager
-def _replaced(
-    layers: Sequence[nn.Module], stand_in: Callable[[int], Callable[..., Any]]
-) -> Iterator[None]:
-    own = [vars(layer).get("forward") for layer in layers]
-    try:
-        for index, layer in enumerate(layers):
-            layer.forward = stand_in(index)
-        yield
-    finally:
-        for layer, forward in zip(layers, own, strict=True):
-            vars(layer).pop("forward", None)
-            if forward is not None:
-                layer.forward = forward
-
-
-def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, LayerCall]:
-    positional = bool(args)
-    rest = {name: value for name, value in kwargs.items() if positional or name != HIDDEN}
-    hidden = args[0] if positional else kwargs.get(HIDDEN)
+def _split(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Call]:
+    """The hidden states in the arguments of a layer, and the arguments without them."""
+    hidden = args[0] if args else kwargs.get(HIDDEN)
+    rest = kwargs if args else {name: value for name, value in kwargs.items() if name != HIDDEN}
     if not isinstance(hidden, Tensor) or not all(map(_harmless, (*args[1:], *rest.values()))):
         raise Entangled
-    return hidden, LayerCall(positional, args[1:], rest)
+    return hidden, ((HIDDEN, *args[1:]) if args else (), rest)
 
 
 def _harmless(value: Any) -> bool:
@@ -238,11 +219,8 @@ def _hidden(output: Any) -> Tensor:
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
-        for one in value.values():
-            yield from _tensors(one)
-    elif isinstance(value, (tuple, list)):
-        for one in value:
+    elif isinstance(value, (tuple, list, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
             yield from _tensors(one)
 
 
@@ -274,6 +252,7 @@ def run_by_layer(
 
 
 def known_plan(model: Any, num_layers: int, ids: Tensor) -> ReplayPlan | None:
+    """See `plan_replay`; a plan is made once per model."""
     if model not in _PLANS:
 
         def decode(probe: Sequence[int]) -> None:

@@ -32,7 +32,7 @@ from oscar_zoo.models import checkpoint, weight_files
 from oscar_zoo.models.attention import EXACT
 from oscar_zoo.models.memory import FreeMemory, Workload, free_memory
 from oscar_zoo.models.model_source import outline
-from oscar_zoo.models.placement import PlacementRequest, place_model
+from oscar_zoo.models.placement import place_model
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 
@@ -90,8 +90,15 @@ def load_model(
     stored = checkpoint.open_weights(folder or _fetch_weights(where, source), block=blocks)
     tokenizer = load_tokenizer(path_or_id, revision=block.revision or revision)
     model = _build(where, block.id, config, stored, dtype)
-    wish = PlacementRequest(device, stream, workload or Workload(), free)
-    streamed, notes = place_model(model, block.id, block.num_layers, wish)
+    streamed, notes = place_model(
+        model,
+        block.id,
+        block.num_layers,
+        device=device,
+        stream=stream,
+        workload=workload or Workload(),
+        free=free,
+    )
     kind = str(model.dtype).removeprefix("torch.")
     return LoadedModel(model.eval(), tokenizer, block, kind, streamed, notes)
 
@@ -179,8 +186,6 @@ def _build(
             hint="the two files belong to different models; download both again",
         )
     if missing := sorted(report["missing_keys"]):
-        raise InvalidModel(
-            f"the weights of {where} lack {len(missing)} tensors, the first is {missing[0]}.",
-            hint="the checkpoint is incomplete; download it again",
-        )
+        message = f"the weights of {where} lack {len(missing)} tensors, the first is {missing[0]}."
+        raise InvalidModel(message, hint="the checkpoint is incomplete; download it again")
     return model

@@ -43,10 +43,8 @@ def check_fetchable(source: str, revision: str | None = None) -> None:
     if is_here(source, revision):
         return
     if _offline():
-        raise NetworkError(
-            f"{source} is not on this machine, and offline mode asks no hub.",
-            hint=f"{go_online()}, or give a local folder",
-        )
+        message = f"{source} is not on this machine, and offline mode asks no hub."
+        raise NetworkError(message, hint=f"{go_online()}, or give a local folder")
     trouble = unreachable()
     if trouble is not None:
         raise incomplete(source, trouble)

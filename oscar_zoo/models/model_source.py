@@ -211,10 +211,8 @@ def outline(config: Any, model_id: str) -> Any:
             model = auto.from_config(config, trust_remote_code=False, attn_implementation=None)
             _check_attention(model, model_id)
             return model
-    raise UnsupportedModel(
-        f"transformers runs no language model for {model_id} ({config.model_type}).",
-        hint="choose a model that transformers runs",
-    )
+    message = f"transformers runs no language model for {model_id} ({config.model_type})."
+    raise UnsupportedModel(message, hint="choose a model that transformers runs")
 
 
 def _check_attention(model: Any, model_id: str) -> None:

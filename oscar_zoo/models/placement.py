@@ -33,53 +33,58 @@ READERS = 4
 Fetched = dict[CheckpointFile, tuple[Tensor, ...]]
 
 
-@dataclass(frozen=True)
-class PlacementRequest:
-    """Where the caller wants a model: a torch device or `auto`, layer by layer from its files or
-    not (`None`: when it does not fit otherwise), for these sequences, and how much memory is
-    free."""
-
-    device: str
-    stream: bool | None
-    workload: Workload
-    free: FreeMemory
-
-
 def place_model(
-    model: Any, name: str, num_layers: int, wish: PlacementRequest
+    model: Any,
+    name: str,
+    num_layers: int,
+    *,
+    device: str,
+    stream: bool | None,
+    workload: Workload,
+    free: FreeMemory,
 ) -> tuple[bool, tuple[str, ...]]:
-    """Read the weights of `model` to where they run; tells whether layers are read when they run,
-    and remarks for the user."""
+    """Read the weights of `model` to where they run: a torch device or `auto`, and layer by layer
+    where the caller wants to `stream`, or leaves it open and nothing else fits. Tells whether
+    layers are read when they run, and remarks for the user."""
     layers = decoder_layers(model, num_layers)
-    need = need_of(model, layers, wish.workload)
+    need = need_of(model, layers, workload)
     gpus = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    if wish.device == AUTO and not wish.stream and gpus:
-        room_of = {gpu.index: max(0, wish.free(gpu) - need.work) for gpu in gpus}
-        device_map = spread(model, {**room_of, "cpu": wish.free(torch.device("cpu"))})
+    if device == AUTO and not stream and gpus:
+        room_of = {gpu.index: max(0, free(gpu) - need.work) for gpu in gpus}
+        device_map = spread(model, {**room_of, "cpu": free(torch.device("cpu"))})
         if "disk" not in device_map.values():
-            with memory_errors(name, gpus[0], wish.free):
+            with memory_errors(name, gpus[0], free):
                 place(model, device_map)
             return False, ()
-    device = torch.device(default_device() if wish.device == AUTO else wish.device)
-    room = wish.free(device)
-    fits, streams = need.whole() <= room, bool(layers) and need.streamed(device) <= room
-    stream = wish.stream if wish.stream is not None else not fits and streams
+    where = torch.device(default_device() if device == AUTO else device)
+    room = free(where)
+    fits, streams = need.whole() <= room, bool(layers) and need.streamed(where) <= room
+    wanted, stream = stream, stream if stream is not None else not fits and streams
     if stream and not layers:
-        raise UnsupportedModel(
-            f"the decoder layers of {name} were not found.", hint="run it without --stream-weights"
-        )
+        message = f"the decoder layers of {name} were not found."
+        raise UnsupportedModel(message, hint="run it without --stream-weights")
     if not (streams if stream else fits):
-        wanted = need.streamed(device) if stream else need.whole()
-        hint = _what_works(model, need, device, wish)
-        raise NotEnoughMemory.for_model(name, wanted, str(device), room, hint=hint)
-    with memory_errors(name, device, wish.free):
+        steps = []
+        together = sum(max(0, free(gpu) - need.work) for gpu in gpus)
+        if where.type == "cuda" and len(gpus) > 1 and device != AUTO and together > need.weights:
+            steps.append(f"--device auto ({len(gpus)} GPUs)")
+        if need.streamed(where) <= room and not wanted:
+            steps.append("--stream-weights")
+        if model.dtype.itemsize > 2:
+            steps.append("--dtype bfloat16")
+        if need.work > need.weights:
+            steps.append("fewer tokens (--calib-tokens, --seq-len)")
+        hint = f"use {', or '.join([*steps, 'a device with more memory'])}"
+        size = need.streamed(where) if stream else need.whole()
+        raise NotEnoughMemory.for_model(name, size, str(where), room, hint=hint)
+    with memory_errors(name, where, free):
         if not stream:
-            place(model, {"": device})
+            place(model, {"": where})
             return False, ()
-        Stream(model, layers, device)
+        Stream(model, layers, where)
     if fits:
         return True, ()
-    short = NotEnoughMemory.for_model(name, need.whole(), str(device), room, hint="").message
+    short = NotEnoughMemory.for_model(name, need.whole(), str(where), room, hint="").message
     note = (
         f"{short.rstrip('.')}: its weights are read layer by layer, once for each cache measured."
     )
@@ -103,23 +108,6 @@ def need_of(model: Any, layers: Sequence[nn.Module], workload: Workload) -> Need
 def _bytes(places: Sequence[Slot]) -> int:
     unique = {id(slot.unread): slot.unread for slot in places}
     return sum(one.numel() * one.dtype.itemsize for one in unique.values())
-
-
-def _what_works(model: Any, need: Need, device: torch.device, wish: PlacementRequest) -> str:
-    steps = []
-    gpus = torch.cuda.device_count()
-    together = sum(
-        max(0, wish.free(torch.device("cuda", index)) - need.work) for index in range(gpus)
-    )
-    if device.type == "cuda" and gpus > 1 and wish.device != AUTO and together > need.weights:
-        steps.append(f"--device auto ({gpus} GPUs)")
-    if need.streamed(device) <= wish.free(device) and not wish.stream:
-        steps.append("--stream-weights")
-    if model.dtype.itemsize > 2:
-        steps.append("--dtype bfloat16")
-    if need.work > need.weights:
-        steps.append("fewer tokens (--calib-tokens, --seq-len)")
-    return f"use {', or '.join([*steps, 'a device with more memory'])}"
 
 
 @dataclass(frozen=True)
@@ -250,21 +238,16 @@ class Stream:
         self._here = None
 
     def _put(self, number: int, fetched: Fetched) -> None:
+        def read(stored: CheckpointFile) -> Tensor:
+            return stored.read(self._device, fetched[stored])
+
         with torch.inference_mode(False), torch.no_grad():
             for slot in self._slots[number]:
-                slot.put(
-                    materialize(
-                        slot.unread, lambda stored: stored.read(self._device, fetched[stored])
-                    )
-                )
+                slot.put(materialize(slot.unread, read))
 
     def _fetch(self, number: int) -> Fetched:
-        return {stored: stored.fetch() for stored in self._files(number)}
-
-    def _files(self, number: int) -> Iterator[Any]:
-        return (
-            stored for slot in self._slots[number] for stored in dict.fromkeys(sources(slot.unread))
-        )
+        files: Iterator[Any] = (x for slot in self._slots[number] for x in sources(slot.unread))
+        return {stored: stored.fetch() for stored in dict.fromkeys(files)}
 
     def _runs(self, number: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:

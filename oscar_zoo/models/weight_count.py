@@ -8,8 +8,9 @@ files are there, their size is the answer, and not this.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import translate
+from statistics import fmean
 from typing import Any
 
 from oscar_zoo.models.config_file import ConfigFile
@@ -79,8 +80,8 @@ def weights_of_config(config: ConfigFile) -> int | None:
         (0 if getattr(text, "tie_word_embeddings", False) else vocabulary * hidden, [_HEAD]),
     ]
     try:
-        rules = _Rules.of(quantization(config))
-        bits = sum(numbers * rules.mean(names) for numbers, names in parts if numbers)
+        bits_of = _bits_by_name(quantization(config))
+        bits = sum(numbers * bits_of(names) for numbers, names in parts if numbers)
     except _UnknownFormat:
         return None
     return round((bits + vocabulary * hidden * _BF16) / 8)
@@ -146,46 +147,33 @@ class _UnknownFormat(Exception):
     """A format of weights that is not known here."""
 
 
-class _Rules:
-    """How many bits the numbers of a matrix have, by its name: those of the first of `groups` that
-    matches, and 16 for what matches `skipped`."""
-
-    def __init__(
-        self, groups: Iterable[tuple[Iterable[str], float]], skipped: Iterable[str]
-    ) -> None:
-        self._groups = [([_pattern(one) for one in names], bits) for names, bits in groups]
-        self._skipped = [_pattern(one) for one in skipped]
-
-    @classmethod
-    def of(cls, given: Any) -> _Rules:
-        if given is None:
-            return cls([], [])
-        if not isinstance(given, dict):
-            raise _UnknownFormat
-        skipped = [one for key in _SKIPPED for one in _texts(given.get(key) or [])]
-        groups, method = given.get("config_groups"), str(given.get("quant_method")).casefold()
-        sparse = given.get("sparsity_config") or {"format": "dense"}
-        if given.get("dynamic") or not isinstance(sparse, dict) or sparse.get("format") != "dense":
-            raise _UnknownFormat
-        if isinstance(groups, dict) and groups:
-            return cls([_group(one) for one in groups.values()], skipped)
-        targets = "experts" if method == "mxfp4" else "*"
+def _bits_by_name(given: Any) -> Callable[[list[str]], float]:
+    """Bits of a number of matrices, on average, by their names: all have one format, but for those
+    that the configuration keeps in 16 bits."""
+    if given is None:
+        return lambda names: _BF16
+    if not isinstance(given, dict):
+        raise _UnknownFormat
+    method, groups = str(given.get("quant_method")).casefold(), given.get("config_groups")
+    sparse = given.get("sparsity_config") or {"format": "dense"}
+    if given.get("dynamic") or not isinstance(sparse, dict) or sparse.get("format") != "dense":
+        raise _UnknownFormat
+    skipped = [one for key in _SKIPPED for one in _texts(given.get(key) or [])]
+    if isinstance(groups, dict) and groups:
+        bits = _bits_of_group(groups)
+    else:
+        bits = _bits_of_method(given, method)
         skipped += [] if given.get(_HEAD) is True else [_HEAD]
-        return cls([([targets], _bits(given, method))], skipped)
+    patterns = [_pattern(one) for one in skipped]
 
-    def mean(self, names: Iterable[str]) -> float:
-        found = [self._of_name(f".{name}.") for name in names]
-        return sum(found) / len(found)
+    def whole(name: str) -> bool:
+        others = method == "mxfp4" and "experts" not in name
+        return others or any(one.match(f".{name}.") for one in patterns)
 
-    def _of_name(self, name: str) -> float:
-        if any(one.match(name) for one in self._skipped):
-            return _BF16
-        found = (bits for names, bits in self._groups if any(one.match(name) for one in names))
-        return next(found, _BF16)
+    return lambda names: fmean(_BF16 if whole(name) else bits for name in names)
 
 
-def _bits(given: Mapping[str, Any], method: str) -> float:
-    """Of one number, where all quantized matrices have one format."""
+def _bits_of_method(given: Mapping[str, Any], method: str) -> float:
     if given.get("load_in_4bit") is True:  # blocks of 64 numbers; scales of scales have 32 bits
         return 4 + (8 + 32 / 256 if given.get("bnb_4bit_use_double_quant") else 32) / 64
     if given.get("load_in_8bit") is True:
@@ -204,23 +192,17 @@ def _bits(given: Mapping[str, Any], method: str) -> float:
     return _BITS[algorithm]
 
 
-def _group(given: Any) -> tuple[list[str], float]:
-    """Targets and bits of a group of `config_groups`."""
-    if not isinstance(given, dict):
-        raise _UnknownFormat
-    weights = given.get("weights")
-    targets = ["*" if one == "Linear" else one for one in _texts(given.get("targets"))]
-    if any(one != "*" and not one.startswith("re:") and "." not in one for one in targets):
-        raise _UnknownFormat  # another class of modules
-    if weights is None:  # only what goes in is quantized
-        return targets, _BF16
-    if not isinstance(weights, dict):
+def _bits_of_group(groups: Mapping[str, Any]) -> float:
+    """Of the one group that all linear layers are in; several groups are not known here."""
+    (group, *others) = groups.values()
+    linear = isinstance(group, dict) and group.get("targets") == ["Linear"]
+    weights = group.get("weights") if linear else None
+    if others or not isinstance(weights, dict):
         raise _UnknownFormat
     bits = _width(weights.get("num_bits"))
-    if weights.get("type") == "float":
-        return targets, bits + _scales(weights.get("group_size"), 8)
-    zero = 0 if weights.get("symmetric", True) else bits
-    return targets, bits + _scales(weights.get("group_size"), 16 + zero)
+    whole = weights.get("type") == "float" or weights.get("symmetric", True)
+    per_group = 8 if weights.get("type") == "float" else 16 + (0 if whole else bits)
+    return bits + _scales(weights.get("group_size"), per_group)
 
 
 def _width(bits: Any) -> int:

@@ -55,10 +55,8 @@ def check_model_folder(folder: Path) -> None:
         check_is_file(folder / name)
     for path in sorted(folder.glob("*.safetensors")):
         if not os.access(path, os.R_OK):
-            raise StorageError(
-                f"cannot read {path}: permission denied, or a broken link.",
-                hint="check its permissions",
-            )
+            message = f"cannot read {path}: permission denied, or a broken link."
+            raise StorageError(message, hint="check its permissions")
         check_is_file(path)
     index = folder / INDEX
     if index.is_file():  # SGLang goes by it, also where all weights are in one file
@@ -75,10 +73,8 @@ def check_is_file(path: Path) -> None:
     if not start.strip():
         raise InvalidModel(f"{path} is empty.", hint="download it again")
     if start == POINTER:
-        raise InvalidModel(
-            f"{path} is a pointer of git-lfs and not the file itself.",
-            hint=f"fetch the files: git -C {path.parent} lfs pull",
-        )
+        message = f"{path} is a pointer of git-lfs and not the file itself."
+        raise InvalidModel(message, hint=f"fetch the files: git -C {path.parent} lfs pull")
     if path.suffix == ".json" and not start.lstrip().startswith(b"{"):
         raise InvalidModel(f"{path} holds no JSON object.", hint="download it again")
 

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import InstanceOf, PlainSerializer, computed_field
 
+from oscar_zoo.artifact.durable import check_folder
 from oscar_zoo.artifact.names import Reference
 from oscar_zoo.artifact.outcome import Digest, says
-from oscar_zoo.artifact.output_files import check_folder
 from oscar_zoo.errors import (
     NotLocked,
     OscarZooError,

@@ -279,7 +279,7 @@ verify = python_call(VerifyParams, _one)
 
 
 def _expected(params: VerifyParams) -> Expected:
-    from oscar_zoo.models.folder_geometry import geometry_of_folder
+    from oscar_zoo.models.config_file import geometry_of_folder
 
     geometry = None if params.model is None else model_geometry(params.model, geometry_of_folder)
     return Expected(

@@ -14,8 +14,7 @@ from oscar_zoo.artifact.specs import Geometry, ServingRecipe
 from oscar_zoo.engines.sglang.capacity import BF16_BYTES, Planner, Pools, caches, room
 from oscar_zoo.engines.sglang.sizing import Layout, usual_requests
 from oscar_zoo.models import hardware
-from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.models.folder_geometry import geometry_of_folder
+from oscar_zoo.models.config_file import ConfigFile, geometry_of_folder
 from oscar_zoo.models.model_hub import kept_config
 from oscar_zoo.models.other_layers import OtherLayers, other_layers
 from oscar_zoo.models.weight_count import quantization, weights_of_config, weights_of_name

@@ -53,7 +53,7 @@ class ArtifactModel:
             check_served(choice)
             known = choice.recipe.geometry if choice.recipe else None
             return ArtifactModel.with_geometry(artifact, choice, known)
-        from oscar_zoo.models.folder_geometry import geometry_of_folder
+        from oscar_zoo.models.config_file import geometry_of_folder
 
         config = preflight.check_folder(folder, choice.model_id)
         geometry = geometry_of_folder(folder, choice.model_id, config)

@@ -14,11 +14,11 @@ import numpy as np
 from pydantic import Field
 
 from oscar_zoo.artifact import durable
+from oscar_zoo.artifact.durable import check_folder
 from oscar_zoo.artifact.files import MAX_PAYLOAD_BYTES, read_file
 from oscar_zoo.artifact.formats import RotationSet
 from oscar_zoo.artifact.manifest import SUFFIX as ROTATION
 from oscar_zoo.artifact.outcome import says
-from oscar_zoo.artifact.output_files import check_folder
 from oscar_zoo.artifact.pairing import PairSide, assign, role_of_name
 from oscar_zoo.artifact.reader import read_rotation
 from oscar_zoo.compute.report.data import MAX_BYTES, SUFFIX, ReportData, Spectra, Spectrum

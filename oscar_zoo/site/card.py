@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PlainSerializer
 
+from oscar_zoo.artifact.durable import check_file, write_file
 from oscar_zoo.artifact.files import read_file
 from oscar_zoo.artifact.outcome import says
-from oscar_zoo.artifact.output_files import check_file, write_file
 from oscar_zoo.compute.report.data import MAX_BYTES
 from oscar_zoo.errors import ConflictError, UsageError
 from oscar_zoo.observer import SILENT, Observer

@@ -20,7 +20,7 @@ from oscar_zoo.artifact.manifest import FILE_NAME
 from oscar_zoo.cli.commands.serve import command
 from oscar_zoo.cli.main import run
 from oscar_zoo.errors import UsageError
-from oscar_zoo.models.folder_geometry import geometry_of_folder
+from oscar_zoo.models.config_file import geometry_of_folder
 from oscar_zoo.registry.catalog import Catalog
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples/models/tiny-qwen3-hard"

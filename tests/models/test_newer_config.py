@@ -13,8 +13,7 @@ from architectures import write_config
 
 from oscar_zoo.engines.sglang.refusals import check_config
 from oscar_zoo.errors import InvalidModel, UnsupportedModel
-from oscar_zoo.models.config_file import ConfigFile, describe, says_all
-from oscar_zoo.models.folder_geometry import geometry_of_folder
+from oscar_zoo.models.config_file import ConfigFile, describe, geometry_of_folder, says_all
 from oscar_zoo.models.geometry import installed, reads_layers, written_by_newer
 from oscar_zoo.models.model_source import inspect_model
 

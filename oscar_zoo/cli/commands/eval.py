@@ -24,7 +24,7 @@ _TEXT_ONLY = ("windows", "length", "answers", "stream_weights")
 def run(params: EvalParams, observer: Observer) -> Any:
     """Measure in the way that the options ask for; options of another way are refused."""
     from oscar_zoo.app.evaluate import values_of
-    from oscar_zoo.artifact.output_files import check_file
+    from oscar_zoo.artifact.durable import check_file
 
     asks_benchmarks = _asks_benchmarks(params)
     values = values_of(params)

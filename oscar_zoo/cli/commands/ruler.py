@@ -17,7 +17,7 @@ FORMATS = (".html", ".png")
 def run(params: RulerParams, observer: Observer) -> Any:
     """Ask, when the files can be written."""
     from oscar_zoo.app.ruler import ask
-    from oscar_zoo.artifact.output_files import check_file
+    from oscar_zoo.artifact.durable import check_file
     from oscar_zoo.cli.commands.eval import check_plot
 
     for file in params.plots:
