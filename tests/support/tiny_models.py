@@ -36,15 +36,10 @@ LINEAR = {
     "layer_types": HYBRID,
 }
 COMMON = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "max_position_embeddings": 256,
-}
+}  # fmt: skip
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "Llama": {"num_hidden_layers": 2, "attention_bias": True},
     "Qwen2": {"num_hidden_layers": 2},
@@ -85,10 +80,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 
 def build(family: str, dtype: torch.dtype = torch.float64, **changes: Any) -> LoadedModel:
     """A random model of `family`, with larger weights than usual, so that attention is not flat.
-
-    Args:
-        changes: of its configuration; `None` leaves an entry out.
-    """
+    `None` leaves an entry of its configuration out."""
     import transformers
 
     shape = {**COMMON, **FAMILIES.get(family, {}), **changes}
@@ -111,7 +103,6 @@ def build(family: str, dtype: torch.dtype = torch.float64, **changes: Any) -> Lo
 
 
 def sequences(*lengths: int, seed: int = 0, vocabulary: int = VOCABULARY) -> CalibrationData:
-    """Random tokens."""
     generator = torch.Generator().manual_seed(seed)
     ids = tuple(
         tuple(torch.randint(0, vocabulary, (n,), generator=generator).tolist()) for n in lengths
@@ -184,7 +175,6 @@ def _watch(attention: Any, rows: list[Rows]) -> list[Any]:
 
 
 def first(module: Any, *names: str) -> Any:
-    """The first child of a module that exists."""
     return next(getattr(module, name) for name in names if getattr(module, name, None) is not None)
 
 
@@ -205,7 +195,6 @@ def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def softmax_of(attention: Any) -> Softmax:
-    """What the model's own code says about an attention layer."""
     cap = getattr(attention, "attn_logit_softcapping", None)
     return Softmax(attention.scaling, cap, getattr(attention, "sinks", None))
 
@@ -290,7 +279,6 @@ def float8_pair(
 
 
 def change_config(folder: Path, *, part: str | None = None, **changes: object) -> None:
-    """Set entries of `config.json`, or of one of its parts."""
     config = json.loads((folder / "config.json").read_bytes())
     (config[part] if part else config).update(changes)
     (folder / "config.json").write_text(json.dumps(config))
