@@ -203,11 +203,9 @@ class HubUnreachable(NetworkError, code="network.unreachable"):
         """This machine does not know `name`, and hubs that may have it did not answer, as they
         `said`; `close` are names that are known here, best first."""
         facts = "; ".join(text.rstrip(".") for text in said)
-        return cls(
-            f"{name} is unknown on this machine, and not every hub can be asked: {facts}.",
-            hint="or check the network" if close else "check the network",
-            suggestions=close,
-        )
+        message = f"{name} is unknown on this machine, and not every hub can be asked: {facts}."
+        hint = "or check the network" if close else "check the network"
+        return cls(message, hint=hint, suggestions=close)
 
 
 class UnusableEnvironment(NetworkError, code="network.environment"):
@@ -373,11 +371,9 @@ class FrozenIndex(IntegrityError, code="integrity.frozen"):
 
     @classmethod
     def for_hub(cls, hub: str, expired: str) -> Self:
-        return cls(
-            f"the index of {hub} was valid until {expired}: its owner did not renew it, or an old"
-            " state is served.",
-            hint="ask its owner; to use it all the same: --allow-downgrade",
-        )
+        why = "its owner did not renew it, or an old state is served"
+        hint = "ask its owner; to use it all the same: --allow-downgrade"
+        return cls(f"the index of {hub} was valid until {expired}: {why}.", hint=hint)
 
 
 class RollbackError(IntegrityError, code="integrity.rollback"):

@@ -94,11 +94,8 @@ def read_folder(folder: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, b
         names |= {entry.path for entry in manifest.files} if manifest else set()
     left = MAX_ARTIFACT_BYTES
     for name in sorted(names):
-        parents = [
-            folder.joinpath(*PurePosixPath(name).parts[:depth])
-            for depth in range(1, name.count("/") + 1)
-        ]
-        if any(parent.is_symlink() for parent in parents):
+        inside = [*PurePosixPath(name).parents][:-1]
+        if any((folder / parent).is_symlink() for parent in inside):
             raise MalformedFile("file.kind", f"{name} lies behind a symbolic link.")
         try:
             files[name] = read_file(folder / name, max_bytes=min(max_bytes, left))
@@ -139,12 +136,10 @@ def refuse_links(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         if path.is_symlink() and (path.name == FILE_NAME or is_payload(path.name)):
             text = path_text(folder)
-            raise MalformedFile(
-                "file.kind",
-                f"{path_text(path)} is a symbolic link, which is not followed.",
-                hint="copy the folder with what its links lead to:"
-                f" cp -rL {quote(text)} {quote(f'{text}-copy')}",
-            )
+            message = f"{path_text(path)} is a symbolic link, which is not followed."
+            copy = f"cp -rL {quote(text)} {quote(f'{text}-copy')}"
+            hint = f"copy the folder with what its links lead to: {copy}"
+            raise MalformedFile("file.kind", message, hint=hint)
 
 
 def _not_one_pair(folder: Path, payload: Set[str]) -> Outcome | None:
@@ -158,10 +153,8 @@ def _not_one_pair(folder: Path, payload: Set[str]) -> Outcome | None:
             "mla_latent", "one file per layer: rotations of MLA latents cannot be served"
         )
     if len(names) < 2:
-        message = (
-            "an artifact is a K file and a V file; here is only"
-            f" {', '.join(names) or 'no rotation file'}"
-        )
+        seen = ", ".join(names) or "no rotation file"
+        message = f"an artifact is a K file and a V file; here is only {seen}"
         path = min(payload) if len(payload) == 1 else None
         return Rejected("schema", "incomplete_pair", message, path)
     message = f"several pairs in one folder, name one file: {', '.join(names)}"

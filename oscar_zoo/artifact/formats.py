@@ -16,7 +16,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -30,9 +29,7 @@ Role = Literal["k", "v"]
 Grouping = Literal["layer", "kv_head"]
 CalibrationValue = str | int | float | bool | None
 
-HESSIANS: Mapping[str, Role] = MappingProxyType(
-    {"ktk": "k", "qqt": "k", "vtv": "v", "sst": "v", "oo": "v"}
-)
+HESSIANS: Mapping[str, Role] = {"ktk": "k", "qqt": "k", "vtv": "v", "sst": "v", "oo": "v"}
 """Objective prefix -> the role it belongs to."""
 
 COMPOSITIONS = ("plain", "pbr", "br", "br_h128", "r_h", "h_pbr", "h_r_pbr", "h_pbr_r", "r_h_pbr")
@@ -118,11 +115,9 @@ class RotationSet:
         )
         for what, mine, has in facts:
             if mine is not None and mine != has:
-                raise GeometryMismatch(
-                    f"this {role.upper()} rotation is for {what} {brief(mine)}; {model_name} has"
-                    f" {brief(has)}.",
-                    hint=f"artifacts that fit: oscar-zoo list --for {model_name}",
-                )
+                mine_is = f"this {role.upper()} rotation is for {what} {brief(mine)}"
+                hint = f"artifacts that fit: oscar-zoo list --for {model_name}"
+                raise GeometryMismatch(f"{mine_is}; {model_name} has {brief(has)}.", hint=hint)
 
 
 def has_hadamard(d: int) -> bool:
@@ -223,14 +218,7 @@ def hadamard_set(geometry: Geometry, role: Role) -> RotationSet:
     matrix."""
     d = geometry.head_dim if role == "k" else geometry.v_head_dim
     matrix, ones = hadamard(d).astype(np.float32), np.ones(d, dtype=np.float32)
-    return RotationSet(
-        format_version=1,
-        objective="hadamard",
-        grouping="layer",
-        transform="hadamard",
-        orthogonal=True,
-        centered=False,
-        layers=tuple(
-            LayerTransform(i, matrix, matrix, eigenvalues=ones) for i in geometry.attention_layers
-        ),
+    layers = tuple(
+        LayerTransform(i, matrix, matrix, eigenvalues=ones) for i in geometry.attention_layers
     )
+    return RotationSet(1, "hadamard", "layer", "hadamard", True, False, layers)

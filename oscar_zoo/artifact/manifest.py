@@ -343,12 +343,8 @@ class Manifest(Spec):
             raise ValueError("digest is known exactly when every file's sha256 is")
         if known is not None and artifact_digest(known) != self.digest:
             raise ValueError(f"digest is not that of the file list ({artifact_digest(known)})")
-        if self.kind == "rotation_pair" and sorted(
-            f.role for f in self.files if f.role.endswith("_rotation")
-        ) != [
-            "k_rotation",
-            "v_rotation",
-        ]:
+        rotations = sorted(f.role for f in self.files if f.role.endswith("_rotation"))
+        if self.kind == "rotation_pair" and rotations != ["k_rotation", "v_rotation"]:
             raise ValueError("a rotation pair has exactly one k_rotation and one v_rotation")
         return self
 
@@ -400,11 +396,10 @@ class Manifest(Spec):
         if type(value) is not dict:
             raise MalformedFile("manifest.schema", f"{what} is not a JSON object.")
         if value.get("schema") not in SCHEMAS:
-            raise MalformedFile(
-                "manifest.version",
-                f"{what} has schema {str(value.get('schema'))[:60]!r}, not {' or '.join(SCHEMAS)}.",
-                hint="a newer version of this tool may read it: pip install -U oscar-zoo",
-            )
+            said = str(value.get("schema"))[:60]
+            message = f"{what} has schema {said!r}, not {' or '.join(SCHEMAS)}."
+            hint = "a newer version of this tool may read it: pip install -U oscar-zoo"
+            raise MalformedFile("manifest.version", message, hint=hint)
         manifest = validated(cls, value, code="manifest.schema", what=what)
         if manifest.registry is not None and not registry:
             raise MalformedFile("manifest.schema", f"{what} must not have a registry block.")

@@ -37,13 +37,8 @@ def check_part(text: str, what: str = "name") -> str:
         or text.split(".")[0].casefold() in _DEVICES
     )
     if bad:
-        raise InvalidName(
-            f"{text[:120]!r} is not a valid {what}.",
-            hint=(
-                "use letters, digits, '.', '_' and '-', starting with a letter or digit, at most"
-                " 100 characters"
-            ),
-        )
+        hint = "use up to 100 letters, digits, '.', '_' and '-', a letter or digit first"
+        raise InvalidName(f"{text[:120]!r} is not a valid {what}.", hint=hint)
     return text
 
 
@@ -160,11 +155,8 @@ class Reference:
         return cls(name, check_part(tag, "tag") if colon else None, digest if at else None)
 
     def __str__(self) -> str:
-        return (
-            self.name
-            + (f":{self.tag}" if self.tag else "")
-            + (f"@{self.digest}" if self.digest else "")
-        )
+        tag = f":{self.tag}" if self.tag else ""
+        return f"{self.name}{tag}" + (f"@{self.digest}" if self.digest else "")
 
 
 @dataclass(frozen=True)

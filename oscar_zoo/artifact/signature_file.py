@@ -94,14 +94,9 @@ def statement_bytes(artifact: str, files: Mapping[str, str], key: bytes) -> byte
         ],
         _OURS: {"artifact": artifact, "key": base64.b64encode(key).decode()},
     }
-    return strict_json.pretty_bytes(
-        {
-            "_type": _STATEMENT,
-            "subject": [{"name": artifact, "digest": {"sha256": _root_digest(files, ordered)}}],
-            "predicateType": _PREDICATE,
-            "predicate": predicate,
-        }
-    )
+    subject = {"name": artifact, "digest": {"sha256": _root_digest(files, ordered)}}
+    kinds = {"_type": _STATEMENT, "predicateType": _PREDICATE}
+    return strict_json.pretty_bytes({**kinds, "subject": [subject], "predicate": predicate})
 
 
 def bundle_bytes(payload: bytes, signature: bytes, hint: str) -> bytes:
@@ -110,23 +105,15 @@ def bundle_bytes(payload: bytes, signature: bytes, hint: str) -> bytes:
         "payloadType": _PAYLOAD_TYPE,
         "signatures": [{"sig": base64.b64encode(signature).decode(), "keyid": ""}],
     }
-    return strict_json.pretty_bytes(
-        {
-            "mediaType": _MEDIA_TYPE,
-            "verificationMaterial": {"publicKey": {"hint": hint}, "tlogEntries": []},
-            "dsseEnvelope": envelope,
-        }
-    )
+    material = {"publicKey": {"hint": hint}, "tlogEntries": []}
+    bundle = {"verificationMaterial": material, "dsseEnvelope": envelope}
+    return strict_json.pretty_bytes({"mediaType": _MEDIA_TYPE, **bundle})
 
 
 def pre_authentication(payload: bytes) -> bytes:
     """The bytes that a DSSE signature of `payload` is of."""
-    return b"DSSEv1 %d %s %d %s" % (
-        len(_PAYLOAD_TYPE),
-        _PAYLOAD_TYPE.encode(),
-        len(payload),
-        payload,
-    )
+    kind = _PAYLOAD_TYPE.encode()
+    return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)
 
 
 class _Closed(BaseModel):

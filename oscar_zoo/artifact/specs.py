@@ -58,11 +58,9 @@ def brief(value: int | tuple[int, ...]) -> str:
     """A number, or a list of layers that is cut in the middle when it is long, for messages."""
     if isinstance(value, int):
         return str(value)
-    return (
-        str(list(value))
-        if len(value) <= 6
-        else f"[{value[0]}, {value[1]}, .. {value[-1]}] ({len(value)} layers)"
-    )
+    if len(value) <= 6:
+        return str(list(value))
+    return f"[{value[0]}, {value[1]}, .. {value[-1]}] ({len(value)} layers)"
 
 
 class Rope(Spec):
@@ -330,14 +328,8 @@ class Paired(Spec):
         return self
 
 
-_LATER: Final = (
-    "thinking",
-    "hardware",
-    "tokens",
-    "responses_sha256",
-    "calibrated_on",
-    "values",
-    "paired",
+_LATER: Final = tuple(
+    "thinking hardware tokens responses_sha256 calibrated_on values paired".split()
 )
 """Keys of a score that readers of version 0.1.0 do not know and refuse."""
 

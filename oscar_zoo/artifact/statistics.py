@@ -16,7 +16,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import get_args
 
 import numpy as np
@@ -41,28 +40,17 @@ LIMIT = 1e-5
 is 0.07."""
 
 MATRICES: tuple[str, ...] = get_args(StatisticName)
-TARGETS: Mapping[str, str] = MappingProxyType(
-    {"ktk": "kk", "qqt": "qq", "vtv": "vv", "sst": "sst", "oo": "oo"}
-)
+TARGETS = {"ktk": "kk", "qqt": "qq", "vtv": "vv", "sst": "sst", "oo": "oo"}
 """Hessian of an objective -> name of its matrix."""
 
 _SKETCHES = 2
 _PARTS = ("trace", "diag", "sketch")
-_FACTORS: Mapping[str, str] = MappingProxyType(
-    {
-        "plain": "U",
-        "br": "UP",
-        "r_h": "UH",
-        "r_h_pbr": "UHP",
-        "br_h128": "UPH",
-        "h_r_pbr": "HUP",
-        "h_pbr_r": "HPU",
-    }
-)
+_FACTORS = {
+    "plain": "U", "br": "UP", "r_h": "UH", "r_h_pbr": "UHP", "br_h128": "UPH", "h_r_pbr": "HUP",
+    "h_pbr_r": "HPU",
+}  # fmt: skip
 """Composition -> its factors from left to right, where the eigenvectors U are one of them."""
-WUSH_MATRICES: Mapping[Role, tuple[str, str]] = MappingProxyType(
-    {"k": ("kk", "qq"), "v": ("vv", "wo")}
-)
+WUSH_MATRICES: Mapping[Role, tuple[str, str]] = {"k": ("kk", "qq"), "v": ("vv", "wo")}
 """Side -> names of M and of the matrix that Hs is a multiple of."""
 
 
@@ -100,11 +88,9 @@ def probe_signs(
     """
     place = f"{revision or '-'}|{matrix}|{layer}|{'-' if head is None else head}|{index}"
     seed = hashlib.sha256(f"oscar-zoo/v1|{model_id}|{place}".encode()).digest()
-    blocks = (
-        hashlib.sha256(seed + counter.to_bytes(4, "big")).digest()
-        for counter in range(-(-d // 256))
-    )
-    bits = np.unpackbits(np.frombuffer(b"".join(blocks), dtype=np.uint8))[:d]
+    counters = (counter.to_bytes(4, "big") for counter in range(-(-d // 256)))
+    blocks = b"".join(hashlib.sha256(seed + counter).digest() for counter in counters)
+    bits = np.unpackbits(np.frombuffer(blocks, dtype=np.uint8))[:d]
     return bits.astype(np.float64) * 2 - 1
 
 
@@ -134,16 +120,10 @@ def fingerprint_bytes(
     tensors: dict[str, NDArray[np.float32]] = {}
     for name, stack in matrices.items():
         shape = stack.shape
-        if (
-            name not in MATRICES
-            or len(shape) not in (3, 4)
-            or shape[0] != len(layer_ids)
-            or shape[-1] != shape[-2]
-        ):
-            raise UsageError(
-                f"no fingerprint of a matrix {name!r} of shape {list(shape)}, {len(layer_ids)}"
-                " layers."
-            )
+        square = len(shape) in (3, 4) and shape[-1] == shape[-2]
+        if name not in MATRICES or not square or shape[0] != len(layer_ids):
+            said = f"{name!r} of shape {list(shape)}, {len(layer_ids)} layers"
+            raise UsageError(f"no fingerprint of a matrix {said}.")
         signs = _sign_vectors(model_id, revision, name, layer_ids, shape[:-1])
         tensors[f"{name}.trace"] = np.trace(stack, axis1=-2, axis2=-1).astype(np.float32)
         tensors[f"{name}.diag"] = np.diagonal(stack, axis1=-2, axis2=-1).astype(np.float32)
@@ -166,11 +146,8 @@ def read_fingerprint(
         if any(f"{name}.{part}" not in tensors for part in _PARTS):
             raise MalformedFile("stats.name", f"{what}: {name} needs trace, diag and sketch.")
         trace, diag, sketch = (tensors[f"{name}.{part}"].shape for part in _PARTS)
-        if (
-            len(trace) not in (1, 2)
-            or diag[:-1] != trace
-            or sketch != (*trace, _SKETCHES, diag[-1])
-        ):
+        fits = diag[:-1] == trace and sketch == (*trace, _SKETCHES, diag[-1])
+        if len(trace) not in (1, 2) or not fits:
             raise MalformedFile("stats.shape", f"{what}: the shapes of {name} do not go together.")
     return tensors
 

@@ -50,11 +50,8 @@ def write(
         dtype: Dtype = "F64" if tensors[name].dtype == np.float64 else "F32"
         content.append(np.ascontiguousarray(tensors[name], dtype=_STORED[dtype]).tobytes())
         end = position + len(content[-1])
-        header[name] = {
-            "dtype": dtype,
-            "shape": list(tensors[name].shape),
-            "data_offsets": [position, end],
-        }
+        shape = list(tensors[name].shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [position, end]}
         position = end
     if checksum:
         kept[CHECKSUM] = _checksum(kept, content)
@@ -68,10 +65,8 @@ def write(
 def read(data: bytes, *, what: str) -> dict[str, NDArray[np.float32]]:
     """Parse a whole untrusted file of float32 tensors without metadata; arrays are read-only."""
     header, body = _split(data, what, MAX_HEADER)
-    return {
-        name: np.asarray(array, dtype=np.float32)
-        for name, array in _tensors(header, body, "F32", what).items()
-    }
+    tensors = _tensors(header, body, "F32", what)
+    return {name: np.asarray(array, dtype=np.float32) for name, array in tensors.items()}
 
 
 def read_with_metadata(
@@ -125,15 +120,10 @@ def _tensors(
     stored = _STORED[dtype]
     tensors: dict[str, Array] = {}
     position = 0
-    for name, (shape, start, end) in sorted(
-        ((name, _entry(name, entry, dtype, what)) for name, entry in header.items()),
-        key=lambda item: item[1][1],
-    ):
-        if (
-            start != position
-            or end - start != stored.itemsize * math.prod(shape)
-            or end > len(body)
-        ):
+    entries = [(name, *_entry(name, entry, dtype, what)) for name, entry in header.items()]
+    for name, shape, start, end in sorted(entries, key=lambda entry: entry[2]):
+        size = stored.itemsize * math.prod(shape)
+        if start != position or end - start != size or end > len(body):
             _bad("gap", f"{what}: {name[:60]!r} does not lie where it must.")
         tensors[name] = np.require(
             np.frombuffer(body[start:end], dtype=stored), requirements=["A"]
@@ -152,17 +142,11 @@ def _entry(name: str, entry: Any, dtype: Dtype, what: str) -> tuple[tuple[int, .
     shape, offsets = entry["shape"], entry["data_offsets"]
     if entry["dtype"] != dtype:
         _bad("dtype", f"{what}: {name[:60]!r} is not {'float32' if dtype == 'F32' else 'float64'}.")
-    if (
-        type(shape) is not list
-        or len(shape) > 4
-        or not all(type(n) is int and 0 < n < MAX_AXIS for n in shape)
-    ):
+    small = type(shape) is list and len(shape) <= 4
+    if not small or not all(type(n) is int and 0 < n < MAX_AXIS for n in shape):
         _bad("shape", f"{what}: {name[:60]!r} has a shape out of range.")
-    if (
-        type(offsets) is not list
-        or len(offsets) != 2
-        or not all(type(n) is int and n >= 0 for n in offsets)
-    ):
+    two = type(offsets) is list and len(offsets) == 2
+    if not two or not all(type(n) is int and n >= 0 for n in offsets):
         _bad("entry", f"{what}: {name[:60]!r} has offsets out of range.")
     return tuple(shape), offsets[0], offsets[1]
 

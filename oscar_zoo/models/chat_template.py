@@ -33,6 +33,7 @@ FILE_NAMES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.jso
 _WAIT_SECONDS = 600.0
 """How long an answer may take at all, on a machine that gives the process no time."""
 _TRANSFORMERS = "transformers.tokenization_utils_base"
+_TRUSTED = "use the model of a publisher whom you trust"
 
 
 class TemplateRefused(ValueError):
@@ -99,12 +100,10 @@ class ChatTemplate:
         if error == template_child.TOO_MUCH:
             self._process = None
             _end(process)
-            raise InvalidModel(
-                f"the chat template of the model does not come to an end: it needs more than"
-                f" {self._seconds} s, {template_child.MEMORY_BYTES >> 20} MiB or"
-                f" {template_child.MAX_TEXT >> 20} million characters for one chat.",
-                hint="use the model of a publisher whom you trust",
-            )
+            most = f"{self._seconds} s, {template_child.MEMORY_BYTES >> 20} MiB or"
+            most += f" {template_child.MAX_TEXT >> 20} million characters"
+            message = "the chat template of the model does not come to an end: it needs more than"
+            raise InvalidModel(f"{message} {most} for one chat.", hint=_TRUSTED)
         raise TemplateRefused(error)
 
 
@@ -134,7 +133,7 @@ def check_template(folder: Path, where: str) -> None:
 def check_size(source: str, what: str) -> None:
     if len(source) > MAX_TEMPLATE:
         message = f"{what} has {len(source):,} characters, at most {MAX_TEMPLATE:,} are taken."
-        raise InvalidModel(message, hint="use the model of a publisher whom you trust")
+        raise InvalidModel(message, hint=_TRUSTED)
 
 
 def _template_in(folder: Path) -> str | None:

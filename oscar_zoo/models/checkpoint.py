@@ -34,19 +34,11 @@ SCALE = "_scale_inv"
 BLOCK = (128, 128)
 """Rows and columns that share one scale, when a configuration does not say it."""
 DTYPES: Mapping[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OTHER = "use a bfloat16 checkpoint"
 
@@ -113,16 +105,12 @@ class PackedFile(CheckpointFile):
     """The two tensors of weights in MXFP4, as one; see `unpack`."""
 
     def __init__(self, blocks: str, file: Any, scales_file: Any) -> None:
-        self._pair = (
-            CheckpointFile(blocks, file),
-            CheckpointFile(_scales_of(blocks), scales_file),
-        )
+        scales = CheckpointFile(_scales_of(blocks), scales_file)
+        self._pair = CheckpointFile(blocks, file), scales
         shape = unpacked_shape(*(one.shape for one in self._pair))
         if shape is None or any(one.dtype != torch.uint8 for one in self._pair):
-            raise damaged(
-                f"{blocks} and its scales have shapes {list(self._pair[0].shape)} and"
-                f" {list(self._pair[1].shape)}, which are not those of MXFP4"
-            )
+            said = " and ".join(str(list(one.shape)) for one in self._pair)
+            raise damaged(f"{blocks} and its scales have shapes {said}, not those of MXFP4")
         self.name, self.shape = blocks.removesuffix(BLOCKS), shape
         self.dtype = torch.bfloat16
         self.nbytes = math.prod(shape) * self.dtype.itemsize
@@ -145,11 +133,8 @@ def open_weights(
     for name, path in places.items():
         if name not in inside[path]:
             raise damaged(f"{path.name} of {folder} lacks {name}, which its index names")
-    scales = {
-        name: CheckpointFile(name, files[path])
-        for name, path in places.items()
-        if name.endswith(SCALE)
-    }
+    scaling = {name: path for name, path in places.items() if name.endswith(SCALE)}
+    scales = {name: CheckpointFile(name, files[path]) for name, path in scaling.items()}
     found: dict[str, CheckpointFile] = {}
     packed = {name for name in places if name.endswith(BLOCKS) and _scales_of(name) in places}
     for name in packed:
@@ -206,11 +191,9 @@ def _check_scale(weight: CheckpointFile, scale: CheckpointFile, block: Sequence[
     *outer, rows, columns = (1, 1, *weight.shape)[-max(2, len(weight.shape)) :]
     want = (*outer, math.ceil(rows / block[0]), math.ceil(columns / block[1]))
     if tuple(scale.shape) != want and math.prod(scale.shape) != 1:
-        raise InvalidModel(
-            f"{scale.name} has shape {list(scale.shape)}, blocks of {block[0]} x {block[1]} want"
-            f" {list(want)}.",
-            hint="check weight_block_size in its config.json",
-        )
+        blocks = f"blocks of {block[0]} x {block[1]} want {list(want)}"
+        message = f"{scale.name} has shape {list(scale.shape)}, {blocks}."
+        raise InvalidModel(message, hint="check weight_block_size in its config.json")
 
 
 class TensorSource(Protocol):

@@ -31,17 +31,13 @@ GLOBAL = ("global_head_dim", "num_global_key_value_heads")
 """Where older releases write those of the full-attention layers of Gemma 4."""
 PER_LAYER_SINCE = (5, 15)
 """The first transformers known to read `per_layer_config`."""
-MIXED = tuple(
-    (
-        "cohere2 exaone4 exaone_moe gemma2 gemma3 gemma3_text gemma4 gemma4_text gemma4_unified "
-        "gemma4_unified_text gpt_oss mellum olmo3"
-    ).split()
-)
+MIXED = (
+    "cohere2", "exaone4", "exaone_moe", "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text",
+    "gemma4_unified", "gemma4_unified_text", "gpt_oss", "mellum", "olmo3",
+)  # fmt: skip
 """Model types with windows in some layers, whose files often do not say in which."""
 QK_NORM = frozenset(
-    (
-        "gemma3_text minimax_m2 olmo2 qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text"
-    ).split()
+    "gemma3_text minimax_m2 olmo2 qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text".split()
 )
 OUTPUT_GATE = frozenset(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"))
 NEITHER = frozenset(("gpt_oss", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen2_moe"))
@@ -83,11 +79,9 @@ def model_block(
         )
     except ValidationError as error:
         first = error.errors()[0]
-        raise InvalidModel(
-            f"the configuration of {model_id} contradicts itself:"
-            f" {'.'.join(map(str, first['loc']))} {first['msg']}.",
-            hint="check its config.json",
-        ) from None
+        said = f"{'.'.join(map(str, first['loc']))} {first['msg']}"
+        message = f"the configuration of {model_id} contradicts itself: {said}."
+        raise InvalidModel(message, hint="check its config.json") from None
 
 
 def sliding_window(text: Any) -> int | None:
@@ -312,11 +306,9 @@ def refuse_other_caches(config: Any, text: Any, model_id: str) -> None:
 def refuse_widths(widths: tuple[int, int], name: str) -> None:
     for width in widths:
         if not has_hadamard(width):
-            raise UnsupportedModel(
-                f"{name} has heads of {width} channels; the transforms of an INT2 cache contain a"
-                " Hadamard matrix of that width, and none is known here.",
-                hint=f"{STOCK}, or choose a model with heads of 64, 96, 128 or 256 channels",
-            )
+            why = f"heads of {width} channels, and no Hadamard matrix of that width is known here"
+            hint = f"{STOCK}, or choose a model with heads of 64, 96, 128 or 256 channels"
+            raise UnsupportedModel(f"{name} has {why}.", hint=hint)
 
 
 def refuse_misread(text: Any, model_id: str) -> None:
@@ -327,12 +319,9 @@ def refuse_misread(text: Any, model_id: str) -> None:
         return
     if isinstance(getattr(text, "per_layer_config", None), dict):
         kind = getattr(text, "model_type", "of no type")
-        raise UnsupportedModel(
-            f"{model_id} ({kind}) gives the sizes of its heads as per_layer_config, which"
-            f" transformers {here} does not read.",
-            hint="install SGLang 0.5.23 with the transformers that it wants, or use a checkpoint"
-            " whose config.json has global_head_dim",
-        )
+        sizes = "gives the sizes of its heads as per_layer_config, which"
+        message = f"{model_id} ({kind}) {sizes} transformers {here} does not read."
+        raise UnsupportedModel(message, hint="install SGLang 0.5.23 with its own transformers")
 
 
 def written_by_newer(config: Any) -> str | None:

@@ -113,14 +113,11 @@ def visible(found: list[Gpu], environ: Mapping[str, str] = os.environ) -> list[G
         return found
     chosen: list[Gpu] = []
     for entry in (part.strip() for part in wanted.split(",")):
-        matches = [
-            gpu
-            for gpu in found
-            if entry == str(gpu.index) or (entry and gpu.uuid.startswith(entry))
-        ]
-        if not matches:
+        named = (g for g in found if entry and (entry == str(g.index) or g.uuid.startswith(entry)))
+        match = next(named, None)
+        if match is None:
             break
-        chosen.append(matches[0])
+        chosen.append(match)
     return chosen
 
 
@@ -190,11 +187,8 @@ def available_ram(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     control group around this process allow."""
     free = [_kilobytes(proc / "meminfo", "MemAvailable"), *_left_in_groups(proc, cgroup)]
     known = [one for one in free if one is not None]
-    return (
-        min(known)
-        if known
-        else int(os.sysconf("SC_AVPHYS_PAGES")) * int(os.sysconf("SC_PAGE_SIZE"))
-    )
+    unused = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(known, default=unused)
 
 
 def resident_set() -> int:
@@ -215,11 +209,8 @@ def _left_in_groups(proc: Path, cgroup: Path) -> Iterator[int]:
         if controllers not in ("", "memory") and "memory" not in controllers.split(","):
             continue
         top = cgroup / "memory" if controllers else cgroup
-        names = (
-            ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            if controllers
-            else ("memory.max", "memory.current")
-        )
+        first = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        names = first if controllers else ("memory.max", "memory.current")
         group = top / inside.lstrip("/")
         for folder in (group, *group.parents):
             limit, used = (_number(folder / name) for name in names)
@@ -231,10 +222,8 @@ def _left_in_groups(proc: Path, cgroup: Path) -> Iterator[int]:
 
 def _file_pages(stat: Path) -> int:
     counts = dict(line.split(" ", 1) for line in _lines(stat) if " " in line)
-    return sum(
-        int(counts.get(name, counts.get(f"total_{name}", "0")))
-        for name in ("active_file", "inactive_file")
-    )
+    names = ("active_file", "inactive_file")
+    return sum(int(counts.get(name, counts.get(f"total_{name}", "0"))) for name in names)
 
 
 def _number(path: Path) -> int | None:

@@ -180,11 +180,9 @@ def _build(
         raise unusable(where, "its weights", error) from None
     if mismatched := sorted(report["mismatched_keys"]):
         name, stored, wanted = mismatched[0]
-        raise InvalidModel(
-            f"the weights of {where} do not fit its config.json: "
-            f"{name} has shape {list(stored)}, the configuration wants {list(wanted)}.",
-            hint="the two files belong to different models; download both again",
-        )
+        said = f"{name} has shape {list(stored)}, the configuration wants {list(wanted)}"
+        message = f"the weights of {where} do not fit its config.json: {said}."
+        raise InvalidModel(message, hint="they belong to different models; download both again")
     if missing := sorted(report["missing_keys"]):
         message = f"the weights of {where} lack {len(missing)} tensors, the first is {missing[0]}."
         raise InvalidModel(message, hint="the checkpoint is incomplete; download it again")

@@ -62,10 +62,9 @@ def work_bytes(config: Any, workload: Workload, itemsize: int) -> int:
     hidden, heads = number(config, "hidden_size"), max(1, number(config, "num_attention_heads"))
     width = number(last, "head_dim") or hidden // heads
     kv_heads = number(last, "num_key_value_heads") or heads
-    inner = max(
-        number(config, "intermediate_size"),
-        number(config, "moe_intermediate_size") * max(1, number(config, "num_experts_per_tok")),
-    )
+    picked = max(1, number(config, "num_experts_per_tok"))
+    of_experts = number(config, "moe_intermediate_size") * picked
+    inner = max(number(config, "intermediate_size"), of_experts)
     one = 6 * hidden + 3 * inner + 4 * heads * width + 4 * kv_heads * width
     logits = workload.longest * number(config, "vocab_size") * (itemsize + 4)
     rows = workload.tokens * (hidden + 2 * kv_heads * width) * itemsize
@@ -96,16 +95,11 @@ def memory_errors(
             raise
         used = torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_set()
         need = used + max(_requested(text), 1 << 20)
-        raise NotEnoughMemory.for_model(
-            model,
-            need,
-            str(device),
-            min(used + free(device), need),  # more is free in pieces that are too small
-            hint=(
-                "use shorter sequences (--seq-len), --stream-weights, --dtype bfloat16 or another"
-                " device"
-            ),
-        ) from None
+        room = min(used + free(device), need)  # more is free in pieces that are too small
+        hint = (
+            "use shorter sequences (--seq-len), --stream-weights, --dtype bfloat16 or more memory"
+        )
+        raise NotEnoughMemory.for_model(model, need, str(device), room, hint=hint) from None
 
 
 def _requested(text: str) -> int:

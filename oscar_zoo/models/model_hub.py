@@ -51,10 +51,9 @@ def check_fetchable(source: str, revision: str | None = None) -> None:
 
 
 def incomplete(source: str, trouble: str) -> NetworkError:
-    return NetworkError(
-        f"{source} is not complete on this machine, and Hugging Face cannot be reached: {trouble}.",
-        hint="check the network, or give a local folder",
-    )
+    why = f"and Hugging Face cannot be reached: {trouble}"
+    hint = "check the network, or give a local folder"
+    return NetworkError(f"{source} is not complete on this machine, {why}.", hint=hint)
 
 
 @contextmanager

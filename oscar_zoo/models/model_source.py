@@ -34,6 +34,7 @@ from oscar_zoo.models import (
 )
 from oscar_zoo.models.config_file import ConfigFile, refuse_chosen_code
 from oscar_zoo.models.geometry import (
+    STOCK,
     model_block,
     refuse_misread,
     refuse_other_caches,
@@ -82,19 +83,14 @@ def source_options(path_or_id: str, revision: str | None) -> tuple[str, dict[str
     folder = local_folder(path_or_id)
     if folder is not None:
         return str(folder), {"trust_remote_code": False, "local_files_only": True}
-    return path_or_id, {
-        "trust_remote_code": False,
-        "revision": revision or "main",
-        **model_hub.search_limits(),
-    }
+    limits = {"revision": revision or "main", **model_hub.search_limits()}
+    return path_or_id, {"trust_remote_code": False, **limits}
 
 
 @contextmanager
 def silent_transformers() -> Iterator[None]:
-    bars, level = (
-        transformers_logging.is_progress_bar_enabled(),
-        transformers_logging.get_verbosity(),
-    )
+    bars = transformers_logging.is_progress_bar_enabled()
+    level = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:
@@ -134,11 +130,9 @@ def unread_config(
     if isinstance(kind, str) and kind not in CONFIG_MAPPING:
         # a reason that holds for every release, if there is one
         refuse_other_caches(written, written.get_text_config(), model_id)
-        return UnsupportedModel(
-            f"{model_id} ({kind}) is of a model type that transformers {transformers.__version__}"
-            " does not have, and code that ships with a model is never run.",
-            hint="serve it with SGLang alone, without an INT2 cache",
-        )
+        absent = f"is of a model type that transformers {transformers.__version__} does not have"
+        message = f"{model_id} ({kind}) {absent}, and code that ships with a model is never run."
+        return UnsupportedModel(message, hint=STOCK)
     newer = written_by_newer(written)
     if newer is None:
         return told
@@ -218,11 +212,9 @@ def outline(config: Any, model_id: str) -> Any:
 def _check_attention(model: Any, model_id: str) -> None:
     files = {type(module).__module__ for module in model.modules()}
     if not any(hasattr(sys.modules.get(file), INTERFACE) for file in files):
-        raise UnsupportedModel(
-            f"{model_id} ({type(model).__name__}) computes attention in code of its own, which"
-            " nothing can watch.",
-            hint="choose a model that transformers runs through its attention interface",
-        )
+        own = "computes attention in code of its own, which nothing can watch"
+        hint = "choose a model that transformers runs through its attention interface"
+        raise UnsupportedModel(f"{model_id} ({type(model).__name__}) {own}.", hint=hint)
 
 
 @dataclass(frozen=True)
@@ -248,10 +240,8 @@ def model_size(config: Any, model_id: str) -> ModelSize | None:
     except Exception:  # the size is only information; loading the model reports what is wrong
         return None
     text = config.get_text_config(decoder=True)
-    counts = (
-        getattr(text, name, None)
-        for name in ("num_experts", "num_local_experts", "n_routed_experts")
-    )
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    counts = (getattr(text, name, None) for name in names)
     # a token uses `share` of the `number` experts; a dense model counts as one expert of one
     share = getattr(text, "num_experts_per_tok", None) or 1
     number = next((count for count in counts if count), share)

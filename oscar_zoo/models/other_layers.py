@@ -36,15 +36,11 @@ BOTH = ("falcon_h1",)
 
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 """What a `config.json` calls the number of such layers. That of Qwen3-Next does not say it."""
-_BEHIND = "model.layers.{layers}.eh_proj."
-_APART = "mtp.fc."
 PROJECTIONS = {
-    "glm4_moe": _BEHIND,
-    "qwen3_5": _APART,
-    "qwen3_5_moe": _APART,
-    "qwen3_5_moe_text": _APART,
-    "qwen3_5_text": _APART,
-    "qwen3_next": _APART,
+    "glm4_moe": "model.layers.{layers}.eh_proj.",
+    **dict.fromkeys(
+        "qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next".split(), "mtp.fc."
+    ),
 }
 """Model types whose layer SGLang drafts with, and how the names of the weights begin that join a
 token and the hidden state before it. `layers` is the number of other layers, which come first."""
