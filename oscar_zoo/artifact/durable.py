@@ -47,6 +47,7 @@ Life = Literal["alive", "dead", "unknown"]
 
 STALE_SECONDS = 3600
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _WHOLE = "nothing was half-written; run the same command again"
 _ELSEWHERE = f"set {paths.CACHE} to a folder of your own"
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -61,15 +62,15 @@ State = Literal["held", "late", "none"]
 
 
 def temp_path(folder: Path) -> Path:
-    """A fresh name in `folder` for something not finished; nothing is created."""
-    return folder / temp_name()
+    """A fresh name in `folder` for something not finished, which says whose it is."""
+    place, start = _place(), _start(os.getpid())
+    owner = f"{place}.{os.getpid()}.{start}." if place and start else ""
+    return folder / f"{TEMP_PREFIX}{owner}{uuid.uuid4().hex}"
 
 
 def write_new(path: Path, data: bytes, *, mode: int = 0o644) -> None:
     """Create `path` with `data` and force it to disk; the name must be free."""
-    descriptor = os.open(
-        path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-    )
+    descriptor = os.open(path, _NEW | os.O_NOFOLLOW, 0o600)
     try:
         rest = memoryview(data)
         while rest:
@@ -125,7 +126,7 @@ def check_writable(folder: Path) -> None:
     refuses."""
     probe = temp_path(folder)
     try:
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        os.close(os.open(probe, _NEW, 0o600))
     finally:
         probe.unlink(missing_ok=True)
 
@@ -202,20 +203,20 @@ def remove_tree(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def sweep(folder: Path, *, older_than: float = STALE_SECONDS) -> int:
-    """Remove leftovers in a folder of our own; see `is_leftover`."""
+def sweep(folder: Path, *, older_than: float = STALE_SECONDS, ours: bool = False) -> int:
+    """Remove the leftovers in `folder` and count them; see `is_leftover`. In a folder of others
+    only names that this library makes are `ours`."""
     removed = 0
     if not folder.is_dir():
         return 0
-    for entry in os.scandir(folder):
-        if not entry.name.startswith(TEMP_PREFIX):
+    for entry in list(os.scandir(folder)):
+        path = Path(entry.path)
+        if not entry.name.startswith(TEMP_PREFIX) or (ours and not _NAME.fullmatch(entry.name)):
             continue
-        with contextlib.suppress(FileNotFoundError):
-            info = entry.stat(follow_symlinks=False)
-            if not is_leftover(entry.name, info, older_than=older_than):
-                continue
-            _remove(folder / entry.name)
-            removed += 1
+        with contextlib.suppress(OSError):  # it is left to the next one
+            if is_leftover(entry.name, entry.stat(follow_symlinks=False), older_than=older_than):
+                remove_tree(path) if entry.is_dir(follow_symlinks=False) else path.unlink()
+                removed += 1
     return removed
 
 
@@ -230,25 +231,12 @@ def is_leftover(name: str, info: os.stat_result, *, older_than: float = STALE_SE
 
 
 def tidy(folder: Path) -> None:
-    """Remove what killed processes left in any folder that is written to, once per process. Only
-    names that this library makes count, because others may keep `.tmp.*` files there. A failure is
-    none: it is not what was asked for."""
-    if folder in _tidied:
-        return
-    _tidied.add(folder)
-    with contextlib.suppress(OSError):
-        for entry in list(os.scandir(folder)):
-            if is_ours(entry.name):
-                with contextlib.suppress(OSError):
-                    if is_leftover(entry.name, entry.stat(follow_symlinks=False)):
-                        _remove(Path(entry.path))
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        remove_tree(path)
-    else:
-        path.unlink()
+    """Remove what killed processes left in any folder that is written to, once per process; others
+    may keep `.tmp.*` files there. A failure is none: it is not what was asked for."""
+    if folder not in _tidied:
+        _tidied.add(folder)
+        with contextlib.suppress(OSError):
+            sweep(folder, ours=True)
 
 
 @contextlib.contextmanager
@@ -264,16 +252,6 @@ def storage_errors(what: str, *, cache: bool = False) -> Iterator[None]:
         if cache and error.errno in _REFUSED:
             failure.advise(f"check its owner and permissions, or {_ELSEWHERE}")
         raise failure from error
-
-
-def temp_name() -> str:
-    place, start = _place(), _start(os.getpid())
-    owner = f"{place}.{os.getpid()}.{start}." if place and start else ""
-    return f"{TEMP_PREFIX}{owner}{uuid.uuid4().hex}"
-
-
-def is_ours(name: str) -> bool:
-    return _NAME.fullmatch(name) is not None
 
 
 def life_of(name: str) -> Life:
@@ -303,9 +281,7 @@ def _start(pid: int) -> str | None:
     """When the process began, in ticks since the boot."""
     try:
         text = (_PROC / str(pid) / "stat").read_text("ascii", "replace")
-    except FileNotFoundError:
-        return None
-    except OSError:  # gone while it was read
+    except OSError:  # gone, maybe while it was read
         return None
     return text.rpartition(")")[2].split()[19]
 

@@ -81,6 +81,7 @@ FILES = (
     "video_preprocessor_config.json",
 )
 MAX_BYTES = 16 << 20
+_AGAIN = "download the model again"
 
 IMPLEMENTATIONS = frozenset(
     f"{prefix}{part}_implementation{suffix}"
@@ -109,7 +110,20 @@ class ConfigFile:
 
     @classmethod
     def of_folder(cls, folder: Path) -> ConfigFile:
-        return cls(*_read(folder))
+        check_present(folder)
+        path = folder / NAME
+        try:
+            # resolved: files in the cache of a hub's client are links
+            data = read_file(path.resolve(), max_bytes=strict_json.MAX_BYTES)
+            # Published hybrids with Mamba layers say that a step has no limit.
+            config = strict_json.loads(data, what=str(path), infinite=True)
+        except MalformedFile as error:
+            raise InvalidModel(error.message, hint=_AGAIN) from None
+        if not isinstance(config, dict):
+            message = f"{path} is not a model's configuration."
+            raise InvalidModel(message, hint="name the folder of a checkpoint")
+        _check_kinds(config, path)
+        return cls(config, data)
 
     @classmethod
     def kept(cls, source: str, revision: str | None = None) -> ConfigFile | None:
@@ -141,10 +155,6 @@ class ConfigFile:
         return ConfigFile(text) if isinstance(text, dict) else self
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    return _read(folder)[0]
-
-
 def check_present(folder: Path) -> None:
     """Raise `PathNotFound` where nothing is in the folder, `InvalidModel` where no `config.json`
     is."""
@@ -155,22 +165,8 @@ def check_present(folder: Path) -> None:
         raise PathNotFound if empty else InvalidModel(message, hint=hint)
 
 
-def _read(folder: Path) -> tuple[dict[str, Any], bytes]:
-    check_present(folder)
-    path = folder / NAME
-    try:
-        # resolved: files in the cache of a hub's client are links
-        data = read_file(path.resolve(), max_bytes=strict_json.MAX_BYTES)
-        # Published hybrids with Mamba layers say that a step has no limit.
-        config = strict_json.loads(data, what=str(path), infinite=True)
-    except MalformedFile as error:
-        raise InvalidModel(error.message, hint="download the model again") from None
-    if not isinstance(config, dict):
-        raise InvalidModel(
-            f"{path} is not a model's configuration.", hint="name the folder of a checkpoint"
-        )
-    _check_kinds(config, path)
-    return config, data
+def read_config(folder: Path) -> dict[str, Any]:
+    return ConfigFile.of_folder(folder).as_written
 
 
 def _check_kinds(config: dict[str, Any], path: Path) -> None:
@@ -178,7 +174,7 @@ def _check_kinds(config: dict[str, Any], path: Path) -> None:
         value = config.get(name)
         if value is not None and not good(value):
             message = f"{name} in {path} must be {kind}, and is {str(value)[:40]}."
-            raise InvalidModel(message, hint="download the model again")
+            raise InvalidModel(message, hint=_AGAIN)
     if "text_config" in config and config["text_config"] is not None:
         _check_kinds(config["text_config"], path)
 
@@ -255,7 +251,7 @@ def _pairs(path: Path, where: str) -> Iterator[tuple[str, Any]]:
     except PathNotFound:
         return
     except MalformedFile as error:
-        raise InvalidModel(error.message, hint="download the model again") from None
+        raise InvalidModel(error.message, hint=_AGAIN) from None
     except RecursionError:
         raise InvalidModel(
             f"{path.name} of {where} nests too deeply.", hint="download the model again"

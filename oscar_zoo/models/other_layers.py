@@ -117,20 +117,13 @@ def _has_state(text: Any, kinds: Sequence[str] | None, layer: int) -> bool:
 def _state(text: Any) -> int | None:
     shape = state_shape(text)
     dtype = str(getattr(text, "mamba_ssm_dtype", None) or "float32")
-    return None if shape is None else 2 * shape.conv + _BYTES.get(dtype, 4) * shape.state
+    return None if shape is None else 2 * shape[1] + _BYTES.get(dtype, 4) * shape[2]
 
 
-@dataclass(frozen=True)
-class StateShape:
+def state_shape(text: Any) -> tuple[int, int, int] | None:
     """Numbers of one layer that has a state: in its matrices (0 where they are not known here), in
     the inputs of its convolution, and in the state."""
 
-    matrices: int
-    conv: int
-    state: int
-
-
-def state_shape(text: Any) -> StateShape | None:
     def of(name: str) -> int:
         return number(text, name)
 
@@ -141,39 +134,32 @@ def state_shape(text: Any) -> StateShape | None:
         keys = of("linear_num_key_heads") * width
         kept = max(0, of("linear_conv_kernel_dim") - 1)
         matrices = hidden * (2 * keys + 3 * values + 2 * heads)
-        return StateShape(matrices, (2 * keys + values) * kept, values * width)
+        return (matrices, (2 * keys + values) * kept, values * width)
     if heads := of("mamba_num_heads"):  # Nemotron-H
         inner, size = heads * of("mamba_head_dim"), of("ssm_state_size")
         inputs = inner + 2 * of("n_groups") * size
-        return StateShape(0, inputs * max(0, of("conv_kernel") - 1), inner * size)
+        return (0, inputs * max(0, of("conv_kernel") - 1), inner * size)
     if heads := of("mamba_n_heads"):
         # Falcon-H1, Granite 4: inputs, a gate, what the states read, a step per head; output
         inner, size = heads * of("mamba_d_head"), of("mamba_d_state")
         read, kept = 2 * of("mamba_n_groups") * size, max(0, of("mamba_d_conv") - 1)
-        return StateShape(hidden * (3 * inner + read + heads), (inner + read) * kept, inner * size)
+        return (hidden * (3 * inner + read + heads), (inner + read) * kept, inner * size)
     if of("conv_L_cache"):  # LFM2 has no state beside the inputs of its convolutions
-        return StateShape(0, hidden * max(0, of("conv_L_cache") - 1), 0)
+        return (0, hidden * max(0, of("conv_L_cache") - 1), 0)
     return None
 
 
 @dataclass(frozen=True)
 class MtpLayers:
-    """Whether drafts can come from a layer of the model.
-
-    Attributes:
-        state: `known` that they can, `said` by a `config.json` without the weights, `missing`, or
-            `unknown`: SGLang may find one.
-        why: a clause about the model that says why or why not.
-    """
+    """Whether drafts can come from a layer of the model, and why, as a clause about it: `known`
+    that they can, `said` by a `config.json` without the weights, `missing`, or `unknown`."""
 
     state: Literal["known", "said", "missing", "unknown"]
     why: str
 
 
 def mtp_layers(config: ConfigFile, names: Collection[str] | None) -> MtpLayers:
-    """Whether drafts can come from a layer of the model, and why, as a clause about it: `known`
-    that they can, `said` by a `config.json` without the weights, `missing`, or `unknown`. `names`
-    are those of all weights, where they are known."""
+    """Look for such layers; `names` are those of all weights, where they are known."""
     text = config.get_text_config()
     kind, said = str(getattr(config, "model_type", None)), _said(config) or _said(text)
     begin = PROJECTIONS.get(kind)

@@ -249,10 +249,10 @@ def mixer_numbers(text: Any, layers: int) -> int | None:
     attention = layers - states
     if getattr(text, "model_type", "") in BOTH:
         states = attention = layers
-    one = state_shape(text)
-    if states and (one is None or not one.matrices):
+    matrices = (state_shape(text) or (0,))[0]
+    if states and not matrices:
         return None
-    return attention * _attention(text) + states * (one.matrices if one else 0)
+    return attention * _attention(text) + states * matrices
 
 
 def _attention(text: Any) -> int:

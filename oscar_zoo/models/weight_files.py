@@ -10,8 +10,10 @@ import json
 import os
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.tensor_file import METADATA
 from oscar_zoo.errors import InvalidModel, MalformedFile, StorageError
 from oscar_zoo.models.config_file import ConfigFile
 from oscar_zoo.models.weight_count import quantization
@@ -98,40 +100,42 @@ def check_weight_files(folder: Path) -> None:
     check_all_there(folder, files)
     for path in files:
         try:
-            with path.open("rb") as stream:
-                length = int.from_bytes(stream.read(_LENGTH), "little")
-                header = stream.read(length) if length <= LARGEST_INDEX else b""
+            entries, end = _header(path)
             size = path.stat().st_size
+            ends = [entries[name]["data_offsets"][1] for name in entries if name != METADATA]
+            wanted = end + max(ends, default=0)
         except OSError as error:
             raise StorageError.for_os(f"cannot read {path}", error) from None
-        if len(header) < length:
-            raise damaged(
-                f"cannot load {path}: it has {size:,} bytes, which is less than its header"
-            )
-        wanted = _LENGTH + length + _data_bytes(header, path)
+        except (LookupError, TypeError):
+            raise damaged(f"cannot load {path}: it has no safetensors header") from None
         if size != wanted:
-            raise damaged(
-                f"cannot load {path}: it has {size:,} bytes, and its header says {wanted:,}"
-            )
+            said = f"it has {size:,} bytes, and its header says {wanted:,}"
+            raise damaged(f"cannot load {path}: {said}")
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file, and where it ends: 8 bytes with its length, then a JSON
+    object."""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(_LENGTH), "little")
+        header = stream.read(length) if length <= LARGEST_INDEX else b""
+        size = path.stat().st_size
+    if len(header) < length:
+        raise damaged(f"cannot load {path}: it has {size:,} bytes, which is less than its header")
+    try:
+        entries = json.loads(header)
+    except (ValueError, RecursionError):
+        entries = None
+    if not isinstance(entries, dict):
+        raise damaged(f"cannot load {path}: it has no safetensors header")
+    return entries, _LENGTH + length
 
 
 def check_all_there(folder: Path, files: Collection[Path]) -> None:
     missing = sorted(path.name for path in files if not path.is_file())
     if missing:
-        raise damaged(
-            f"{folder} lacks {len(missing)} of {len(files)} weight files, {missing[0]} first"
-        )
-
-
-def _data_bytes(header: bytes, path: Path) -> int:
-    try:
-        entries = json.loads(header)
-        return max(
-            (entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"),
-            default=0,
-        )
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise damaged(f"cannot load {path}: it has no safetensors header") from None
+        said = f"{len(missing)} of {len(files)} weight files, {missing[0]} first"
+        raise damaged(f"{folder} lacks {said}")
 
 
 def stored_names(folder: Path) -> frozenset[str] | None:
@@ -139,7 +143,7 @@ def stored_names(folder: Path) -> frozenset[str] | None:
     single, index = folder / SINGLE, folder / INDEX
     try:
         if single.is_file():
-            return _names_in(single)
+            return frozenset(_header(single)[0]) - {METADATA}
         if not index.is_file():
             return None
         data = index.read_bytes()
@@ -151,9 +155,8 @@ def stored_names(folder: Path) -> frozenset[str] | None:
 def index_files(index: bytes, what: str) -> dict[str, str]:
     try:
         named = strict_json.loads(index, what=what, max_bytes=LARGEST_INDEX)["weight_map"]
-        if not named or not all(
-            isinstance(file, str) and Path(file).name == file for file in named.values()
-        ):
+        files = named.values()
+        if not named or not all(isinstance(x, str) and Path(x).name == x for x in files):
             raise ValueError("its weight_map names no files")
     except (MalformedFile, LookupError, TypeError, ValueError, AttributeError) as error:
         raise damaged(f"{what} is no index of weights: {first_line(error)}") from None
@@ -172,26 +175,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 def damaged(what: str) -> InvalidModel:
     """The error for a checkpoint; `what` is wrong with it, without a full stop."""
-    return InvalidModel(
-        f"{what}.", hint="the checkpoint is incomplete or damaged; download it again"
-    )
+    hint = "the checkpoint is incomplete or damaged; download it again"
+    return InvalidModel(f"{what}.", hint=hint)
 
 
 def first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
-        type(error).__name__
-    ]
-    return lines[0][:300].rstrip(".")
-
-
-def _names_in(file: Path) -> frozenset[str]:
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        header = stream.read(length) if length <= LARGEST_INDEX else b""
-    try:
-        named = strict_json.loads(header, what=str(file), max_bytes=LARGEST_INDEX)
-    except MalformedFile as error:
-        raise damaged(f"cannot load {file}: {first_line(error)}") from None
-    if not isinstance(named, dict):
-        raise damaged(f"cannot load {file}: its header names no weights")
-    return frozenset(named) - {"__metadata__"}
+    lines = (line.strip() for line in str(error).splitlines() if line.strip())
+    return next(lines, type(error).__name__)[:300].rstrip(".")
