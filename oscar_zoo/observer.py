@@ -44,17 +44,13 @@ class Observer(Protocol):
 class Silent:
     """An observer that ignores all news and answers every question with no."""
 
-    def begin(self, phases: Sequence[Phase], *, timed: bool) -> None:
-        """See `Observer`."""
+    def begin(self, phases: Sequence[Phase], *, timed: bool) -> None: ...
 
-    def advance(self, label: str, done: int, total: int, unit: str = "") -> None:
-        """See `Observer`."""
+    def advance(self, label: str, done: int, total: int, unit: str = "") -> None: ...
 
-    def note(self, note: Note) -> None:
-        """See `Observer`."""
+    def note(self, note: Note) -> None: ...
 
     def confirm(self, question: Note) -> bool:
-        """See `Observer`."""
         return False
 
 

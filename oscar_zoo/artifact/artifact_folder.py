@@ -12,9 +12,10 @@ from collections.abc import Sequence, Set
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from shlex import quote
+from typing import Any
 
 from oscar_zoo.artifact import signature_file, strict_json
-from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, MAX_PAYLOAD_BYTES, FileDigest, read_file
+from oscar_zoo.artifact.files import MAX_ARTIFACT_BYTES, MAX_PAYLOAD_BYTES, read_file
 from oscar_zoo.artifact.manifest import (
     FILE_NAME,
     SIGNATURE_NAME,
@@ -26,7 +27,6 @@ from oscar_zoo.artifact.manifest import (
 from oscar_zoo.artifact.names import CACHED, is_path, path_text
 from oscar_zoo.artifact.outcome import Outcome, Rejected, Unreadable, Unsupported
 from oscar_zoo.artifact.pairing import role_of_name
-from oscar_zoo.artifact.specs import Geometry
 from oscar_zoo.artifact.verify import verify_files
 from oscar_zoo.errors import (
     AmbiguousName,
@@ -41,27 +41,10 @@ _SHOWN = 8
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 
 
-def verify_path(
-    path: Path,
-    *,
-    expected_digest: str | None = None,
-    expected: Sequence[FileDigest] | None = None,
-    geometry: Geometry | None = None,
-    strict: bool = False,
-    max_bytes: int = MAX_PAYLOAD_BYTES,
-) -> Outcome:
-    """Verify one rotation file, or a folder with one K/V pair; arguments as of `verify_files`."""
+def verify_path(path: Path, *, max_bytes: int = MAX_PAYLOAD_BYTES, **given: Any) -> Outcome:
+    """Verify one rotation file, or a folder with one K/V pair; `given` as of `verify_files`."""
     files = read_path(path, max_bytes)
-    if not isinstance(files, dict):
-        return files
-    return verify_files(
-        files,
-        expected=expected,
-        expected_digest=expected_digest,
-        geometry=geometry,
-        what=str(path),
-        strict=strict,
-    )
+    return verify_files(files, what=str(path), **given) if isinstance(files, dict) else files
 
 
 def read_path(path: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, bytes] | Outcome:

@@ -156,9 +156,6 @@ def _some(
     return (weights.unflatten(1, (key.shape[1], -1)) @ value.to(wide)[:, :, None]).flatten(1, 2)
 
 
-# first: it prepares the imports of transformers, or reports what is missing
-
-
 def exact_attention(
     module: Any,
     query: Tensor,

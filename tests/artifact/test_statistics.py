@@ -32,14 +32,10 @@ def signs(vector: Matrix) -> str:
 
 
 def test_sign_vectors_are_the_published_ones() -> None:
-    assert (
-        signs(probe_signs(MODEL, REVISION, "qq", 0, None, 0, 128))
-        == "--++-----++---+----++-+-+--++--+"
-    )
-    assert (
-        signs(probe_signs(MODEL, REVISION, "vv", 35, 7, 1, 128))
-        == "++++++++--++---++-+++++-+---+--+"
-    )
+    got = signs(probe_signs(MODEL, REVISION, "qq", 0, None, 0, 128))
+    assert got == "--++-----++---+----++-+-+--++--+"
+    got = signs(probe_signs(MODEL, REVISION, "vv", 35, 7, 1, 128))
+    assert got == "++++++++--++---++-+++++-+---+--+"
 
 
 def test_sign_vectors_depend_on_everything() -> None:
