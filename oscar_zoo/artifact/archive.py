@@ -43,7 +43,6 @@ _FLAGS = (0, _UTF8, _STREAMED, _UTF8 | _STREAMED)
 _NAME = re.compile(rb"[\x20-\x7e]{1,512}")
 _DATA_NAME = re.compile(r"data/(0|[1-9][0-9]{0,6})")
 
-
 _Entry = tuple[bytes, int, int, int, int]
 """Name, flags, CRC, size and offset of one row of the central directory."""
 

@@ -44,7 +44,6 @@ _NAME = re.compile(
 )
 Life = Literal["alive", "dead", "unknown"]
 
-
 STALE_SECONDS = 3600
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -53,7 +52,6 @@ _ELSEWHERE = f"set {paths.CACHE} to a folder of your own"
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _tidied: set[Path] = set()
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
-
 
 STORE = "store"
 """The lock of the whole store."""

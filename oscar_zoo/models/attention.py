@@ -38,10 +38,8 @@ if TYPE_CHECKING:
 LOGITS_AT_ONCE = 1 << 25
 """Logits computed at once where no kernel of torch does it: 128 MB in float32."""
 
-
 EXACT = "oscar_zoo_exact"
 """Its name in transformers."""
-
 
 AttentionFn = Callable[[int, Tensor, Tensor, Tensor, "Softmax"], Tensor]
 """`(layer_id, query [B, n_q, T, d], key [B, n_kv, T, d], value [B, n_kv, T, dv], softmax) -> output

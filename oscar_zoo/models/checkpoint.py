@@ -42,7 +42,6 @@ DTYPES: Mapping[str, torch.dtype] = {
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 OTHER = "use a bfloat16 checkpoint"
 
-
 BLOCKS, SCALES = "_blocks", "_scales"
 GROUP = 32
 """Numbers that share an exponent."""

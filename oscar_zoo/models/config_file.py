@@ -39,7 +39,6 @@ from oscar_zoo.models.model_hub import kept_config
 NAME = "config.json"
 GENERATION_NAME = "generation_config.json"
 
-
 DIVIDED = frozenset(
     "arcee granite granitemoe llama mistral mixtral olmo2 olmoe qwen2 qwen2_moe smollm3".split()
 )
@@ -71,7 +70,6 @@ KINDS: dict[str, _Kind] = {
     "num_hidden_layers": _up_to(10_000),
 }
 """What some reader takes for granted of a value, in words and as a check. `null` is always good."""
-
 
 FILES = (
     "config.json",

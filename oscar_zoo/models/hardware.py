@@ -34,7 +34,6 @@ PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60
 """Control groups of the first version say such numbers where there is no limit."""
 
-
 _SEEN: ContextVar[dict[tuple[str, ...], list[str]] | None] = ContextVar("seen", default=None)
 
 

@@ -23,7 +23,6 @@ FreeMemory = Callable[[torch.device], int]
 AUTO = "auto"
 """All GPUs, then main memory; for engines that can spread a model over them."""
 
-
 RESERVE = 1 << 28
 """Bytes of a GPU for the context and the workspaces of its libraries."""
 

@@ -56,9 +56,7 @@ try:
 except ImportError as error:
     raise MissingDependency.for_extra(error.name or "transformers", "compute") from error
 
-
 dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # it never asks whether code of a model may run
-
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
 """What a file of transformers imports when its attention can be watched and replaced."""

@@ -33,7 +33,6 @@ _SLIDING = ("sliding_attention", "swa", "sliding")
 BOTH = ("falcon_h1",)
 """Model types whose layers each have a state beside their attention."""
 
-
 COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 """What a `config.json` calls the number of such layers. That of Qwen3-Next does not say it."""
 PROJECTIONS = {

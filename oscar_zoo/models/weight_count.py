@@ -37,7 +37,6 @@ _STATES = ("linear_attention", "mamba")
 _UNKNOWN = ("M", "E", "-", "conv", "mlp", "moe")
 """Kinds of layers whose matrices are of shapes that are not known here."""
 
-
 _SIZE = re.compile(r"(?:^|[-_])([0-9]+(?:\.[0-9]+)?)B(?=[-_.]|$)", re.IGNORECASE)
 _MILLIONS = re.compile(r"(?:^|[-_])([0-9]{2,})M(?=[-_.]|$)", re.IGNORECASE)
 """A size such as that of `LFM2-350M`; `1M` in a name means tokens of context."""

@@ -23,7 +23,6 @@ LARGEST_INDEX = 1 << 27
 _LENGTH = 8
 """Bytes in front of a header, which say its length."""
 
-
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 READ = (
     "config.json",
