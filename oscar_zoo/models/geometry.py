@@ -154,6 +154,17 @@ def number(text: Any, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
+def layer_count(text: Any) -> int:
+    """How many layers there are, 0 where the file does not say it."""
+    return len(layer_kinds(text) or ()) or number(text, "num_hidden_layers")
+
+
+def experts(text: Any) -> int:
+    """How many experts a layer has, of which the router picks some; 0 where it has none."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((number(text, name) for name in names if number(text, name)), 0)
+
+
 def covers_context(window: int, text: Any) -> bool:
     longest = getattr(text, "max_position_embeddings", None)
     return isinstance(longest, int) and window >= longest
@@ -191,10 +202,8 @@ def _required(text: Any, name: str, model_id: str) -> int:
 
 
 def _layers(text: Any, model_id: str) -> int:
-    kinds = layer_kinds(text)
-    if kinds and getattr(text, "num_hidden_layers", None) is None:
-        return len(kinds)
-    return _required(text, "num_hidden_layers", model_id)
+    said = number(text, "num_hidden_layers") or len(layer_kinds(text) or ())
+    return said or _required(text, "num_hidden_layers", model_id)
 
 
 def _full_shape(text: Any, model_id: str, heads: int, layer: int) -> tuple[int, int]:

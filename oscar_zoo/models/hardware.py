@@ -19,7 +19,6 @@ from pathlib import Path
 from oscar_zoo import children
 from oscar_zoo.errors import UnsupportedMachine, UsageError
 
-NAMES = "devices are called cpu, cuda or cuda:0"
 SMI = [
     "nvidia-smi",
     "--query-gpu=index,uuid,name,memory.total,memory.free",
@@ -154,7 +153,9 @@ def device_name(device: str, gpu: int) -> str:
 def parse_device(name: str) -> tuple[str, int]:
     match = re.fullmatch(r"(cpu|cuda)(?::([0-9]{1,3}))?", name)
     if match is None or (match[1] == "cpu" and match[2]):
-        raise UsageError(f"{name!r} is not a device.", hint=NAMES)
+        raise UsageError(
+            f"{name!r} is not a device.", hint="devices are called cpu, cuda or cuda:0"
+        )
     return match[1], int(match[2] or 0)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from oscar_zoo.errors import NotEnoughMemory, UnsupportedMachine, UsageError
+from oscar_zoo.errors import NotEnoughMemory, UnsupportedMachine
 from oscar_zoo.models.geometry import layer_config, number
-from oscar_zoo.models.hardware import NAMES, available_ram, resident_set
+from oscar_zoo.models.hardware import available_ram, parse_device, resident_set
 
 FreeMemory = Callable[[torch.device], int]
 """Device -> bytes that this process can still use there."""
@@ -129,13 +129,7 @@ def hardware_name(device: torch.device | str) -> str:
 def check_device(name: str, *, several: bool = False) -> None:
     if several and name == AUTO:
         return
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"{name!r} is not a device.", hint=NAMES) from None
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {name} is not supported.", hint=NAMES)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UnsupportedMachine(
-            f"there is no device {name} here.", hint="use cpu, or a torch build that sees the GPU"
-        )
+    kind, index = parse_device(name)
+    if kind == "cuda" and index >= torch.cuda.device_count():
+        hint = "use cpu, or a torch build that sees the GPU"
+        raise UnsupportedMachine(f"there is no device {name} here.", hint=hint)

@@ -35,6 +35,7 @@ from oscar_zoo.models import (
 from oscar_zoo.models.config_file import ConfigFile, refuse_chosen_code
 from oscar_zoo.models.geometry import (
     STOCK,
+    experts,
     model_block,
     refuse_misread,
     refuse_other_caches,
@@ -238,11 +239,9 @@ def model_size(config: Any, model_id: str) -> ModelSize | None:
     except Exception:  # the size is only information; loading the model reports what is wrong
         return None
     text = config.get_text_config(decoder=True)
-    names = ("num_experts", "num_local_experts", "n_routed_experts")
-    counts = (getattr(text, name, None) for name in names)
     # a token uses `share` of the `number` experts; a dense model counts as one expert of one
     share = getattr(text, "num_experts_per_tok", None) or 1
-    number = next((count for count in counts if count), share)
+    number = experts(text) or share
     sizes = [
         (parameter.numel(), ".experts." in name) for name, parameter in model.named_parameters()
     ]

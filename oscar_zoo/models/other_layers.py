@@ -20,6 +20,7 @@ from oscar_zoo.models.geometry import (
     MIXED,
     full_kinds,
     layer_config,
+    layer_count,
     layer_kinds,
     number,
     sliding_window,
@@ -72,7 +73,7 @@ def other_layers(config: ConfigFile, attention_layers: Sequence[int]) -> OtherLa
     """What the layers outside `attention_layers` keep; `None` where the file does not say it."""
     text = config.get_text_config()
     kinds = layer_kinds(text)
-    total = len(kinds) if kinds else number(text, "num_hidden_layers")
+    total = layer_count(text)
     rest = sorted(set(range(total)) - set(attention_layers))
     both = _state(text)  # Falcon-H1: a state beside the attention of the same layer
     if not rest:

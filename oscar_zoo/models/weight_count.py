@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from oscar_zoo.models.config_file import ConfigFile
-from oscar_zoo.models.geometry import OUTPUT_GATE, layer_kinds, number
+from oscar_zoo.models.geometry import OUTPUT_GATE, experts, layer_count, layer_kinds, number
 from oscar_zoo.models.other_layers import BOTH, state_shape
 
 _BF16 = 16.0
@@ -58,23 +58,23 @@ def weights_of_config(config: ConfigFile) -> int | None:
     """Bytes of all weights; `None` where the file does not say enough."""
     text = config.get_text_config()
     hidden, vocabulary = number(text, "hidden_size"), number(text, "vocab_size")
-    layers, heads = _layers(text), number(text, "num_attention_heads")
-    experts = _experts(text)
+    layers, heads = layer_count(text), number(text, "num_attention_heads")
+    routed = experts(text)
     inner = number(text, "intermediate_size")
-    if not (hidden and vocabulary and layers and heads) or not (inner or experts):
+    if not (hidden and vocabulary and layers and heads) or not (inner or routed):
         return None
     mixers = mixer_numbers(text, layers)
     if mixers is None:
         return None
-    if experts and number(text, "interleave_moe_layer_step") > 1:
+    if routed and number(text, "interleave_moe_layer_step") > 1:
         return None  # only some of their layers have experts
-    dense = min(layers, number(text, "first_k_dense_replace")) if experts else layers
+    dense = min(layers, number(text, "first_k_dense_replace")) if routed else layers
     shared = _shared(text)
     sparse, expert = range(dense, layers), _expert_size(text)
     parts = [
         (mixers, _mixers(text, layers)),
         (dense * 3 * hidden * inner, _names(range(dense), "mlp")),
-        (len(sparse) * 3 * hidden * experts * expert, _names(sparse, "mlp.experts.0")),
+        (len(sparse) * 3 * hidden * routed * expert, _names(sparse, "mlp.experts.0")),
         (len(sparse) * 3 * hidden * shared, _names(sparse, _shared_name(text))),
         (0 if getattr(text, "tie_word_embeddings", False) else vocabulary * hidden, [_HEAD]),
     ]
@@ -101,16 +101,6 @@ def weights_of_name(name: str) -> int | None:
     if len(found) != 1 or _ACTIVE.search(name) or _PACKED.search(name):
         return None
     return round(found[0] * (1 if "fp8" in name.casefold() else 2))
-
-
-def _layers(text: Any) -> int:
-    kinds = layer_kinds(text)
-    return len(kinds) if kinds else number(text, "num_hidden_layers")
-
-
-def _experts(text: Any) -> int:
-    names = ("num_experts", "n_routed_experts", "num_local_experts")
-    return next((number(text, name) for name in names if number(text, name)), 0)
 
 
 def _expert_size(text: Any) -> int:
