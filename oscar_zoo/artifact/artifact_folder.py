@@ -41,26 +41,26 @@ _SHOWN = 8
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 
 
-def verify_path(path: Path, *, max_bytes: int = MAX_PAYLOAD_BYTES, **given: Any) -> Outcome:
+def verify_path(path: Path, **given: Any) -> Outcome:
     """Verify one rotation file, or a folder with one K/V pair; `given` as of `verify_files`."""
-    files = read_path(path, max_bytes)
+    files = read_path(path)
     return verify_files(files, what=str(path), **given) if isinstance(files, dict) else files
 
 
-def read_path(path: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, bytes] | Outcome:
+def read_path(path: Path) -> dict[str, bytes] | Outcome:
     """What `read_folder` reads of a folder, or one rotation file; what cannot be read is an
     outcome."""
     try:
         if path.is_dir():
-            return read_folder(path, max_bytes)
-        return {path.name: read_file(path, max_bytes=max_bytes)}
+            return read_folder(path)
+        return {path.name: read_file(path, max_bytes=MAX_PAYLOAD_BYTES)}
     except (MalformedFile, StorageError) as error:
         return Unreadable(error.message, str(path), hint=error.hint)
     except OSError as error:
         return Unreadable(f"cannot read {path}: {error.strerror}", str(path))
 
 
-def read_folder(folder: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, bytes] | Outcome:
+def read_folder(folder: Path) -> dict[str, bytes] | Outcome:
     """The manifest and the files it lists, or without one a pair and its statistics; never a link.
     Names are judged before anything is read, so a folder of many files costs no memory."""
     if folder.is_symlink():
@@ -81,7 +81,7 @@ def read_folder(folder: Path, max_bytes: int = MAX_PAYLOAD_BYTES) -> dict[str, b
         if any((folder / parent).is_symlink() for parent in inside):
             raise MalformedFile("file.kind", f"{name} lies behind a symbolic link.")
         try:
-            files[name] = read_file(folder / name, max_bytes=min(max_bytes, left))
+            files[name] = read_file(folder / name, max_bytes=min(MAX_PAYLOAD_BYTES, left))
         except PathNotFound:
             continue  # listed and absent: stage `bytes` says so
         left -= len(files[name])

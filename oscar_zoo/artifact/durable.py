@@ -191,9 +191,9 @@ def exchange(staged: Path, target: Path) -> bool:
     return True
 
 
-def write_files(folder: Path, files: Mapping[str, bytes], *, mode: int = 0o644) -> None:
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     for name in sorted(files):
-        write_new(folder / name, files[name], mode=mode)
+        write_new(folder / name, files[name])
 
 
 def remove_tree(folder: Path) -> None:

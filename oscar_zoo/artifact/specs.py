@@ -408,7 +408,7 @@ LONGEST_PLACE = 120
 """Characters of the place of an error that a message has."""
 
 
-def validated(kind: type[M], value: Any, *, code: str, what: str, hint: str | None = None) -> M:
+def validated(kind: type[M], value: Any, *, code: str, what: str) -> M:
     """The strict model `kind` of a plain value. The value goes through JSON once more, because
     strict validation of Python values would refuse a list where a tuple is meant. `code` is the
     `reason` of the error."""
@@ -419,7 +419,7 @@ def validated(kind: type[M], value: Any, *, code: str, what: str, hint: str | No
         place = ".".join(map(str, first["loc"]))[:LONGEST_PLACE]
         cause = first["msg"].removeprefix("Value error, ").rstrip(".")
         said = f"{place}: {cause}" if place else cause
-        raise MalformedFile(code, f"{what}: {said}.", hint=hint) from None
+        raise MalformedFile(code, f"{what}: {said}.") from None
 
 
 class Closed(GenerateJsonSchema):

@@ -85,10 +85,8 @@ def place_model(
     if fits:
         return True, ()
     short = NotEnoughMemory.for_model(name, need.whole(), str(where), room, hint="").message
-    note = (
-        f"{short.rstrip('.')}: its weights are read layer by layer, once for each cache measured."
-    )
-    return True, (note,)
+    done = "its weights are read layer by layer, once for each cache measured"
+    return True, (f"{short.rstrip('.')}: {done}.",)
 
 
 def decoder_layers(model: nn.Module, num_layers: int) -> Sequence[nn.Module]:
@@ -120,9 +118,8 @@ class Slot:
     unread: LazyTensor
 
     def put(self, tensor: Tensor) -> None:
-        self.where[self.name] = (
-            nn.Parameter(tensor, False) if isinstance(self.unread, nn.Parameter) else tensor
-        )
+        parameter = isinstance(self.unread, nn.Parameter)
+        self.where[self.name] = nn.Parameter(tensor, False) if parameter else tensor
 
     def clear(self) -> None:
         self.where[self.name] = self.unread
@@ -174,23 +171,19 @@ def spread(model: Any, max_memory: Mapping[int | str, int]) -> dict[str, Any]:
     return found
 
 
-def place(model: Any, device_map: Mapping[str, Any], offload_dir: str | None = None) -> None:
+def place(model: Any, device_map: Mapping[str, Any]) -> None:
     """Read every weight to its device and let accelerate carry activations between them.
     `device_map` gives devices of modules; the longest path that fits counts."""
 
     def device_of(path: str) -> torch.device:
-        fits = [
-            name for name in device_map if not name or path == name or path.startswith(f"{name}.")
-        ]
-        device = device_map[max(fits, key=len)]
-        return torch.device("cpu" if device == "disk" else device)
+        fits = (name for name in device_map if not name or f"{path}.".startswith(f"{name}."))
+        return torch.device(device_map[max(fits, key=len)])
 
     settle(slots(model), device_of)
-    devices = set(device_map.values())
-    if len(devices) == 1 and "disk" not in devices:
+    if len(set(device_map.values())) == 1:
         move_buffers(model, device_of(""))
-        return
-    _accelerate().dispatch_model(model, device_map=dict(device_map), offload_dir=offload_dir)
+    else:
+        _accelerate().dispatch_model(model, device_map=dict(device_map))
 
 
 def _accelerate() -> Any:
