@@ -15,7 +15,6 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from oscar_zoo.artifact.strict_json import canonical_bytes
 from oscar_zoo.errors import MalformedFile, PathNotFound, StorageError
@@ -31,26 +30,26 @@ MAX_ARTIFACT_BYTES = 2 * MAX_PAYLOAD_BYTES
 
 def read_file(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
     """The content of a regular file, read once; its last part must not be a symbolic link."""
-    descriptor, size = _open(path)
-    with os.fdopen(descriptor, "rb") as stream:
-        if size > max_bytes:
-            raise MalformedFile(
-                "file.size", f"{path} has {size:,} bytes, at most {max_bytes:,} are read."
-            )
-        data = _read(stream, size + 1, path)
-    if len(data) != size:
-        raise MalformedFile("file.changed", f"{path} changed while it was read.", hint="try again")
-    return data
+    return _read(path, max_bytes, whole=True)
 
 
 def read_start(path: Path, size: int) -> bytes:
-    with os.fdopen(_open(path)[0], "rb") as stream:
-        return _read(stream, size, path)
+    return _read(path, size, whole=False)
 
 
-def _open(path: Path) -> tuple[int, int]:
+def _read(path: Path, most: int, *, whole: bool) -> bytes:
+    no_file = MalformedFile("file.kind", f"{path} is not a regular file.", hint="name a file")
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            os.close(descriptor)
+            raise no_file
+        with os.fdopen(descriptor, "rb") as stream:
+            if whole and status.st_size > most:
+                message = f"{path} has {status.st_size:,} bytes, at most {most:,} are read."
+                raise MalformedFile("file.size", message)
+            data = stream.read(status.st_size + 1 if whole else most)
     except (FileNotFoundError, NotADirectoryError):
         raise PathNotFound.for_path(path, "file") from None
     except OSError as error:
@@ -59,22 +58,11 @@ def _open(path: Path) -> tuple[int, int]:
             hint = "put a copy of what it leads to in its place"
             raise MalformedFile("file.kind", message, hint=hint) from None
         if error.errno == errno.ENXIO:
-            raise MalformedFile(
-                "file.kind", f"{path} is not a regular file.", hint="name a file"
-            ) from None
+            raise no_file from None
         raise StorageError.for_os(f"cannot read {path}", error) from None
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        raise MalformedFile("file.kind", f"{path} is not a regular file.", hint="name a file")
-    return descriptor, status.st_size
-
-
-def _read(stream: BinaryIO, size: int, path: Path) -> bytes:
-    try:
-        return stream.read(size)
-    except OSError as error:
-        raise StorageError.for_os(f"cannot read {path}", error) from None
+    if whole and len(data) != status.st_size:
+        raise MalformedFile("file.changed", f"{path} changed while it was read.", hint="try again")
+    return data
 
 
 def refuse_mistaken(data: bytes, *, what: str) -> None:
