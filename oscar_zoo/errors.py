@@ -461,25 +461,16 @@ class StorageError(OscarZooError, OSError, code="storage"):
         return cls(f"{what}: {error.strerror or error}.", hint=hint)
 
 
-_RIGHTS = "check who owns it and its permissions"
+_PATH = ("EISDIR", "ENOTDIR", "EEXIST", "ENOENT", "ELOOP", "ENAMETOOLONG")
+_DISK = ("EIO", "ESTALE", "ETIMEDOUT")
 _DISK_HINTS: Mapping[int, str] = {
     errno.ENOSPC: "free some space, then run the same command again",
     errno.EDQUOT: "your disk quota is used up; free some space, then run the same command again",
-    errno.EIO: "the disk, or what it is on, has an error; see the log of the system (dmesg)",
-    errno.EMFILE: "too many files are open in this process; raise the limit: ulimit -n 4096",
-    errno.ENFILE: "too many files are open on this machine; end other programs",
-    errno.ENOMEM: "the memory of this machine is used up; end other programs",
-    errno.ESTALE: "the network file system lost it; run the same command again",
-    errno.ETIMEDOUT: "the network file system does not answer; run the same command again",
     errno.EROFS: "the file system is read-only; choose another folder",
-    errno.EACCES: _RIGHTS,
-    errno.EPERM: _RIGHTS,
-    errno.EISDIR: "check the path: it is a folder",
-    errno.ENOTDIR: "check the path: a part of it is a file",
-    errno.EEXIST: "check the path: a part of it is a file or a broken link",
-    errno.ENOENT: "check the path: a part of it is missing, or a broken link",
-    errno.ELOOP: "check the path: a part of it is a link to itself",
-    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.EMFILE: "too many files are open in this process; raise the limit: ulimit -n 4096",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check who owns it and its permissions"),
+    **{getattr(errno, name): "check the path, and each of its parts" for name in _PATH},
+    **{getattr(errno, name): "the disk does not work; see the system's log" for name in _DISK},
 }
 
 

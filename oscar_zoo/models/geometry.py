@@ -333,14 +333,6 @@ def refuse_misread(text: Any, model_id: str) -> None:
         raise UnsupportedModel(message, hint="install SGLang 0.5.23 with its own transformers")
 
 
-def written_by_newer(config: Any) -> str | None:
-    """The release that wrote a configuration, where it is newer than the installed one."""
-    here, there = installed(), getattr(config, "transformers_version", None)
-    if here is None or not isinstance(there, str) or _numbers(there) <= _numbers(here):
-        return None
-    return there
-
-
 def installed() -> str | None:
     try:
         return version("transformers")

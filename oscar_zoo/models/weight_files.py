@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from oscar_zoo.artifact import strict_json
+from oscar_zoo.artifact.files import mistaken_content, read_start
 from oscar_zoo.artifact.tensor_file import METADATA
 from oscar_zoo.errors import InvalidModel, MalformedFile, StorageError
 from oscar_zoo.models.config_file import ConfigFile
@@ -35,23 +36,15 @@ READ = (
 )
 """What a reader takes, or leaves out without a word, where it is no such file."""
 
-POINTER = b"version https://git-lfs"
-
 
 def check_model_folder(folder: Path) -> None:
     """Refuse a folder that cannot be loaded or served, before anything reads its weights."""
     if not any(folder.glob("*.safetensors")):
-        others = sorted(
-            p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".gguf")
-        )
-        seen = f" (only {others[0]}, which is not read)" if others else ""
-        raise InvalidModel(
-            f"{folder} has no *.safetensors weights{seen}.", hint="convert or download them"
-        )
+        message = f"{folder} has no *.safetensors weights; no others are read."
+        raise InvalidModel(message, hint="convert or download them")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise InvalidModel(
-            f"{folder} has no tokenizer.", hint=f"it needs one of {', '.join(TOKENIZER_FILES)}"
-        )
+        hint = f"it needs one of {', '.join(TOKENIZER_FILES)}"
+        raise InvalidModel(f"{folder} has no tokenizer.", hint=hint)
     for name in READ:
         check_is_file(folder / name)
     for path in sorted(folder.glob("*.safetensors")):
@@ -69,13 +62,9 @@ def check_is_file(path: Path) -> None:
     """Refuse an empty file, or a pointer that git left in place of one; a missing one passes."""
     if not path.is_file():
         return
-    with path.open("rb") as stream:
-        start = stream.read(len(POINTER))
-    if not start.strip():
-        raise InvalidModel(f"{path} is empty.", hint="download it again")
-    if start == POINTER:
-        message = f"{path} is a pointer of git-lfs and not the file itself."
-        raise InvalidModel(message, hint=f"fetch the files: git -C {path.parent} lfs pull")
+    start = read_start(path.resolve(), 256)
+    if mistake := mistaken_content(start.strip()):
+        raise InvalidModel(f"{path} is {mistake[1]}.", hint=mistake[2])
     if path.suffix == ".json" and not start.lstrip().startswith(b"{"):
         raise InvalidModel(f"{path} holds no JSON object.", hint="download it again")
 

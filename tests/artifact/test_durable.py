@@ -131,14 +131,13 @@ def test_two_folders_change_places_in_one_step(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "word"),
     [
-        (errno.EIO, "dmesg"),
+        (errno.EIO, "log"),
         (errno.EMFILE, "ulimit"),
-        (errno.ENFILE, "other programs"),
         (errno.ENOSPC, "space"),
         (errno.EDQUOT, "quota"),
         (errno.EROFS, "read-only"),
         (errno.EACCES, "permissions"),
-        (errno.ESTALE, "network file system"),
+        (errno.EISDIR, "path"),
     ],
 )
 def test_every_error_of_a_disk_has_its_own_next_step(
