@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,8 +28,6 @@ MAX_TEMPLATE = 1 << 20
 FILE_NAMES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 """Where a model's folder may have its template, the first that has one."""
 
-_WAIT_SECONDS = 600.0
-"""How long an answer may take at all, on a machine that gives the process no time."""
 _TRANSFORMERS = "transformers.tokenization_utils_base"
 _TRUSTED = "use the model of a publisher whom you trust"
 
@@ -90,7 +86,7 @@ class ChatTemplate:
         try:
             process.stdin.write(json.dumps(question).encode() + b"\n")
             process.stdin.flush()
-            line = _line(process.stdout.fileno())
+            line = process.stdout.readline()  # the system ends a process that takes too long
         except BrokenPipeError:
             line = b""
         answer = json.loads(line) if line.endswith(b"\n") else {"error": template_child.TOO_MUCH}
@@ -153,18 +149,6 @@ def _template_in(folder: Path) -> str | None:
         if isinstance(found, str):
             return found
     return None
-
-
-def _line(descriptor: int) -> bytes:
-    """One line, or what came before the other side closed or the time was over."""
-    parts, end = [], time.monotonic() + _WAIT_SECONDS
-    while (left := end - time.monotonic()) > 0:
-        ready, _, _ = select.select([descriptor], [], [], left)
-        part = os.read(descriptor, 1 << 20) if ready else b""
-        parts.append(part)
-        if not part or part.endswith(b"\n"):
-            break
-    return b"".join(parts)
 
 
 def _end(process: Child[bytes]) -> None:
