@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from oscar_zoo.artifact.formats import LayerTransform, RotationSet, hadamard
-from oscar_zoo.artifact.outcome import Grade, State, problem
+from oscar_zoo.artifact.outcome import Grade, State, reject
 
 FP64_LIMIT = 2e-7
 FP32_LIMIT = 5e-6
@@ -82,11 +82,11 @@ def numeric(rotations: RotationSet) -> tuple[Finding, Grade]:
     for layer, errors, *of_layer in over_cores(_measured, _distinct(rotations)):
         if errors is None:
             message = f"layer {layer.layer_id} has NaN or infinite values"
-            raise problem("not_finite", message, layer=layer.layer_id)
+            reject("not_finite", message, layer=layer.layer_id)
         largest = float(errors.max())
         if largest > FP32_LIMIT:
             word = "is not orthogonal" if rotations.orthogonal else "and its partner are no inverse"
-            raise problem(
+            reject(
                 "not_orthogonal" if rotations.orthogonal else "not_inverse",
                 f"the matrix of layer {layer.layer_id} {word}: {largest:.1e}, limit {FP32_LIMIT}",
                 layer=layer.layer_id,
@@ -149,12 +149,12 @@ def eigenvalues(rotations: RotationSet) -> Finding:
         place, at = f"the eigenvalues of layer {layer.layer_id}", {"layer": layer.layer_id}
         if ones != bool((values == 1).all()):
             said = f"are{' not' if ones else ''} all 1, as in a Hadamard file only"
-            raise problem("eigenvalues.all_ones", f"{place} {said}", **at)
+            reject("eigenvalues.all_ones", f"{place} {said}", **at)
         if (steps < 0).any():
-            raise problem("eigenvalues.order", f"{place} are not ascending", **at)
+            reject("eigenvalues.order", f"{place} are not ascending", **at)
         if not (last > 0).all() or (first < -EIGENVALUE_NOISE * last).any():
             low = float(first.min())
-            raise problem("eigenvalues.sign", f"{place} are negative", measured=low, **at)
+            reject("eigenvalues.sign", f"{place} are negative", measured=low, **at)
         smallest = min(smallest, float((first / last).min()))
         ties += int((steps == 0).sum())
     if ones:
@@ -176,11 +176,11 @@ def content(rotations: RotationSet) -> Finding:
 
     for number, found, digest in over_cores(looked_at, _distinct(rotations)):
         if found:
-            raise problem(found[0], f"the matrix of layer {number} {found[1]}", layer=number)
+            reject(found[0], f"the matrix of layer {number} {found[1]}", layer=number)
         twin = seen.setdefault(digest, number)
         if twin != number and not repeats:
             message = f"the matrix of layer {number} repeats that of layer {twin}"
-            raise problem("content.equal_layers", message, layer=number)
+            reject("content.equal_layers", message, layer=number)
     if rotations.objective == "uresidual":
         detail = "a uresidual file: published transposed, see its method"
         return Finding(detail, ("content.uresidual",))

@@ -38,18 +38,25 @@ def read_start(path: Path, size: int) -> bytes:
 
 
 def _read(path: Path, most: int, *, whole: bool) -> bytes:
+    descriptor, size = _open(path)
+    with os.fdopen(descriptor, "rb") as stream:
+        if whole and size > most:
+            message = f"{path} has {size:,} bytes, at most {most:,} are read."
+            raise MalformedFile("file.size", message)
+        try:
+            data = stream.read(size + 1 if whole else most)
+        except OSError as error:
+            raise StorageError.for_os(f"cannot read {path}", error) from None
+    if whole and len(data) != size:
+        raise MalformedFile("file.changed", f"{path} changed while it was read.", hint="try again")
+    return data
+
+
+def _open(path: Path) -> tuple[int, int]:
+    """Descriptor and size of a regular file."""
     no_file = MalformedFile("file.kind", f"{path} is not a regular file.", hint="name a file")
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(descriptor)
-            raise no_file
-        with os.fdopen(descriptor, "rb") as stream:
-            if whole and status.st_size > most:
-                message = f"{path} has {status.st_size:,} bytes, at most {most:,} are read."
-                raise MalformedFile("file.size", message)
-            data = stream.read(status.st_size + 1 if whole else most)
     except (FileNotFoundError, NotADirectoryError):
         raise PathNotFound.for_path(path, "file") from None
     except OSError as error:
@@ -60,9 +67,11 @@ def _read(path: Path, most: int, *, whole: bool) -> bytes:
         if error.errno == errno.ENXIO:
             raise no_file from None
         raise StorageError.for_os(f"cannot read {path}", error) from None
-    if whole and len(data) != status.st_size:
-        raise MalformedFile("file.changed", f"{path} changed while it was read.", hint="try again")
-    return data
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise no_file
+    return descriptor, status.st_size
 
 
 def refuse_mistaken(data: bytes, *, what: str) -> None:

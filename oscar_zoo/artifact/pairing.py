@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from oscar_zoo.artifact.checks import Finding, data_free
 from oscar_zoo.artifact.formats import HESSIANS, Role, RotationSet
 from oscar_zoo.artifact.manifest import Manifest
-from oscar_zoo.artifact.outcome import problem
+from oscar_zoo.artifact.outcome import reject
 from oscar_zoo.artifact.specs import Geometry
 
 _NAME_ROLE = re.compile(r"(?:.*/)?([kv])[_-].*", re.IGNORECASE)
@@ -62,7 +62,7 @@ def roles(sides: Mapping[Role, PairSide], manifest: Manifest | None, *, strict: 
     warnings = _name_warnings(sides)
     if strict and warnings:
         message = "a file name says another role or matrix than the file: rename it"
-        raise problem(warnings[0], message)
+        reject(warnings[0], message)
     if len(sides) == 2 and not _proven(sides["k"].rotations, sides["v"].rotations):
         tokens = {side.rotations.calibration.get("tokens") for side in sides.values()}
         warnings.append("pair.tokens" if len(tokens) > 1 else "pair.unproven")
@@ -76,10 +76,10 @@ def _refuse_contradictions(sides: Mapping[Role, PairSide], manifest: Manifest | 
         if claims[0] is not None:
             objectives = " and ".join(side.rotations.objective for side in sides.values())
             message = f"both files say they are for {_WORD[claims[0]]}: {objectives}"
-            raise problem("same_role", message)
+            reject("same_role", message)
         if len({side.label for side in sides.values()}) == 1:
             message = "nothing tells which of the two files is for keys and which for values"
-            raise problem("same_role", message)
+            reject("same_role", message)
     # Two files that each carry the other's label are a swap; with a manifest one false label is
     # enough.
     wrong = {
@@ -92,7 +92,7 @@ def _refuse_contradictions(sides: Mapping[Role, PairSide], manifest: Manifest | 
         side = wrong[label]
         objective = side.rotations.objective
         message = f"labelled {_WORD[label]}, but its objective {objective} is of the other side"
-        raise problem("k-is-v" if label == "k" else "v-is-k", message, path=side.path)
+        reject("k-is-v" if label == "k" else "v-is-k", message, path=side.path)
 
 
 def _refuse_different_fits(sides: Mapping[Role, PairSide], manifest: Manifest | None) -> None:
@@ -102,7 +102,7 @@ def _refuse_different_fits(sides: Mapping[Role, PairSide], manifest: Manifest | 
         ids.add(manifest.fit.fit_id)
     if len(ids) > 1:
         message = "K, V and manifest do not come from one fit: their fit ids differ"
-        raise problem("pair.fit_id", message)
+        reject("pair.fit_id", message)
     if len(sides) < 2:
         return
     k, v = sides["k"].rotations, sides["v"].rotations
@@ -117,7 +117,7 @@ def _refuse_different_fits(sides: Mapping[Role, PairSide], manifest: Manifest | 
     }
     for code, (words, differ) in differences.items():
         if differ:
-            raise problem(code, f"K and V are no pair: their {words} differ")
+            reject(code, f"K and V are no pair: their {words} differ")
 
 
 def _name_warnings(sides: Mapping[Role, PairSide]) -> list[str]:
@@ -151,17 +151,17 @@ def model(
         detail = f"the model is not known: cover of layers not checked (layers {_shown(ids)})"
         return Finding(f"not checked: {detail}", ("layers.not_checked",), checked=False)
     if manifest is not None and (difference := manifest.model.geometry.difference(geometry)):
-        raise problem("model.geometry", f"the manifest is for another model: {difference}")
+        reject("model.geometry", f"the manifest is for another model: {difference}")
     for side, width in zip((sides.get("k"), sides.get("v")), geometry.head_dims, strict=True):
         if side is None:
             continue
         has, heads = side.rotations.head_dim, side.rotations.num_kv_heads
         if has != width:
             message = f"matrices of {has} channels, the model's heads have {width}"
-            raise problem("model.head_dim", message, path=side.path)
+            reject("model.head_dim", message, path=side.path)
         if heads not in (None, geometry.num_kv_heads):
             message = f"{heads} KV heads, the model has {geometry.num_kv_heads}"
-            raise problem("model.num_kv_heads", message, path=side.path)
+            reject("model.num_kv_heads", message, path=side.path)
     layers = len(geometry.attention_layers)
     detail = f"{layers} attention layers of {geometry.num_layers}, head_dim {geometry.head_dim}"
     return Finding(detail)
@@ -174,15 +174,15 @@ def check_layers(side: PairSide, geometry: Geometry | None, *, strict: bool) -> 
     if geometry is None:
         if strict and not _without_gaps(ids):
             message = f"its layers are {_shown(ids)}: name the model to check against its layers"
-            raise problem("layers.gaps", message, path=side.path)
+            reject("layers.gaps", message, path=side.path)
         return
     layers = {*geometry.attention_layers}
     if missing := sorted(layers - {*ids}):
         message = f"attention layer {missing[0]} is missing ({len(missing)} in all)"
-        raise problem("layers.missing", message, path=side.path)
+        reject("layers.missing", message, path=side.path)
     if extra := sorted({*ids} - layers):
         message = f"layer {extra[0]} is no attention layer ({len(extra)} in all)"
-        raise problem("layers.extra", message, path=side.path)
+        reject("layers.extra", message, path=side.path)
 
 
 def _without_gaps(ids: tuple[int, ...]) -> bool:

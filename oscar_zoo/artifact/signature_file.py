@@ -18,7 +18,7 @@ import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -207,12 +207,12 @@ def _listed(statement: _Statement, what: str) -> dict[str, str]:
         try:
             parts = [check_part(part, "file name") for part in row.name.split("/")]
         except InvalidName as error:
-            raise MalformedFile("signature.schema", f"{what}: {error.message}") from None
+            _bad(f"{what}: {error.message}")
         if len(parts) > MAX_PARTS or row.name in files:
-            raise MalformedFile("signature.schema", f"{what} lists {row.name[:80]!r} wrongly.")
+            _bad(f"{what} lists {row.name[:80]!r} wrongly.")
         files[row.name] = row.digest
     if _root_digest(files, files) != statement.subject[0].digest.sha256:
-        raise MalformedFile("signature.schema", f"{what}: its digest is not that of its files.")
+        _bad(f"{what}: its digest is not that of its files.")
     return files
 
 
@@ -220,10 +220,14 @@ def _root_digest(files: Mapping[str, str], ordered: Any) -> str:
     return sha256_hex(b"".join(bytes.fromhex(files[path]) for path in ordered))
 
 
+def _bad(message: str) -> NoReturn:
+    raise MalformedFile("signature.schema", message)
+
+
 def _json(data: bytes, what: str) -> dict[str, Any]:
     value = strict_json.loads(data, what=what, max_bytes=MAX_BYTES)
     if type(value) is not dict:
-        raise MalformedFile("signature.schema", f"{what} is not a JSON object.")
+        _bad(f"{what} is not a JSON object.")
     return value
 
 
@@ -231,4 +235,4 @@ def _decoded(text: str, what: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise MalformedFile("signature.schema", f"{what} has text that is no base64.") from None
+        _bad(f"{what} has text that is no base64.")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import NoReturn, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,20 +135,24 @@ def read_fingerprint(
     data: bytes, *, what: str = "the statistics"
 ) -> dict[str, NDArray[np.float32]]:
     """Parse an untrusted fingerprint file: `<matrix>.trace`, `.diag`, `.sketch`, float32."""
+
+    def bad(reason: str, message: str) -> NoReturn:
+        raise MalformedFile(f"stats.{reason}", f"{what}: {message}.")
+
     tensors = tensor_file.read(data, what=what)
     for key, value in tensors.items():
         name, _, part = key.partition(".")
         if name not in MATRICES or part not in _PARTS:
-            raise MalformedFile("stats.name", f"{what}: unknown entry {key[:60]!r}.")
+            bad("name", f"unknown entry {key[:60]!r}")
         if not np.isfinite(value).all():
-            raise MalformedFile("stats.values", f"{what}: {key} has a value that is not finite.")
+            bad("values", f"{key} has a value that is not finite")
     for name in {key.partition(".")[0] for key in tensors}:
         if any(f"{name}.{part}" not in tensors for part in _PARTS):
-            raise MalformedFile("stats.name", f"{what}: {name} needs trace, diag and sketch.")
+            bad("name", f"{name} needs trace, diag and sketch")
         trace, diag, sketch = (tensors[f"{name}.{part}"].shape for part in _PARTS)
         fits = diag[:-1] == trace and sketch == (*trace, _SKETCHES, diag[-1])
         if len(trace) not in (1, 2) or not fits:
-            raise MalformedFile("stats.shape", f"{what}: the shapes of {name} do not go together.")
+            bad("shape", f"the shapes of {name} do not go together")
     return tensors
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import NoReturn
 
 from oscar_zoo.artifact import checks, pairing, statistics
 from oscar_zoo.artifact.checks import Finding, over_cores
@@ -33,7 +34,7 @@ from oscar_zoo.artifact.outcome import (
     Rejected,
     Unsupported,
     Verified,
-    problem,
+    reject,
 )
 from oscar_zoo.artifact.pairing import PairSide
 from oscar_zoo.artifact.reader import read_rotation
@@ -99,7 +100,7 @@ def _of_file(path: str) -> Iterator[None]:
     except UnsupportedFormat as error:
         raise Refused(Unsupported(error.reason, error.message)) from None
     except MalformedFile as error:
-        raise problem(error.reason, error.message, path=path) from None
+        reject(error.reason, error.message, path=path)
 
 
 class _Verification:
@@ -175,11 +176,11 @@ class _Verification:
             self.refuse_unlisted(self.manifest)
         elif WIDTHS_NAME in self.files:
             message = f"{WIDTHS_NAME} is there without {FILE_NAME}, whose recipe has these bits"
-            raise problem("widths.no_manifest", message, path=WIDTHS_NAME)
+            reject("widths.no_manifest", message, path=WIDTHS_NAME)
         wanted = [*(self.expected or ()), *((self.manifest and self.manifest.file_digests) or ())]
         for entry in wanted:
             if entry.path not in self.files:
-                raise _absent(entry.path)
+                _reject_absent(entry.path)
             got = self.digests[entry.path]
             for want, has in (
                 (f"{entry.size} bytes", f"{got.size} bytes"),
@@ -192,7 +193,7 @@ class _Verification:
             known = {entry.path for entry in self.expected}
             for extra in sorted({entry.path for entry in payload} - known):
                 message = f"{extra} is not among the files whose digests are known"
-                raise problem("unlisted_file", message, path=extra)
+                reject("unlisted_file", message, path=extra)
         size, count = sum(entry.size for entry in payload), len(payload)
         summary = f"{count} file{'s' if count != 1 else ''}, {size:,} bytes"
         if not wanted:
@@ -220,7 +221,7 @@ class _Verification:
         sets = sorted(self.sets.items())
         if not 1 <= len(sets) <= 2:
             message = f"{len(sets)} rotation files: {', '.join(sorted(self.sets))}"
-            raise problem("ambiguous_pair", message)
+            reject("ambiguous_pair", message)
         self.sides = pairing.assign([PairSide(name, x, self.label(name)) for name, x in sets])
         for side in self.sides.values():
             pairing.check_layers(side, self.known_geometry, strict=self.strict)
@@ -241,7 +242,7 @@ class _Verification:
         name = block.file if block is not None else STATISTICS_NAME
         if name not in self.files:
             if block is not None:
-                raise problem("statistics.missing", f"{name} is absent", path=name)
+                reject("statistics.missing", f"{name} is absent", path=name)
             return Finding("not checked: no statistics in this artifact", checked=False)
         if self.manifest is None:
             return Finding("not checked: without a manifest the model is not known", checked=False)
@@ -260,7 +261,7 @@ class _Verification:
             for result in results:
                 if result.worst > statistics.LIMIT:
                     head = "" if result.head is None else f", KV head {result.head}"
-                    raise problem(
+                    reject(
                         "statistics.mismatch",
                         f"the file is not made from the recorded {result.matrix}: relative error"
                         f" {result.worst:.1e} at layer {result.layer}{head}",
@@ -297,10 +298,10 @@ class _Verification:
     def refuse_unlisted(self, manifest: Manifest) -> None:
         listed = {entry.path for entry in manifest.files}
         for name in sorted(listed - self.files.keys()):
-            raise _absent(name)
+            _reject_absent(name)
         for name in sorted(self.files.keys() - listed):
             if name.endswith(PAYLOAD_SUFFIXES) or name == WIDTHS_NAME:
-                raise problem("unlisted_file", f"{name} is not in the manifest", path=name)
+                reject("unlisted_file", f"{name} is not in the manifest", path=name)
 
     def label(self, path: str) -> Role | None:
         if self.manifest is not None:
@@ -322,10 +323,10 @@ class _Verification:
         for word, theirs, ours in claims:
             if theirs != ours:
                 message = f"the manifest says {word} {theirs}, the file {ours}"
-                raise problem(f"manifest.{word}", message, path=side.path)
+                reject(f"manifest.{word}", message, path=side.path)
         if missing := set(side.rotations.requires) - set(self.manifest.recipe.requires):
             message = f"recipe.requires lacks {', '.join(sorted(missing))}"
-            raise problem("manifest.requires", message, path=side.path)
+            reject("manifest.requires", message, path=side.path)
 
     def each(self, check: Callable[[RotationSet], Finding]) -> Finding:
         """Both sides in one line; said once where both say the same."""
@@ -342,8 +343,8 @@ class _Verification:
         return Finding(details.pop(), tuple(x for one in found.values() for x in one.warnings))
 
 
-def _absent(path: str) -> Refused:
-    return problem("missing_file", f"{path} is listed and absent", path=path)
+def _reject_absent(path: str) -> NoReturn:
+    reject("missing_file", f"{path} is listed and absent", path=path)
 
 
 def _detail(failure: DigestMismatch | Rejected | Unsupported) -> str:

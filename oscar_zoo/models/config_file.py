@@ -160,7 +160,7 @@ def check_present(folder: Path) -> None:
         empty = folder.is_dir() and not any(folder.iterdir())
         message = f"{path_text(folder)} has no {NAME}."
         hint = "name the folder of a Hugging Face checkpoint"
-        raise PathNotFound if empty else InvalidModel(message, hint=hint)
+        raise (PathNotFound if empty else InvalidModel)(message, hint=hint)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

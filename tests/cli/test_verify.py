@@ -156,7 +156,7 @@ def test_every_code_has_words() -> None:
     found = set()
     for path in (ROOT / "oscar_zoo/artifact").glob("*.py"):
         text = path.read_text("utf-8")
-        found |= set(re.findall(r'(?:problem|MalformedFile)\(\s*"([a-z_.-]+)"', text))
+        found |= set(re.findall(r'(?:reject|MalformedFile)\(\s*"([a-z_.-]+)"', text))
     assert "not_orthogonal" in found and "file.changed" in found
     for code in found:
         assert _OTHERWISE not in rejection(Rejected("bytes", code, "m")), code
