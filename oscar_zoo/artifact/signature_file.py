@@ -43,7 +43,6 @@ _MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD_TYPE = "application/vnd.in-toto+json"
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _PREDICATE = "https://model_signing/signature/v1.0"
-_OLDER_PREDICATE = "https://model_signing/Digests/v0.1"
 _OURS = "oscar_zoo"
 
 
@@ -194,8 +193,7 @@ def _statement(payload: bytes, what: str) -> _Statement:
     value = _json(payload, what)
     kind = value.get("_type"), value.get("predicateType")
     if kind != (_STATEMENT, _PREDICATE):
-        older = ", which is older than version 1.0" if kind[1] == _OLDER_PREDICATE else ""
-        message = f"{what} has a statement of the kind {str(kind[1])[:80]!r}{older}."
+        message = f"{what} has a statement of the kind {str(kind[1])[:80]!r}, not {_PREDICATE!r}."
         raise MalformedFile("signature.version", message, hint="it has to be signed again")
     return validated(_Statement, value, code="signature.schema", what=what)
 
