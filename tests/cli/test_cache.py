@@ -18,7 +18,6 @@ from measured_artifacts import measured_files
 from tiny_artifacts import K_NAME, artifact_files, write_folder
 
 from oscar_zoo.artifact.names import ArtifactId
-from oscar_zoo.cli.main import run
 from oscar_zoo.registry.store import Record, Store
 
 TINY = ArtifactId("tiny-qwen3-hard", "seq512_prompt2_group64")
@@ -32,15 +31,6 @@ def record() -> Record:
     return Store().put(TINY, artifact_files(), source="file:/zoo").record
 
 
-def as_json(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> dict[str, Any]:
-    """The one JSON object that `cache ARGUMENTS --json` prints, and nothing else."""
-    assert run(["cache", *arguments, "--json"]) == code
-    done = capsys.readouterr()
-    assert done.err == ""
-    value: dict[str, Any] = parsed(done.out)
-    return value
-
-
 def put_second() -> Record:
     files = artifact_files(artifact=str(SECOND), seed=1)
     return Store().put(SECOND, files, source="file:/zoo").record
@@ -52,89 +42,78 @@ def damage(record: Record) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def test_an_empty_store_is_said_to_be_empty_and_not_created(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for arguments in (["list"], ["verify"], ["gc"], ["gc", "--dry-run"]):
-        assert run(["cache", *arguments]) == 0
-    assert "Nothing is stored" in capsys.readouterr().err
-    assert as_json(capsys, 0, "list")["artifacts"] == []
+def test_an_empty_store_is_said_to_be_empty_and_not_created(cli: Cli) -> None:
+    for arguments in (["verify"], ["gc"], ["gc", "--dry-run"], ["list"]):
+        cli(0, "cache", *arguments)
+    assert "Nothing is stored" in cli.err
+    assert cli.json(0, "cache", "list")["artifacts"] == []
     assert not Store().root.exists()
 
 
-def test_list_shows_name_size_source_and_place(
-    capsys: pytest.CaptureFixture[str], record: Record
-) -> None:
-    assert run(["cache", "list"]) == 0
-    text = capsys.readouterr().out
+def test_list_shows_name_size_source_and_place(cli: Cli, record: Record) -> None:
+    text = cli(0, "cache", "list")
     shown = (TINY.reference, record.digest[:19], "file:/zoo", record.fetched[:10], record.path)
     assert all(str(part) in text for part in shown)
-    value = as_json(capsys, 0, "list")
+    value = cli.json(0, "cache", "list")
     (row,) = value["artifacts"]
     assert (row["digest"], row["path"]) == (record.digest, str(record.path))
     assert row["bytes"] == value["bytes"] == sum(file.size for file in record.files)
 
 
-def test_verify_names_what_is_damaged_and_how_to_repair_it(
-    capsys: pytest.CaptureFixture[str], record: Record
-) -> None:
+def test_verify_names_what_is_damaged_and_how_to_repair_it(cli: Cli, record: Record) -> None:
     second = put_second()
-    assert as_json(capsys, 0, "verify")["ok"] is True
+    assert cli.json(0, "cache", "verify")["ok"] is True
     damage(record)
     Store().put(THIRD, {K_NAME: b"no rotation at all", "v.pt": b"neither"}, source="s")
     lost = second.path / "record.json"
     lost.chmod(0o600)
     lost.write_bytes(b"\0" * 10)
-    rows = {row["path"]: row for row in as_json(capsys, 4, "verify")["artifacts"]}
+    rows = {row["path"]: row for row in cli.json(4, "cache", "verify")["artifacts"]}
     assert [row["repair"] for row in rows.values()] == [
         f"oscar-zoo pull {TINY.reference} --hub file:/zoo",
         f"oscar-zoo pull {THIRD.reference} --hub s",
         "oscar-zoo cache gc, then pull what is missing",
     ]
     assert rows[str(second.path)]["id"] is None and K_NAME in rows[str(record.path)]["problem"]
-    assert run(["cache", "verify"]) == 4
-    assert "0 of 3 artifacts intact" in capsys.readouterr().out
+    assert "0 of 3 artifacts intact" in cli(4, "cache", "verify")
     os.utime(second.path, (time.time() - 7200,) * 2)
-    assert run(["cache", "gc"]) == 0
+    cli(0, "cache", "gc")
     assert not second.path.exists()
 
 
-def test_gc_says_what_goes_and_how_much(capsys: pytest.CaptureFixture[str], record: Record) -> None:
+def test_gc_says_what_goes_and_how_much(cli: Cli, record: Record) -> None:
     orphan = Store().blobs / ("0" * 64)
     orphan.write_bytes(b"x" * 1234)
-    planned = as_json(capsys, 0, "gc", "--dry-run")
+    planned = cli.json(0, "cache", "gc", "--dry-run")
     assert orphan.exists() and planned["dry_run"] is True
     assert planned["removed"] == [{"kind": "blob", "path": str(orphan), "bytes": 1234}]
-    done = as_json(capsys, 0, "gc")
+    done = cli.json(0, "cache", "gc")
     assert (done["freed_bytes"], done["exclusive"]) == (1234, True)
     assert done["removed"] == planned["removed"]
     assert not orphan.exists() and Store().open(record.digest).files == artifact_files()
 
 
 def test_rm_takes_names_like_every_other_command_and_removes_all_or_nothing(
-    capsys: pytest.CaptureFixture[str], record: Record
+    cli: Cli, record: Record
 ) -> None:
     second = put_second()
     wrong = ((3, [TINY.reference, "nothing"]), (2, [TINY.model]), (3, ["./folder"]), (2, []))
     for code, names in wrong:
-        assert run(["cache", "rm", *names]) == code
-        assert capsys.readouterr().err.count("\n") == 1
+        cli.refused(code, "cache", "rm", *names)
     assert set(Store().installed()) == {record, second}
-    assert run(["cache", "rm", "TINY-qwen3-hard:second"]) == 0
-    assert f"Removed {SECOND.reference}  {second.digest}" in capsys.readouterr().out
+    told = f"Removed {SECOND.reference}  {second.digest}"
+    assert told in cli(0, "cache", "rm", "TINY-qwen3-hard:second")
     assert Store().installed() == (record,)
     damage(record)
-    value = as_json(capsys, 0, "rm", f"{TINY.model}@{record.digest[:19]}")
+    value = cli.json(0, "cache", "rm", f"{TINY.model}@{record.digest[:19]}")
     assert [row["id"] for row in value["removed"]] == [str(TINY)]
     assert list(Store().blobs.iterdir()) == [] and Store().installed() == ()
 
 
-def test_a_store_that_others_can_write_is_refused(
-    capsys: pytest.CaptureFixture[str], record: Record
-) -> None:
+def test_a_store_that_others_can_write_is_refused(cli: Cli, record: Record) -> None:
     Store().root.chmod(0o777)
     for words in (["list"], ["verify"], ["gc"], ["rm", TINY.model]):
-        error = as_json(capsys, 8, *words)["error"]
+        error = cli.json(8, "cache", *words)["error"]
         assert error["code"] == "storage" and error["hint"].startswith("chmod 700")
 
 
@@ -179,7 +158,7 @@ def shown(folder: Path) -> list[tuple[str, int, int]]:
     ],
 )
 def test_a_cache_of_another_user_is_refused_and_left_as_it_is(
-    capsys: pytest.CaptureFixture[str], record: Record, part: str | None, words: str, mode: int
+    cli: Cli, record: Record, part: str | None, words: str, mode: int
 ) -> None:
     hub_with(Path("hub"), artifact_files())
     write_folder(Path("artifact"), measured_files())
@@ -190,8 +169,7 @@ def test_a_cache_of_another_user_is_refused_and_left_as_it_is(
     place.chmod(mode)
     os.chown(place, OTHER, OTHER)
     before = shown(place)
-    assert run([*words.split(), "--json"]) == 6
-    error = parsed(capsys.readouterr().out)["error"]
+    error = cli.json(6, *words.split())["error"]
     assert error["code"] == "access.owner" and "OSCAR_ZOO_CACHE" in error["hint"]
     assert f"{place} belongs to uid {OTHER}" in error["message"]
     assert shown(place) == before
@@ -211,20 +189,11 @@ def test_a_cache_that_cannot_be_written_names_the_variable_that_moves_it(
 @ROOT_ONLY
 @pytest.mark.parametrize(
     ("owner", "planting", "later", "code"),
-    [
-        (OTHER, 0o755, 0o755, 6),
-        (0, 0o777, 0o777, 8),
-        (0, 0o777, 0o700, 6),
-    ],
+    [(OTHER, 0o755, 0o755, 6), (0, 0o777, 0o777, 8), (0, 0o777, 0o700, 6)],
     ids=["theirs", "open", "closed too late"],
 )
 def test_nothing_that_another_user_put_into_a_shared_cache_is_used(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    owner: int,
-    planting: int,
-    later: int,
-    code: int,
+    cli: Cli, tmp_path: Path, owner: int, planting: int, later: int, code: int
 ) -> None:
     """A process of another user brings a whole entry, which nothing in itself gives away."""
     forged = Store(tmp_path / "forged").put(TINY, artifact_files(seed=9), source="file:/zoo").record
@@ -245,8 +214,7 @@ def test_nothing_that_another_user_put_into_a_shared_cache_is_used(
         ["cache", "list"],
         ["cache", "rm", name],
     ):
-        assert run([*map(str, words), "--json"]) == code
-        assert forged.digest not in capsys.readouterr().out
+        assert forged.digest not in cli(code, *words, "--json")
     assert (shared / forged.path.relative_to(tmp_path / "forged") / K_NAME).exists()
 
 
@@ -286,9 +254,9 @@ def killed_in(folder: Path) -> Path:
 
 
 def test_the_same_command_removes_what_it_left_when_it_was_killed(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, own_state: Path
+    cli: Cli, tmp_path: Path, own_state: Path
 ) -> None:
-    cli, hub = Cli(capsys), hub_with(tmp_path / "hub", artifact_files())
+    hub = hub_with(tmp_path / "hub", artifact_files())
     copy = tmp_path / "copy"
     mirror = ("mirror", f"file:{hub.root}", f"file:{copy}", "--all", "--create")
     cli(0, *mirror)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ BOTH = "hf:org/zoo ms:org/zoo"
 CANARY = "hf_CANARY0123456789abcdefghijklmnop"
 MS_CANARY = "ms-CANARY01-2345-6789-abcd-efghijklmnop"
 CARDS = "".join(f"echo '{i}, GPU-{i}f, NVIDIA H200, 143771, 143000'\n" for i in range(2))
+Driver = Callable[..., dict[str, dict[str, Any]]]
 SECRETS = {"HF_TOKEN": CANARY, "MODELSCOPE_API_TOKEN": MS_CANARY}
 
 
@@ -73,19 +74,13 @@ def test_hubs_that_answer_are_counted_and_timed(
 
 
 def test_people_get_a_state_and_a_next_step_per_line(server: HubServer, cli: QuickCli) -> None:
-    empty = cli.folder / "empty"
-    empty.mkdir()
-    done = cli("doctor", "--hub", f"file:{empty}", "--hub", "hf:org/missing")
+    (cli.folder / "empty").mkdir()
+    done = cli("doctor", "--hub", f"file:{cli.folder}/empty", "--hub", "hf:org/missing")
     assert done.code == 1 and done.err == "Usable; 1 failed.\n"
-    for line in done.out.splitlines():
-        assert line.startswith(
-            ("ok   ", "warning   ", "FAILED   ", "not checked   ", "            next: ")
-        )
-    assert f"ok          hub      file:{empty}: 0 artifacts" in done.out
-    assert (
-        "FAILED      hub      hf:org/missing: Hugging Face org/missing does not exist, or is"
-        " private" in done.out
-    )
+    states = ("ok   ", "warning   ", "FAILED   ", "not checked   ", "            next: ")
+    assert all(line.startswith(states) for line in done.out.splitlines())
+    assert f"ok          hub      file:{cli.folder}/empty: 0 artifacts" in done.out
+    assert "FAILED      hub      hf:org/missing: Hugging Face org/missing does not" in done.out
 
 
 def test_a_hub_that_hangs_in_any_other_way_is_given_up_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,22 +111,21 @@ def test_offline_no_hub_is_asked(server: HubServer, cli: QuickCli) -> None:
 def test_a_refused_token_and_one_that_others_can_read_are_named(
     server: HubServer, cli: QuickCli
 ) -> None:
+    def told(**variables: str) -> dict[str, Any]:
+        done = cli("doctor", "--json", OSCAR_ZOO_HUB="file:.", **variables)
+        assert CANARY not in done.out + done.err
+        return findings(done, "token")["Hugging Face"]
+
     server.fault("status", "/api/whoami-v2", code=401)
-    refused = cli("doctor", "--json", OSCAR_ZOO_HUB="file:.", **SECRETS)
-    row = findings(refused, "token")["Hugging Face"]
-    assert refused.code == 1 and (row["state"], row["next"]) == (
-        "failed",
-        "replace or unset HF_TOKEN",
-    )
+    row = told(**SECRETS)
+    assert (row["state"], row["next"]) == ("failed", "replace or unset HF_TOKEN")
     server.clear_faults()
     saved = Path(cli.environment["HF_HOME"]) / "token"
     for mode, state in ((0o600, "ok"), (0o644, "warning")):
         saved.write_text(CANARY)
         saved.chmod(mode)
-        done = cli("doctor", "--json", OSCAR_ZOO_HUB="file:.")
-        row = findings(done, "token")["Hugging Face"]
+        row = told()
         assert (row["state"], row["source"], row["present"]) == (state, str(saved), True)
-        assert CANARY not in done.out + done.err
 
 
 @pytest.mark.parametrize("broken", ["file in the way", "writable by others", "configuration"])
@@ -148,78 +142,71 @@ def test_what_every_command_needs_decides_the_verdict(cli: QuickCli, broken: str
     assert done.code == 1 and done.json["usable"] is False
     failed = [row for row in done.json["findings"] if row["state"] == "failed"]
     assert failed and all(row["next"] for row in failed)
-    if broken == "configuration":
-        states = [
-            row["state"]
-            for row in done.json["findings"]
-            if "config.toml" in row["name"] + row["detail"]
-        ]
-        assert states == ["failed"]  # one verdict on one file
+    if broken == "configuration":  # one verdict on one file
+        assert sum("config.toml" in row["name"] + row["detail"] for row in failed) == 1
     text = cli("doctor", "--offline")
     assert text.code == 1 and "FAILED" in text.out and text.err.startswith("Not usable")
 
 
+HEAVY = """
+import sys
+from oscar_zoo.cli.main import run
+assert run(["doctor", "--offline", "--json"]) == 0
+heavy = {"torch", "transformers", "sglang", "triton", "modelscope_hub", "huggingface_hub"}
+assert not heavy & set(sys.modules), heavy & set(sys.modules)
+"""
+
+
 def test_nothing_is_created_and_nothing_heavy_is_imported(cli: QuickCli) -> None:
-    code = (
-        "import sys\nfrom oscar_zoo.cli.main import run\nassert run(['doctor', '--offline',"
-        " '--json']) == 0\nheavy = {'torch', 'transformers', 'sglang', 'triton', 'modelscope_hub',"
-        " 'huggingface_hub'}\nheavy &= set(sys.modules)\nassert not heavy, heavy\n"
-    )
     before = set(cli.folder.rglob("*"))
+    command = [sys.executable, "-c", HEAVY]
     done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=cli.variables,
-        cwd=cli.folder,
-        capture_output=True,
-        text=True,
+        command, env=cli.variables, cwd=cli.folder, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert set(cli.folder.rglob("*")) == before
 
 
-def test_the_driver_names_the_gpus_and_sees_no_token(cli: QuickCli, tmp_path: Path) -> None:
-    tool = tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text(f"#!/bin/sh\nenv > {tmp_path}/seen\n{CARDS}")
-    tool.chmod(0o755)
-    path = f"{tool.parent}:{os.environ['PATH']}"
-    row = findings(cli("doctor", "--offline", "--json", PATH=path, **SECRETS), "machine")["GPU"]
+@pytest.fixture
+def driver(cli: QuickCli, tmp_path: Path) -> Driver:
+    """What `doctor` says of the machine where `nvidia-smi` is this script."""
+
+    def found(script: str, **variables: str) -> dict[str, dict[str, Any]]:
+        tool = tmp_path / "bin" / "nvidia-smi"
+        tool.parent.mkdir(exist_ok=True)
+        tool.write_text(f"#!/bin/sh\n{script}")
+        tool.chmod(0o755)
+        path = f"{tool.parent}:{os.environ['PATH']}"
+        return findings(cli("doctor", "--offline", "--json", PATH=path, **variables), "machine")
+
+    return found
+
+
+def test_the_driver_names_the_gpus_and_sees_no_token(driver: Driver, tmp_path: Path) -> None:
+    row = driver(f"env > {tmp_path}/seen\n{CARDS}", **SECRETS)["GPU"]
     assert row["gpus"] == [{"name": "NVIDIA H200", "memory_bytes": 143771 << 20}] * 2
     assert "PATH=" in (seen := (tmp_path / "seen").read_text()) and "CANARY" not in seen
-    tool.write_text("#!/bin/sh\necho no devices were found\nexit 6\n")
-    row = findings(cli("doctor", "--offline", "--json", PATH=path), "machine")["GPU"]
-    assert row["gpus"] == []
+    assert driver("echo no devices were found\nexit 6\n")["GPU"]["gpus"] == []
 
 
 @pytest.mark.parametrize(
     ("capability", "state", "words"),
     [
-        (
-            "9.0",
-            "ok",
-            "decode in CUDA C++, write in CUDA C++, the rest in Triton; measured (compute",
-        ),
+        ("9.0", "ok", "decode in CUDA C++, write in CUDA C++, the rest in Triton; measured"),
         ("8.9", "ok", "write in Triton, the rest in Triton; compiled and checked on another chip"),
         ("7.5", "warning", "none for compute capability 7.5"),
     ],
 )
 def test_the_path_of_the_kernels_is_that_of_the_gpu(
-    capability: str, state: str, words: str, cli: QuickCli, tmp_path: Path
+    capability: str, state: str, words: str, driver: Driver
 ) -> None:
-    tool = tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text(
-        f"#!/bin/sh\ncase $* in *compute_cap*) echo {capability};; *) {CARDS.strip()};; esac\n"
-    )
-    tool.chmod(0o755)
-    path = f"{tool.parent}:{os.environ['PATH']}"
-    row = findings(cli("doctor", "--offline", "--json", PATH=path), "machine")["INT2 kernels"]
+    asked = f"case $* in *compute_cap*) echo {capability};; *) {CARDS.strip()};; esac\n"
+    row = driver(asked)["INT2 kernels"]
     assert (row["state"], row["paths"][0]["compute_capability"]) == (state, capability)
-    assert words in row["detail"]
+    assert words in row["detail"] and (row["next"] is None) == (state == "ok")
     known = [(one["name"], one["state"]) for one in row["known_gpus"]]
     assert ("RTX 4090", "compiled and checked on another chip") in known
     assert [name for name, one in known if one == "measured"] == ["H100", "H200"]
-    assert (row["next"] is None) == (state == "ok")
 
 
 @pytest.mark.parametrize("debug", ["0", "1"])
@@ -246,11 +233,8 @@ def test_no_command_shows_a_secret(server: HubServer, cli: QuickCli, debug: str)
             assert "CANARY" not in done.out + done.err, (words, more)
             assert done.out or done.err
     done = cli("doctor", **variables)
-    assert (
-        "http://***@127.0.0.1" in done.out
-        and "HF_TOKEN" in done.out
-        and ": not a hub\n" in done.out
-    )
+    assert "http://***@127.0.0.1" in done.out and "HF_TOKEN" in done.out
+    assert ": not a hub\n" in done.out
     own = [path.read_bytes() for path in cli.folder.rglob("*") if path.is_file()]
     assert not any(b"CANARY" in content for content in own)
 

@@ -29,11 +29,6 @@ REQUIRED = "--require-signature"
 
 
 @pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Cli:
-    return Cli(capsys)
-
-
-@pytest.fixture
 def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = key_file(tmp_path / "zoo.pem")
     monkeypatch.setenv(VARIABLE, str(path))
