@@ -50,7 +50,7 @@ class Cli:
 
     def __call__(self, code: int, *words: object) -> str:
         """What is printed on stdout; the exit code must be `code`."""
-        assert run([str(word) for word in words]) == code
+        assert run([str(word) for word in words]) == code, self.capsys.readouterr()
         self.out, self.err = self.capsys.readouterr()
         return self.out
 
@@ -58,7 +58,7 @@ class Cli:
         """The JSON object that is printed; nothing is printed on stderr beside it."""
         at = words.index("--") if "--" in words else len(words)
         value = parsed(self(code, *words[:at], "--json", *words[at:]))
-        assert self.err == ""
+        assert self.err == "", self.err
         return value
 
     def refused(self, code: int, *words: object) -> str:
