@@ -10,21 +10,19 @@ import click
 
 from oscar_zoo.errors import OFFLINE_OPTION
 
+_QUIET = "Print results and errors only."
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def json_option(function: F) -> F:
     """`--json`: exactly one JSON object on stdout, on errors too."""
-    return click.option(
-        "--json", "as_json", is_flag=True, help="Print one JSON object instead of text."
-    )(function)
+    text = "Print one JSON object instead of text."
+    return click.option("--json", "as_json", is_flag=True, help=text)(function)
 
 
 def quiet_option(function: F) -> F:
     """`-q`: no progress, no notes."""
-    return click.option("-q", "--quiet", is_flag=True, help="Print results and errors only.")(
-        function
-    )
+    return click.option("-q", "--quiet", is_flag=True, help=_QUIET)(function)
 
 
 def accept_quiet(command: click.Command) -> None:
@@ -32,16 +30,16 @@ def accept_quiet(command: click.Command) -> None:
     leaves out the notes."""
     for inner in getattr(command, "commands", {}).values():
         accept_quiet(inner)
-    if not isinstance(command, click.Group) and not any(x.name == "quiet" for x in command.params):
-        command.params.append(
-            click.Option(
-                ["-q", "--quiet"],
-                is_flag=True,
-                expose_value=False,
-                callback=_leave_out_notes,
-                help="Print results and errors only.",
-            )
-        )
+    if isinstance(command, click.Group) or any(x.name == "quiet" for x in command.params):
+        return
+    option = click.Option(
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=_leave_out_notes,
+        help=_QUIET,
+    )
+    command.params.append(option)
 
 
 def _leave_out_notes(context: click.Context, _: click.Parameter, value: bool) -> None:

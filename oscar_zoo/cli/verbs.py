@@ -11,9 +11,8 @@ from oscar_zoo.cli import build
 
 
 class Verb(NamedTuple):
-    """A command: its parameters and its use case below `oscar_zoo`, its view below `cli.render`;
-    what the help of its group says of it, whether it has a `-q` of its own, which leaves out
-    progress or a next step, and what runs when its result was printed."""
+    """Parameters and use case below `oscar_zoo`, view below `cli.render`, what the help of its
+    group says of it, whether it has a `-q` of its own, and what runs behind its result."""
 
     params: str
     run: str

@@ -115,16 +115,20 @@ def test_one_capture_gives_what_every_method_would_have_computed(
 def test_bits_are_chosen_from_moments_and_the_model(
     tmp_path: Path, halves: list[Path], cli: Cli
 ) -> None:
+    """Of a model with one layer, which has three choices."""
+    model = Path(shutil.copytree(MODEL, tmp_path / "one-layer"))
+    change_config(model, num_hidden_layers=1)
     halves[0].write_text(halves[0].read_text("utf-8")[:16_000])
-    moments = compute(cli, tmp_path / "two", halves[0], "wush")["moments"]
-    command = ["fit", moments, "--method", "wush", "--bits", "2.75"]
+    words = ["--calib-data", halves[0], *EXACT]
+    made = ["--calib-tokens", 512, "--method", "wush", "--output-dir", tmp_path / "two"]
+    moments = cli.json(0, "compute", model, *words, *made)["moments"]
+    command = ["fit", moments, "--method", "wush", "--bits", "3.5"]
     assert "Add --model MODEL" in cli.refused(2, *command, "--output-dir", tmp_path / "no")
-    command += ["--model", MODEL, "--calib-data", halves[0], *EXACT]
-    printed = lines(cli, *command, "--output-dir", tmp_path / "more")
+    printed = lines(cli, *command, "--model", model, *words, "--output-dir", tmp_path / "more")
     assert printed[0].split()[:2] == ["RAISED", "BITS"]
-    assert any(line.startswith("Kept 2.75 bits per element") for line in printed)
+    assert any(line.startswith("Kept 3.5 bits per element") for line in printed)
     (saved,) = [line for line in printed if line.startswith("Saved ")]
-    assert "_bits2.75-wush" in saved
+    assert "_bits3.5-wush" in saved
     assert not any("may be among the text" in line for line in printed)
     cli(0, "verify", tmp_path / "more", "--strict")
 
