@@ -23,7 +23,7 @@ else:
 MethodName = Literal["hadamard", "oscar", "oscar-exact", "oscar-per-head", "wush", "wush-tuned"]
 """The publishable methods of `methods.table`."""
 Bits = float | Literal["auto"] | None
-READ_BITS = "oscar_zoo.cli.parsing:parse_bits"
+READ_BITS = "oscar_zoo.cli.options:parse_bits"
 BITS = "BITS"
 DEFAULT_TEXT = "manuals"
 Offline = Annotated[bool, OFFLINE]
@@ -38,7 +38,7 @@ class Making:
         Opt(
             "In place of --bits: the fewest bits that raise perplexity by no more, such as 0.1%.",
             "PERCENT",
-            read="oscar_zoo.cli.parsing:parse_percent",
+            read="oscar_zoo.cli.options:parse_percent",
         ),
     ] = None
     allow_poor: Annotated[bool, Opt("Write a result that fails its quality gates.")] = False

@@ -399,6 +399,6 @@ class FitGpuParams:
             "Bits of INT2 as for compute: 2 or 4 for all codes, or a budget such as 2.75. [default:"
             " those of the artifact, else 2]",
             metavar="BITS",
-            read="oscar_zoo.cli.parsing:parse_bits",
+            read="oscar_zoo.cli.options:parse_bits",
         ),
     ] = None

@@ -220,7 +220,7 @@ class InfoParams(Asked):
         Opt(
             "Say what fits on a GPU of this size, such as 24GiB.",
             metavar="SIZE",
-            read="oscar_zoo.cli.parsing:parse_memory",
+            read="oscar_zoo.cli.options:parse_memory",
         ),
     ] = None
 

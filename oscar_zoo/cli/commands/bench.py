@@ -26,8 +26,8 @@ def command() -> None:
 
 def save(report: Any, params: BenchServeParams, *, quiet: bool) -> int:
     """Write the figures and the chart, and tell of sides that failed."""
+    from oscar_zoo.cli.pasting import save_after_result
     from oscar_zoo.cli.render.bench import print_failures
-    from oscar_zoo.cli.saving import save_after_result
     from oscar_zoo.evaluate.bench.report import as_csv
 
     def drawn() -> bytes:

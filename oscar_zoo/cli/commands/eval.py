@@ -133,8 +133,8 @@ def show(outcome: Any, params: EvalParams, *, quiet: bool) -> None:
 
 def after(outcome: Any, params: EvalParams, *, quiet: bool) -> int:
     """Write the files that were asked for; 1 when one could not be written."""
+    from oscar_zoo.cli.pasting import save_after_result
     from oscar_zoo.cli.render import evaluation
-    from oscar_zoo.cli.saving import save_after_result
 
     files: dict[Any, Any] = {}
     if params.csv is not None:

@@ -28,7 +28,7 @@ def run(params: RulerParams, observer: Observer) -> Any:
 
 def after(report: Any, params: RulerParams, *, quiet: bool) -> int:
     """Draw the maps; 1 when one could not be written."""
-    from oscar_zoo.cli.saving import save_after_result
+    from oscar_zoo.cli.pasting import save_after_result
 
     def drawn(kind: Any) -> bytes:
         from oscar_zoo.evaluate.charts import recall_maps
