@@ -53,7 +53,7 @@ def test_all_sides_are_measured_over_every_case(forked: ForkedCli, artifact: Pat
     done = cli(
         "bench", "serve", str(artifact), "--model", str(MODEL), *options, "--", *flags, timeout=500
     )
-    assert (done.code, done.err) == (0, "")
+    assert (done.code, done.err) == (0, ""), done.out
     report = done.json
     assert (
         report["weights"] == "loaded"
